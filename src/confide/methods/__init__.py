@@ -1,0 +1,66 @@
+"""Methods, found by name: every module in this folder that defines a Method class is listed, with no other edit.
+
+confide.methods.names()       the names for the command line
+confide.methods.get("sgld")   the class of that name
+confide.methods.SGLD          the same class as an attribute
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any
+
+from confide.methods.base import Method, Problem
+
+__all__ = ["Method", "Problem", "all_methods", "get", "names"]
+
+
+@cache
+def all_methods() -> dict[str, type[Any]]:
+    """Every method class by name, in alphabetical order."""
+    found: dict[str, type[Any]] = {}
+    for info in pkgutil.iter_modules(__path__):
+        if info.name == "base" or info.name.startswith("_"):
+            continue
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for value in vars(module).values():
+            if _is_method(value) and value.__module__ == module.__name__:
+                if value.name in found:
+                    raise ValueError(f"name={value.name!r}: two methods carry this name; rename one")
+                found[value.name] = value
+    return dict(sorted(found.items()))
+
+
+def _is_method(value: object) -> bool:
+    parts = ("init", "ask", "tell", "posterior")
+    return (
+        isinstance(value, type)
+        and isinstance(getattr(value, "name", None), str)
+        and all(hasattr(value, part) for part in parts)
+    )
+
+
+def names() -> tuple[str, ...]:
+    """The names of all methods."""
+    return tuple(all_methods())
+
+
+def get(name: str) -> type[Any]:
+    """The method class of that name."""
+    try:
+        return all_methods()[name]
+    except KeyError:
+        raise ValueError(f"method={name!r}: unknown; known: {', '.join(names())}") from None
+
+
+def __getattr__(name: str) -> Any:
+    for cls in all_methods().values():
+        if cls.__name__ == name:
+            return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(cls.__name__ for cls in all_methods().values())])

@@ -1,0 +1,42 @@
+"""One flat vector for all trainable parameters of a module.
+
+Samplers and optimisers work on one vector; the module sees views of it, so moving the vector moves the network and
+nothing is copied per step. The order is that of `module.parameters()`: tied parameters once, frozen ones left out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The trainable parameters in the order of the flat vector."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def flatten_(module: nn.Module) -> Tensor:
+    """Re-point every trainable parameter of `module` into one contiguous vector, and return that vector."""
+    parameters = trainable(module)
+    if not parameters:
+        raise ValueError("module: has no trainable parameters; give at least one with requires_grad=True")
+    kinds = {parameter.dtype for parameter in parameters}
+    if len(kinds) > 1:
+        raise ValueError(f"module: trainable parameters mix {kinds}; convert it to one type with module.to(...)")
+    vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    start = 0
+    for parameter in parameters:
+        parameter.data = vector[start : start + parameter.numel()].view(parameter.shape)
+        start += parameter.numel()
+    return vector
+
+
+def named_slices(module: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
+    """Where each named trainable parameter stands in the flat vector, with its shape."""
+    slices: dict[str, tuple[slice, torch.Size]] = {}
+    start = 0
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            slices[name] = (slice(start, start + parameter.numel()), parameter.shape)
+            start += parameter.numel()
+    return slices

@@ -1,0 +1,129 @@
+"""The plan: everything about a run that is fixed before the first record is read.
+
+    confide.plan(epsilon=1, delta=1e-5, records=60_000, batch=1024, epochs=20, clip=1.0)
+
+calibrates the noise so that the sound epsilon of the whole run stays at or below the target. A plan is public: it
+depends on declared sizes, never on records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from confide.mechanism.gaussian import ClippingStyle, SampledGaussian
+from confide.privacy.events import Adjacency, Event, Sampling
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Blocks of (mechanism, steps), run one after the other; nearly always a single block."""
+
+    blocks: tuple[tuple[SampledGaussian, int], ...]
+    delta: float
+    adjacency: Adjacency = "add-remove"
+    target_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.blocks or any(steps < 1 for _, steps in self.blocks):
+            raise ValueError(f"blocks={self.blocks}: a plan needs at least one step in every block")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta={self.delta}: must be in (0, 1); a common choice is below 1 / records")
+
+    @property
+    def mechanism(self) -> SampledGaussian:
+        """The first block's mechanism; later blocks differ from it in their noise alone."""
+        return self.blocks[0][0]
+
+    @property
+    def steps(self) -> int:
+        return sum(steps for _, steps in self.blocks)
+
+    @property
+    def records(self) -> int:
+        return self.mechanism.records
+
+    @property
+    def expected_batch(self) -> float:
+        return self.mechanism.expected_batch
+
+    def events(self) -> tuple[Event, ...]:
+        """What the whole run costs."""
+        return tuple(mechanism.event(steps) for mechanism, steps in self.blocks)
+
+    def mechanisms(self) -> Iterator[SampledGaussian]:
+        """The mechanism of every step, in order."""
+        for mechanism, steps in self.blocks:
+            for _ in range(steps):
+                yield mechanism
+
+
+def plan(
+    *,
+    delta: float,
+    records: int,
+    batch: int | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    clip: float = 1.0,
+    sampling: Sampling = "poisson",
+    adjacency: Adjacency = "add-remove",
+    clipping: ClippingStyle = "flat",
+    private: bool = True,
+) -> Plan:
+    """Calibrate a run. Give `epsilon` (the noise follows) or `noise_multiplier` (the epsilon follows).
+
+    records    public nominal number of records; batch: expected records per step (all of them for full-batch)
+    epochs     passes over the data; or `steps` directly
+    clip       largest norm of one record's answer
+    private    False: no noise, marked as not private everywhere
+    """
+    rate = _rate(records, batch, sampling)
+    count = _steps(epochs, steps, rate)
+    if not private:
+        mechanism = SampledGaussian(0.0, clip, rate, records, sampling, clipping, private=False)
+        return Plan(((mechanism, count),), delta, adjacency)
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            f"epsilon={epsilon}, noise_multiplier={noise_multiplier}: give exactly one of the two "
+            "(or private=False for a run without protection)"
+        )
+    draft = SampledGaussian(noise_multiplier or 1.0, clip, rate, records, sampling, clipping)
+    if epsilon is None:
+        return Plan(((draft, count),), delta, adjacency)
+    from confide.privacy.calibration import noise_multiplier_for
+
+    passes_or_steps = draft.event(count).count
+    found = noise_multiplier_for(
+        epsilon=epsilon,
+        delta=delta,
+        steps=passes_or_steps,
+        rate=rate,
+        sampling=sampling,
+        adjacency=adjacency,
+        records=records,
+    )
+    return Plan(((replace(draft, noise_multiplier=found), count),), delta, adjacency, epsilon)
+
+
+def _rate(records: int, batch: int | None, sampling: Sampling) -> float:
+    if records < 2:
+        raise ValueError(f"records={records}: need at least 2")
+    if sampling == "full-batch":
+        if batch not in (None, records):
+            raise ValueError(f"batch={batch}: full-batch sampling uses all {records} records; leave batch out")
+        return 1.0
+    if batch is None or not 1 <= batch <= records:
+        raise ValueError(f"batch={batch}: must be between 1 and records={records}")
+    return batch / records
+
+
+def _steps(epochs: float | None, steps: int | None, rate: float) -> int:
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs={epochs}, steps={steps}: give exactly one of the two")
+    count = steps if steps is not None else max(1, round((epochs or 0) / rate)) if (epochs or 0) > 0 else 0
+    if count < 1:
+        raise ValueError(f"epochs={epochs}, steps={steps}: must be greater than 0")
+    return count

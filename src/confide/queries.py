@@ -1,0 +1,67 @@
+"""What a method may ask of one record, and what it gets back.
+
+A query is pure in the record: its answer depends on that record, on public parameters and on nothing else. The
+boundary evaluates it, clips every record's answer to the mechanism's bound, sums, adds noise, and returns a Release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from confide.privacy.events import Event
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Statistic: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class GradientQuery:
+    """The gradient of `loss(module(x), y)`, one loss per record, with respect to the module's trainable parameters.
+
+    The answer is a flat vector in the order of `module.parameters()`: tied parameters once, frozen ones left out.
+    """
+
+    module: nn.Module
+    loss: Loss
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.module.parameters() if p.requires_grad)
+
+
+@dataclass(frozen=True)
+class StatisticQuery:
+    """Any vectorised per-record function: `function(x, y)` maps a batch to a matrix of shape (batch, size)."""
+
+    function: Statistic
+    size: int
+    dtype: torch.dtype = torch.float64
+
+
+Query: TypeAlias = GradientQuery | StatisticQuery
+
+
+@dataclass(frozen=True)
+class Release:
+    """A noisy sum over a batch: the only thing about the records that a method ever sees.
+
+    sum             the clipped answers of the batch, summed, plus Gaussian noise. The buffer belongs to the boundary
+                    and is overwritten by its next answer: clone it to keep it
+    noise_std       standard deviation of that noise in every coordinate; methods credit it against noise they need
+    event           what this release costs
+    expected_batch  public expected number of records in the batch: divide by this, never by a realised size
+    """
+
+    sum: Tensor
+    noise_std: float
+    event: Event
+    expected_batch: float

@@ -1,0 +1,52 @@
+"""Small public problems on which every method must behave; nothing here is listed by method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import confide
+from confide.boundary import PrivateData
+from confide.data.schema import Schema
+from confide.models import networks
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set with the network that fits it."""
+
+    x: Tensor
+    y: Tensor
+    schema: Schema
+    module: nn.Module
+
+    def data(self, **options: Any) -> PrivateData:
+        return PrivateData(self.x, self.y, schema=self.schema, **{"seed": 7, **options})
+
+
+def classification(records: int = 60) -> Case:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(records, 4, generator=generator)
+    y = (x @ torch.randn(4, 3, generator=generator)).argmax(1)
+    module = networks.mlp(4, 3, hidden=(5,), generator=generator)
+    return Case(x, y, Schema(classes=3, records=records), module)
+
+
+def small_plan(case: Case, **options: Any) -> confide.Plan:
+    settings = {
+        "records": case.schema.records,
+        "batch": 20,
+        "steps": 12,
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+    }
+    return confide.plan(**{**settings, **options})
+
+
+@pytest.fixture
+def case() -> Case:
+    return classification()

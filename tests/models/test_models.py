@@ -1,0 +1,161 @@
+"""Priors, likelihoods, networks and predictive distributions, against autograd and closed forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from confide.models import likelihoods, networks, priors
+from confide.models.flat import flatten_, named_slices
+from confide.models.predictive import ClassPredictive, RealPredictive, weighted_quantile
+from confide.posteriors import Draws, load_posterior, outputs_of_draws
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class TestPriors:
+    @pytest.mark.parametrize("prior", [priors.Gaussian(0.3), priors.Laplace(0.7), priors.Flat()])
+    def test_gradient_is_that_of_the_energy(self, prior: Any) -> None:
+        position = torch.randn(7, generator=generator(), dtype=torch.float64).requires_grad_()
+        energy = prior.energy(position)
+        expected = torch.autograd.grad(energy, position)[0] if energy.requires_grad else torch.zeros(7)
+        out = torch.ones(7, dtype=torch.float64)
+        prior.add_energy_gradient_(position.detach(), out, factor=-2.0)
+        assert torch.allclose(out, 1 - 2 * expected)
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+    def test_a_bad_scale_is_named(self, scale: float) -> None:
+        with pytest.raises(ValueError, match="scale="):
+            priors.Gaussian(scale)
+        with pytest.raises(ValueError, match="scale="):
+            priors.Laplace(scale)
+
+
+class TestFlat:
+    def test_the_vector_moves_the_network_and_back(self) -> None:
+        module = networks.mlp(3, 2, hidden=(4,), generator=generator())
+        x = torch.randn(5, 3, generator=generator(1))
+        before = module(x)
+        position = flatten_(module)
+        assert torch.equal(module(x), before)
+        position.mul_(0)
+        assert torch.equal(module(x), torch.zeros(5, 2))
+
+    def test_tied_parameters_appear_once_and_frozen_ones_not(self) -> None:
+        module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+        module[1].weight = module[0].weight
+        module[2].weight.requires_grad_(False)
+        assert flatten_(module).numel() == 9 + 3 + 3 + 2
+        assert list(named_slices(module)) == ["0.weight", "0.bias", "1.bias", "2.bias"]
+        assert module[1].weight.data_ptr() == module[0].weight.data_ptr()
+
+    def test_a_module_without_parameters_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="no trainable parameters"):
+            flatten_(nn.ReLU())
+
+
+class TestLikelihoods:
+    def test_losses_are_negative_log_probabilities(self) -> None:
+        logits = torch.randn(6, 3, generator=generator(), dtype=torch.float64)
+        y = torch.tensor([0, 1, 2, 0, 1, 2])
+        categorical = likelihoods.Categorical(3).loss(logits, y)
+        assert torch.allclose(categorical, -torch.distributions.Categorical(logits=logits).log_prob(y))
+        bernoulli = likelihoods.Bernoulli().loss(logits[:, :1], y.clamp(max=1))
+        expected = -torch.distributions.Bernoulli(logits=logits[:, 0]).log_prob(y.clamp(max=1).double())
+        assert torch.allclose(bernoulli, expected)
+        gaussian = likelihoods.Gaussian(0.4).loss(logits[:, :1], y.double())
+        density = torch.distributions.Normal(logits[:, 0], 0.4).log_prob(y.double())
+        assert torch.allclose(gaussian[0] - gaussian[1], density[1] - density[0])
+
+    def test_round_trip_and_unknown_names(self) -> None:
+        for one in (likelihoods.Categorical(4), likelihoods.Bernoulli(), likelihoods.Gaussian(0.2)):
+            assert likelihoods.likelihood_from_dict(likelihoods.likelihood_to_dict(one)) == one
+        with pytest.raises(ValueError, match="unknown; known"):
+            likelihoods.likelihood_from_dict({"name": "poisson"})
+
+
+class TestPredictive:
+    def test_uncertainty_adds_up_and_vanishes_when_draws_agree(self) -> None:
+        draws = torch.rand(9, 5, 3, generator=generator()).softmax(-1)
+        weights = torch.rand(9, generator=generator(1))
+        one = ClassPredictive(draws, weights / weights.sum())
+        assert torch.allclose(one.total, one.epistemic + one.aleatoric, atol=1e-6)
+        assert torch.allclose(one.probabilities.sum(-1), torch.ones(5))
+        same = ClassPredictive(draws[:1].expand(4, -1, -1), torch.full((4,), 0.25))
+        assert same.epistemic.max() < 1e-6
+
+    def test_regression_variance_is_the_law_of_total_variance(self) -> None:
+        means = torch.randn(3, 4, generator=generator(), dtype=torch.float64)
+        variances = torch.rand(3, 4, generator=generator(1), dtype=torch.float64) + 0.1
+        one = RealPredictive(means, variances, torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))
+        second = (one.weights[:, None] * (means**2 + variances)).sum(0)
+        assert torch.allclose(one.total, second - one.mean**2)
+
+    def test_interval_holds_its_mass(self) -> None:
+        means = torch.tensor([[0.0], [3.0]], dtype=torch.float64)
+        one = RealPredictive(means, torch.tensor([[1.0], [0.25]]).double(), torch.tensor([0.7, 0.3]).double())
+        low, high = one.interval(0.8)[0]
+        inside = one.cumulative(high[None]) - one.cumulative(low[None])
+        assert inside.item() == pytest.approx(0.8, abs=1e-9)
+        assert one.cumulative(low[None]).item() == pytest.approx(0.1, abs=1e-9)
+
+    def test_log_density_against_torch(self) -> None:
+        means, variances = torch.tensor([[0.0], [2.0]]).double(), torch.tensor([[1.0], [4.0]]).double()
+        weights = torch.tensor([0.25, 0.75]).double()
+        mixture = torch.distributions.MixtureSameFamily(
+            torch.distributions.Categorical(weights),
+            torch.distributions.Normal(means[:, 0], variances[:, 0].sqrt()),
+        )
+        y = torch.tensor([0.7]).double()
+        assert torch.allclose(RealPredictive(means, variances, weights).log_density(y), mixture.log_prob(y))
+
+    def test_rescaling_moves_everything(self) -> None:
+        one = RealPredictive(torch.tensor([[1.0]]), torch.tensor([[4.0]]), torch.tensor([1.0])).rescaled(10.0, 5.0)
+        assert (one.mean.item(), one.aleatoric.item()) == (15.0, 400.0)
+
+    def test_weighted_quantile(self) -> None:
+        values = torch.tensor([[3.0], [1.0], [2.0]])
+        weights = torch.tensor([0.5, 0.25, 0.25])
+        assert [weighted_quantile(values, weights, q).item() for q in (0.2, 0.5, 0.9)] == [1.0, 2.0, 3.0]
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, -1.0])
+    def test_a_bad_level_is_named(self, level: float) -> None:
+        with pytest.raises(ValueError, match="level="):
+            ClassPredictive(torch.ones(1, 1, 1), torch.ones(1)).interval(level)
+
+
+class TestNetworksAndDraws:
+    def test_shapes_and_start(self) -> None:
+        assert networks.softmax(5, 3)(torch.ones(2, 5)).abs().max() == 0
+        assert networks.mlp(4, 3, hidden=(6, 5))(torch.ones(2, 2, 2)).shape == (2, 3)
+        one, two = (networks.mlp(4, 3, generator=generator(s)) for s in (1, 1))
+        assert torch.equal(one[0].weight, two[0].weight)
+
+    def test_outputs_of_draws_are_those_of_each_network(self) -> None:
+        module = networks.mlp(3, 2, hidden=(4,), generator=generator())
+        draws = torch.randn(3, flatten_(module).numel(), generator=generator(1))
+        x = torch.randn(5, 3, generator=generator(2))
+        outputs = outputs_of_draws(module, draws, x)
+        for draw, output in zip(draws, outputs, strict=True):
+            torch.nn.utils.vector_to_parameters(draw, module.parameters())
+            assert torch.allclose(module(x), output, atol=1e-6)
+
+    def test_loading_a_foreign_network_needs_the_module(self, tmp_path: Path) -> None:
+        module = nn.Linear(2, 2)
+        posterior = Draws(module, likelihoods.Categorical(2), torch.ones(1, 6), torch.ones(1))
+        posterior.save(tmp_path / "p.safetensors")
+        with pytest.raises(ValueError, match="pass it as module="):
+            load_posterior(tmp_path / "p.safetensors")
+        assert torch.equal(load_posterior(tmp_path / "p.safetensors", nn.Linear(2, 2)).draws, torch.ones(1, 6))
+
+    @pytest.mark.parametrize("content", [b"", b"garbage" * 50, b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+    def test_a_file_that_is_no_posterior_is_refused(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "p.safetensors").write_bytes(content)
+        with pytest.raises(ValueError, match=r"p\.safetensors"):
+            load_posterior(tmp_path / "p.safetensors")
