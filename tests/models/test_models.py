@@ -24,7 +24,7 @@ class TestPriors:
     def test_gradient_is_that_of_the_energy(self, prior: Any) -> None:
         position = torch.randn(7, generator=generator(), dtype=torch.float64).requires_grad_()
         energy = prior.energy(position)
-        expected = torch.autograd.grad(energy, position)[0] if energy.requires_grad else torch.zeros(7)
+        expected = torch.autograd.grad(energy, position)[0] if energy.requires_grad else torch.zeros(7).double()
         out = torch.ones(7, dtype=torch.float64)
         prior.add_energy_gradient_(position.detach(), out, factor=-2.0)
         assert torch.allclose(out, 1 - 2 * expected)

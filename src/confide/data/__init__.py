@@ -1,0 +1,47 @@
+"""What enters: the public facts a user declares, loaders, and the encoding of records by those facts."""
+
+from __future__ import annotations
+
+from confide.data import catalogue
+from confide.data.loaders import from_frame, from_pairs, load_dataset, load_table
+from confide.data.preprocessing import Encoder, Prepared, check_training, prepare
+from confide.data.schema import Column, Fact, Schema
+from confide.data.statistics import (
+    Moments,
+    RecordStatistic,
+    bounds_from_moments,
+    histogram_statistic,
+    moment_statistic,
+    narrowed,
+    numeric_features,
+    private_bounds,
+    private_mean_and_scale,
+)
+from confide.data.table import DataError, DataSet, Table
+
+__all__ = [
+    "Column",
+    "DataError",
+    "DataSet",
+    "Encoder",
+    "Fact",
+    "Moments",
+    "Prepared",
+    "RecordStatistic",
+    "Schema",
+    "Table",
+    "bounds_from_moments",
+    "catalogue",
+    "check_training",
+    "from_frame",
+    "from_pairs",
+    "histogram_statistic",
+    "load_dataset",
+    "load_table",
+    "moment_statistic",
+    "narrowed",
+    "numeric_features",
+    "prepare",
+    "private_bounds",
+    "private_mean_and_scale",
+]

@@ -1,0 +1,85 @@
+"""Column: the public facts of one feature, and the checks that bounds and choices go through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from confide.data.labels import Label, plain_labels
+from confide.data.table import DataError, attempt, quoted
+
+Kind: TypeAlias = Literal["numeric", "categorical"]
+Missing: TypeAlias = Literal["refuse", "middle", "category"]
+Source: TypeAlias = Literal["declared", "assumed public", "learnt privately"]
+Bounds: TypeAlias = tuple[float, float]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+POLICIES: tuple[Missing, ...] = get_args(Missing)
+# The encoder divides by the half-width, which must not vanish for bounds a hair apart.
+SMALLEST_HALF_WIDTH = 1e-300
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+@dataclass(frozen=True)
+class Column:
+    """The public facts of one feature; a list of categories makes it categorical.
+
+    missing = "refuse"    a missing cell is an error for the curator, before anything is charged
+              "middle"    a number: the middle of the bounds; a category: an equal share of every category
+              "category"  missing is a value of its own and gets its own input
+    """
+
+    name: str
+    kind: Kind = "numeric"
+    bounds: Bounds | None = None
+    categories: tuple[Label, ...] = ()
+    missing: Missing = "refuse"
+    source: Source = "declared"
+
+    def __post_init__(self) -> None:
+        where = f"column {quoted(self.name)}"
+        if not isinstance(self.name, str) or not self.name:
+            raise DataError(f"name={self.name!r}: a column needs a name, a text that is not empty")
+        object.__setattr__(self, "categories", plain_labels(self.categories, f"{where}: categories"))
+        if self.categories and self.bounds is None:
+            object.__setattr__(self, "kind", "categorical")
+        check_choice(f"{where}: kind", self.kind, KINDS)
+        check_choice(f"{where}: missing", self.missing, POLICIES)
+        check_choice(f"{where}: source", self.source, SOURCES)
+        if self.kind == "categorical" and self.bounds is not None:
+            raise DataError(f"{where}: a categorical column has categories, not bounds; leave one of them out")
+        if self.kind == "numeric" and self.categories:
+            raise DataError(f"{where}: a numeric column has bounds, not categories; leave one of them out")
+        if self.bounds is not None:
+            object.__setattr__(self, "bounds", bounds_pair(self.bounds, f"{where}: bounds"))
+
+    @property
+    def width(self) -> int:
+        """How many model inputs this column becomes."""
+        return (1 if self.kind == "numeric" else len(self.categories)) + (self.missing == "category")
+
+
+def bounds_pair(values: Any, where: str) -> Bounds:
+    """(low, high) as floats, or a DataError."""
+    pair = attempt(
+        lambda: tuple(float(value) for value in values),
+        f"{where}: must be two numbers, low and high",
+        TypeError,
+        ValueError,
+        OverflowError,
+    )
+    if len(pair) != 2 or isinstance(values, str | bytes):
+        raise DataError(f"{where}: must be two numbers, low and high")
+    low, high = pair
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise DataError(f"{where}=({low:g}, {high:g}): must be finite")
+    if not (low < high and high / 2 - low / 2 > SMALLEST_HALF_WIDTH):
+        raise DataError(f"{where}=({low:g}, {high:g}): low must be less than high")
+    return low, high
+
+
+def check_choice(argument: str, value: Any, choices: Iterable[str]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise DataError(f"{argument}={value!r}: must be one of {', '.join(choices)}")

@@ -1,0 +1,284 @@
+"""Loaders: CSV, Parquet, npz, data frames, pairs and embedded names become a raw `Table` or `DataSet`.
+
+Nothing here executes what it reads: npz files are read with pickling off, and compressed CSV is decompressed
+as a stream, never unpacked to disk. Messages name columns, line numbers and keys, and never the value of a
+cell.
+
+CSV is comma-separated UTF-8 with a header. A column in which every cell that is not missing is a number holds
+numbers; "", "?", "NA", "N/A", "NaN", "nan", "null" and "NULL" are missing. Text columns keep their cells as
+they are and the encoder decides, so that a declared category may be called "NA". A schema, when given, makes
+its categorical columns and its textual classes read as text, so that the code "01" does not turn into the
+number 1.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from confide.data import embedded
+from confide.data.schema import Schema
+from confide.data.table import (
+    MISSING_TOKENS,
+    Array,
+    DataError,
+    DataSet,
+    Table,
+    attempt,
+    listed,
+    plain_column,
+    quoted,
+)
+
+Part: TypeAlias = Literal["train", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
+_KINDS = ".csv, .csv.gz, .parquet or .npz"
+_BLOCK_BYTES = 1 << 24  # one line must fit into a block; wide tables have long lines
+_RAGGED = re.compile(r"\ACSV parse error: Row #([0-9]+): Expected ([0-9]+) columns, got ([0-9]+)")
+_NPZ_FAULTS = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def load_dataset(
+    source: str | Path,
+    target: str | None = None,
+    *,
+    test: str | Path | None = None,
+    schema: Schema | None = None,
+) -> DataSet:
+    """Training records and, where there is one, a separate test part.
+
+    The test part is a second file, or comes with an npz or an embedded data set. `schema` is the declared
+    one, or the one that comes with an embedded data set.
+    """
+    target = target if target is not None else (schema.target if schema else None)
+    held_out = None
+    if _is_embedded(source):
+        known = embedded.load(str(source))
+        train, held_out, schema = known.train, known.test, schema or known.schema
+    elif _suffix(path := _existing(source)) == ".npz":
+        arrays = _read_npz(path)
+        train = _npz_table(arrays, "train", target, path)
+        held_out = _npz_table(arrays, "test", target, path) if "x_test" in arrays else None
+    else:
+        train = load_table(source, target, schema=schema)
+    if test is not None:
+        held_out = load_table(test, target or train.target, part="test", schema=schema)
+    return DataSet(Path(source).name, train, held_out, schema)
+
+
+def load_table(
+    source: str | Path,
+    target: str | None = None,
+    *,
+    part: Part = "train",
+    schema: Schema | None = None,
+    target_required: bool = True,
+) -> Table:
+    """Read one table. `part` chooses within an npz or an embedded data set; CSV and Parquet have one part.
+
+    target_required=False is for new records to predict: the target column may be absent.
+    """
+    if part not in PARTS:
+        raise DataError(f"part={part!r}: must be one of {', '.join(PARTS)}")
+    target = target if target is not None else (schema.target if schema else None)
+    if _is_embedded(source):
+        known = embedded.load(str(source))
+        return known.train if part == "train" or known.test is None else known.test
+    path = _existing(source)
+    suffix = _suffix(path)
+    if suffix == ".npz":
+        return _npz_table(_read_npz(path), part, target, path)
+    if suffix == ".parquet":
+        arrow = _read_parquet(path)
+    elif suffix in (".csv", ".csv.gz"):
+        arrow = _read_csv(path, _text_columns(schema, target))
+    else:
+        raise DataError(f"source={quoted(source)}: unknown kind of file; must be {_KINDS}, or {embedded.NAMES[0]}")
+    return _arrow_table(arrow, target, target_required, f"source={quoted(source)}")
+
+
+def from_frame(frame: Any, target: str | None = None, *, target_required: bool = True) -> Table:
+    """A pandas, polars or Arrow data frame as a Table. A pandas index is not a feature and is left out."""
+    import pyarrow as pa
+
+    def convert() -> Any:
+        return pa.Table.from_pandas(frame, preserve_index=False) if hasattr(frame, "iloc") else pa.table(frame)
+
+    complaint = "frame: cannot be read as a data frame with one kind of value per column"
+    arrow = attempt(convert, complaint, pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError)
+    return _arrow_table(arrow, target, target_required, "frame")
+
+
+def from_pairs(dataset: Any) -> Table:
+    """A map-style dataset of pairs (x, y), such as torch.utils.data.Dataset, as a Table."""
+
+    def collect() -> tuple[Array, Array]:
+        pairs = [dataset[position] for position in range(len(dataset))]
+        return np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([np.asarray(y) for _, y in pairs])
+
+    complaint = "dataset: must have a length and give pairs (x, y) in which every x has the same shape"
+    x, y = attempt(collect, complaint, TypeError, ValueError, AttributeError, IndexError, KeyError)
+    return Table.from_arrays(x.reshape(len(x), -1) if x.ndim == 1 else x, y)
+
+
+def _is_embedded(source: str | Path) -> bool:
+    return str(source) in embedded.NAMES
+
+
+def _suffix(path: Path) -> str:
+    name = path.name.lower()
+    return next((end for end in (".csv.gz", ".csv", ".parquet", ".npz") if name.endswith(end)), path.suffix.lower())
+
+
+def _existing(source: str | Path) -> Path:
+    where = f"source={quoted(source)}"
+    path = Path(source)
+    kind = attempt(lambda: (path.exists(), path.is_dir()), f"{where}: not a usable path", OSError, ValueError)
+    if not kind[0]:
+        raise DataError(f"{where}: no such file; give {_KINDS}, or {embedded.NAMES[0]}")
+    if kind[1]:
+        raise DataError(f"{where}: is a directory; name one file in it")
+    if attempt(lambda: path.stat().st_size, f"{where}: cannot be read", OSError) == 0:
+        raise DataError(f"{where}: the file is empty")
+    return path
+
+
+def _text_columns(schema: Schema | None, target: str | None) -> list[str]:
+    if schema is None:
+        return []
+    names = [column.name for column in schema.columns if column.kind == "categorical"]
+    if target is not None and schema.classes and any(isinstance(label, str) for label in schema.classes):
+        names.append(target)
+    return names
+
+
+def _read_csv(path: Path, text: Iterable[str]) -> Any:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    where = f"source={quoted(path)}"
+
+    def read() -> Any:
+        return csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+            parse_options=csv.ParseOptions(newlines_in_values=True),
+            convert_options=csv.ConvertOptions(
+                column_types={name: pa.string() for name in text},
+                null_values=list(MISSING_TOKENS),
+                true_values=["true", "True", "TRUE"],
+                false_values=["false", "False", "FALSE"],
+                strings_can_be_null=False,
+            ),
+        )
+
+    fault = "cannot be read as comma-separated UTF-8 text with a header"
+    try:
+        return read()
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        # The reader's message quotes the row. Only its three numbers are taken over, and the rest is dropped.
+        ragged = _RAGGED.search(str(error))
+        if ragged:
+            fault = "row {0} has {2} cells where the header has {1}".format(*ragged.groups())
+    raise DataError(f"{where}: {fault}; correct the file")
+
+
+def _read_parquet(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def read() -> Any:
+        with parquet.ParquetFile(path) as file:
+            return file.read()
+
+    complaint = f"source={quoted(path)}: cannot be read as Parquet; write the file again"
+    return attempt(read, complaint, pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    def read() -> dict[str, Array]:
+        with np.load(path, allow_pickle=False) as archive:
+            known = ("x_train", "y_train", "x_test", "y_test", "x", "y")
+            return {key: archive[key] for key in known if key in archive.files}
+
+    complaint = f"source={quoted(path)}: cannot be read as an npz of plain arrays; save it with numpy.savez"
+    return attempt(read, complaint, *_NPZ_FAULTS, AttributeError, TypeError)
+
+
+def _npz_table(arrays: dict[str, Array], part: Part, target: str | None, path: Path) -> Table:
+    suffix = f"_{part}" if f"x_{part}" in arrays else ""
+    if f"x{suffix}" not in arrays:
+        raise DataError(f"source={quoted(path)}: holds no array x_{part}; save x_train, y_train, x_test, y_test")
+    x, y = arrays[f"x{suffix}"], arrays.get(f"y{suffix}")
+    if x.ndim == 0 or len(x) == 0:
+        raise DataError(f"source={quoted(path)}: x{suffix} holds no records")
+    return Table.from_arrays(x, y, target=target or "y")
+
+
+def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: str) -> Table:
+    names = attempt(lambda: list(arrow.column_names), f"{where}: column names are not UTF-8 text", UnicodeError)
+    _check_names(names, where)
+    if arrow.num_rows == 0:
+        raise DataError(f"{where}: has a header but no records")
+    if target is not None and target not in names:
+        if target_required:
+            raise DataError(f"target={quoted(target)}: no such column; the columns are {listed(names)}")
+        target = None
+    columns = {name: _arrow_column(arrow.column(place), name) for place, name in enumerate(names)}
+    labels = columns.pop(target) if target is not None else None
+    if not columns:
+        raise DataError(f"{where}: has no feature columns besides the target")
+    return Table(columns, target=target, labels=labels)
+
+
+def _check_names(names: list[str], where: str) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if repeated:
+        raise DataError(f"{where}: column {listed(repeated)} occurs more than once; give each column its own name")
+    if "" in names:
+        raise DataError(f"{where}: column {names.index('') + 1} has no name; name it in the header, or remove it")
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+        raise DataError(f"{where}: the header has no comma but another separator; save the file with commas")
+
+
+def _arrow_column(values: Any, name: str) -> Array:
+    """One Arrow column in one of the three kinds of a Table: float64, bool or object."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    kind = values.type
+    if types.is_dictionary(kind):
+        values, kind = values.cast(kind.value_type), kind.value_type
+    if types.is_null(kind):
+        return np.full(len(values), np.nan)
+    if types.is_boolean(kind):
+        return np.array(values.to_pylist(), dtype=object if values.null_count else bool)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        complaint = f"column {quoted(name)}: holds numbers that do not fit into 64 bits"
+        numbers = attempt(lambda: values.cast(pa.float64(), safe=False), complaint, pa.ArrowException)
+        return plain_column(np.array(numbers.to_numpy(), dtype=np.float64), name)
+    if types.is_temporal(kind):
+        complaint = f"column {quoted(name)}: holds dates that cannot be read; write them as text"
+        values = attempt(lambda: values.cast(pa.string()), complaint, pa.ArrowException)
+    elif types.is_binary(kind) or types.is_large_binary(kind):
+        raise DataError(f"column {quoted(name)}: is not UTF-8 text; save the file as UTF-8")
+    elif not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise DataError(f"column {quoted(name)}: holds nested values; one cell must hold one number or text")
+    result = np.empty(len(values), dtype=object)
+    result[:] = values.to_pylist()
+    return result

@@ -1,0 +1,338 @@
+"""Encoder: from raw records to float32 inputs in [-1, 1], by public facts alone.
+
+Each record is transformed by itself, with nothing that was computed from other records:
+
+    number      clamped to the declared bounds, then z = (x - middle) / half-width, in [-1, 1]
+    category    one input of 0 or 1 for each declared category; a value that is not declared is all zeros
+    missing     NaN, infinities and the usual marks ("", "?", "NA", ...), by the column's declared policy
+    label       its position among the declared classes; one that is not declared is -1, for which the
+                boundary answers zero
+    target      a regression target is clamped and scaled like a number, and scaled back for predictions
+
+An Encoder is built from a Schema and never from data: the same transformation serves new records later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from confide.data.columns import Bounds, Column, Missing
+from confide.data.labels import Label, positions
+from confide.data.schema import Schema, Task
+from confide.data.table import Array, DataError, DataSet, Table, as_numbers, listed, plain_column, quoted
+
+Layout: TypeAlias = Literal["flat", "image"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+_CHUNK = 1 << 22  # numbers converted at once, so that float64 copies of large image sets stay small
+_MISSING, _UNKNOWN = -2, -1
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The public transformation of records; layout "image" gives (n, channels, height, width)."""
+
+    schema: Schema
+    layout: Layout = "flat"
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise DataError(f"layout={self.layout!r}: must be one of {', '.join(LAYOUTS)}")
+        schema = self.schema
+        for position, column in enumerate(schema.columns):
+            if column.kind == "categorical" and not column.categories:
+                raise DataError(
+                    f"column {quoted(column.name)}: no categories declared; list them, or assume them public"
+                )
+            if column.kind == "numeric" and schema.bounds_of(position, column) is None:
+                raise DataError(f"column {quoted(column.name)}: no bounds declared; give them, or assume them public")
+        if not schema.columns and schema.bounds is None:
+            raise DataError(
+                "bounds: neither columns nor bounds declared; give bounds=(low, high), or assume them public"
+            )
+        if not schema.columns and schema.missing == "category":
+            raise DataError('missing="category": plain arrays have no room for it; use "middle" or "refuse"')
+        if self.layout == "image" and (schema.shape is None or len(schema.shape) not in (2, 3)):
+            raise DataError(f'layout="image": needs shape=(height, width) or with channels, not shape={schema.shape}')
+
+    @property
+    def output_shape(self) -> tuple[int, ...] | None:
+        """The shape of one encoded record; None for plain arrays of undeclared width."""
+        if self.layout == "image" and self.schema.shape is not None:
+            return _image_shape(self.schema.shape)
+        return None if self.schema.features is None else (self.schema.features,)
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        """One name per input: "age", "workclass=Private", "workclass is missing"; None for plain arrays."""
+        if not self.schema.columns:
+            return None
+        return tuple(name for column in self.schema.columns for name in _input_names(column))
+
+    def encode(self, records: Table | Array, labels: Any | None = None) -> tuple[Array, Array | None]:
+        """Inputs and targets of a table, or of a plain array and its labels; no labels, no targets."""
+        table = records if isinstance(records, Table) else Table.from_arrays(records, labels)
+        return self.features(table), None if table.labels is None else self.targets(table.labels)
+
+    def features(self, records: Table | Array) -> Array:
+        """The inputs of every record, float32 in [-1, 1]: (n, features), or images."""
+        table = records if isinstance(records, Table) else Table.from_arrays(records)
+        if self.schema.columns:
+            return self._named(table)
+        return self._block(table.block if table.block is not None else _stacked(table, self.schema))
+
+    def _named(self, table: Table) -> Array:
+        columns = self.schema.columns
+        if table.block is not None:
+            return self._named(self._name_block(table.block))
+        absent = [column.name for column in columns if column.name not in table.columns]
+        if absent:
+            raise DataError(f"columns: {listed(absent)} not in the data; its columns are {listed(table.names)}")
+        result = np.zeros((table.rows, sum(column.width for column in columns)), dtype=np.float32)
+        start = 0
+        for position, column in enumerate(columns):
+            part = result[:, start : start + column.width]
+            start += column.width
+            if column.kind == "categorical":
+                _fill_categories(part, table.columns[column.name], column)
+            else:
+                bounds = self.schema.bounds_of(position, column)
+                assert bounds is not None  # checked when the encoder was made
+                _fillas_numbers(part, table.columns[column.name], column, bounds)
+        return result
+
+    def _name_block(self, block: Array) -> Table:
+        """A plain two-dimensional array stands for the declared columns in their order."""
+        columns = self.schema.columns
+        if block.ndim != 2 or block.shape[1] != len(columns):
+            raise DataError(f"x: has shape (n, *{block.shape[1:]}); the schema declares {len(columns)} columns")
+        return Table({column.name: block[:, place] for place, column in enumerate(columns)})
+
+    def _block(self, block: Array) -> Array:
+        flat = block.reshape(len(block), -1) if block.size else np.zeros((len(block), 0))
+        low, high = self._block_bounds(flat.shape[1])
+        result = np.empty(flat.shape, dtype=np.float32)
+        rows = max(1, _CHUNK // max(1, flat.shape[1]))
+        for start in range(0, len(flat), rows):
+            values = as_numbers(flat[start : start + rows], "x")
+            refused = _scale(values, low, high, result[start : start + rows], self.schema.missing)
+            if refused.any():
+                raise _refusal(f"feature {int(np.argmax(refused.any(axis=0)))}")
+        if self.layout == "image" and self.schema.shape is not None:
+            return _as_images(result, self.schema.shape)
+        return result
+
+    def _block_bounds(self, width: int) -> tuple[Array, Array]:
+        expected = self.schema.features
+        if width == 0 or (expected is not None and width != expected):
+            raise DataError(f"x: has {width} features per record; the schema declares {expected or 'at least one'}")
+        if expected is None:
+            pairs = np.array([self.schema.bounds_of(0)] * width)
+        else:
+            pairs = np.array([self.schema.bounds_of(position) for position in range(width)])
+        return pairs[:, 0], pairs[:, 1]
+
+    def targets(self, labels: Any) -> Array:
+        """Class positions as int64 (-1 for a label not declared), or scaled regression targets as float32."""
+        values = plain_column(np.asarray(labels), self._target_name)
+        if values.ndim != 1:
+            raise DataError(f"target {quoted(self._target_name)}: must be one-dimensional, one value per record")
+        if self.schema.classes is not None:
+            return positions(values, self.schema.classes, unknown=-1, missing=-1)
+        low, high = self._target_bounds
+        result = np.empty(len(values), dtype=np.float32)
+        if _scale(as_numbers(values, f"target {quoted(self._target_name)}"), low, high, result, "refuse").any():
+            raise DataError(f"target {quoted(self._target_name)}: some records have no finite value; remove them")
+        return result
+
+    def label_of(self, position: int) -> Label:
+        """The declared label of a class position."""
+        if self.schema.classes is None:
+            raise DataError("classes: none declared; a regression has no class labels")
+        return self.schema.classes[position]
+
+    @property
+    def _target_name(self) -> str:
+        return self.schema.target or "y"
+
+    @property
+    def _target_bounds(self) -> Bounds:
+        if self.schema.target_bounds is None:
+            raise DataError(
+                f"target {quoted(self._target_name)}: neither classes nor target_bounds declared; "
+                "give one of them, or assume them public"
+            )
+        return self.schema.target_bounds
+
+    @property
+    def target_centre(self) -> float:
+        """b in y = b + a z, where z is the encoded target."""
+        return float(middle_and_half(*self._target_bounds)[0])
+
+    @property
+    def target_scale(self) -> float:
+        """a in y = b + a z. Densities transform as log p(y) = log p(z) - log a."""
+        return float(middle_and_half(*self._target_bounds)[1])
+
+    def decode_mean(self, mean: Any) -> Any:
+        """A predicted mean (or quantile, or draw) in the target's units; numpy arrays or tensors."""
+        return mean * self.target_scale + self.target_centre
+
+    def decode_variance(self, variance: Any) -> Any:
+        """A predicted variance in the target's units squared."""
+        return variance * self.target_scale**2
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"layout": self.layout, "schema": self.schema.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Encoder:
+        if not isinstance(values, Mapping) or set(values) != {"layout", "schema"}:
+            raise DataError("encoder: must have exactly the keys layout and schema")
+        return cls(Schema.from_dict(values["schema"]), values["layout"])
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Prepared:
+    """Encoded records for the boundary, and the encoder for new ones. All but the encoder is private."""
+
+    encoder: Encoder
+    x: Array
+    y: Array
+    x_test: Array | None = None
+    y_test: Array | None = None
+
+
+def prepare(
+    dataset: DataSet,
+    schema: Schema | None = None,
+    *,
+    assume_public: bool = False,
+    task: Task | None = None,
+    layout: Layout = "flat",
+) -> Prepared:
+    """Settle the public facts of a data set, check it for the curator, and encode both parts.
+
+    Facts come from `schema`, else from the data set's own schema; with assume_public=True those left open are
+    read off the training records and marked so.
+    """
+    facts = schema if schema is not None else dataset.schema
+    if assume_public:
+        facts = Schema.assume_public(dataset.train, declared=facts, task=task)
+    if facts is None or facts.records is None:
+        missing = "public facts" if facts is None else "records, the nominal size,"
+        raise DataError(f"schema: {missing} not declared; give a bounds file, or assume them public")
+    facts = facts.for_table(dataset.train)
+    check_training(dataset.train, facts)
+    encoder = Encoder(facts, layout)
+    x, y = encoder.encode(dataset.train)
+    assert y is not None  # check_training refuses data without a target
+    x_test, y_test = encoder.encode(dataset.test) if dataset.test is not None else (None, None)
+    return Prepared(encoder, x, y, x_test, y_test)
+
+
+def check_training(table: Table, schema: Schema) -> None:
+    """Tell the curator what is wrong with training records, before anything is charged.
+
+    These checks look at the records, so their outcome is for the curator alone. They release nothing: passing
+    them changes no later computation.
+    """
+    if table.rows < 2:
+        raise DataError(f"records: the data holds {table.rows} rows; learning needs at least 2")
+    if table.labels is None:
+        raise DataError("target: the data has no target; name the column that is to be predicted")
+    name = quoted(schema.target or table.target or "y")
+    if schema.classes is not None:
+        found = set(positions(table.labels, schema.classes, unknown=-1, missing=-1).tolist()) - {-1}
+        if not found:
+            raise DataError(f"target {name}: no record has a declared class; declared are {listed(schema.classes)}")
+        if len(found) == 1:
+            raise DataError(f"target {name}: all records have the same class; classification needs at least two")
+    else:
+        numbers = as_numbers(table.labels, f"target {name}")
+        if (numbers == numbers[0]).all():
+            raise DataError(f"target {name}: constant, so there is nothing to learn; choose another target")
+    if schema.records is not None and not schema.records / 2 <= table.rows <= schema.records * 2:
+        raise DataError(
+            f"records={schema.records}: more than a factor of two away from the data; declare its public size"
+        )
+
+
+def middle_and_half(low: Any, high: Any) -> tuple[Any, Any]:
+    """Halved before they are added, so that bounds near the largest float do not overflow."""
+    return low / 2 + high / 2, high / 2 - low / 2
+
+
+def _scale(values: Array, low: Any, high: Any, out: Array, missing: Missing) -> Array:
+    """Write scaled values to `out`, the middle for non-finite ones; return which cells are refused."""
+    absent = ~np.isfinite(values)
+    middle, half = middle_and_half(low, high)
+    clamped = np.clip(np.where(absent, middle, values), low, high)
+    # Clipped once more: for bounds a few rounding errors apart the quotient can leave [-1, 1] slightly.
+    scaled = np.where(absent, 0.0, np.clip((clamped - middle) / half, -1.0, 1.0))
+    out[...] = scaled.astype(np.float32)
+    return absent if missing == "refuse" else np.zeros_like(absent)
+
+
+def _fillas_numbers(part: Array, values: Array, column: Column, bounds: Bounds) -> None:
+    numbers = as_numbers(values, f"column {quoted(column.name)}")
+    if _scale(numbers, *bounds, part[:, 0], column.missing).any():
+        raise _refusal(f"column {quoted(column.name)}")
+    if column.missing == "category":
+        part[:, 1] = ~np.isfinite(numbers)
+
+
+def _fill_categories(part: Array, values: Array, column: Column) -> None:
+    place = positions(plain_column(values, column.name), column.categories, _UNKNOWN, _MISSING)
+    absent = place == _MISSING
+    if column.missing == "refuse" and absent.any():
+        raise _refusal(f"column {quoted(column.name)}")
+    known = np.flatnonzero(place >= 0)
+    part[known, place[known]] = 1.0
+    if column.missing == "category":
+        part[:, -1] = absent
+    else:
+        part[absent] = 1.0 / len(column.categories)
+
+
+def _refusal(where: str) -> DataError:
+    return DataError(
+        f'{where}: has missing or non-finite values and missing="refuse"; '
+        'remove those records, or declare missing="middle" or "category"'
+    )
+
+
+def _stacked(table: Table, schema: Schema) -> Array:
+    """Named columns for a schema that declares only shared bounds: features in the order of the file."""
+    names = [name for name in table.names if name != schema.target and name not in schema.ignore]
+    if not names:
+        raise DataError("columns: the data has no feature columns")
+    return np.stack([as_numbers(table.columns[name], f"column {quoted(name)}") for name in names], axis=1)
+
+
+def _input_names(column: Column) -> list[str]:
+    if column.kind == "numeric":
+        names = [column.name]
+    else:
+        names = [f"{column.name}={category}" for category in column.categories]
+    return [*names, f"{column.name} is missing"] if column.missing == "category" else names
+
+
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 2:
+        return (1, *shape)
+    return (shape[2], shape[0], shape[1]) if _channels_last(shape) else shape
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    """(h, w, 3) as image files have it, against (3, h, w) as networks want it."""
+    return shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4)
+
+
+def _as_images(flat: Array, shape: tuple[int, ...]) -> Array:
+    if len(shape) == 3 and _channels_last(shape):
+        return np.ascontiguousarray(np.moveaxis(flat.reshape(-1, *shape), -1, 1))
+    return flat.reshape(-1, *_image_shape(shape))

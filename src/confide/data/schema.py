@@ -1,0 +1,362 @@
+"""Schema: the public facts about private records, and whose word each of them is.
+
+A private learner may use the number of records, the classes, the bounds of a column or its categories only if
+they are public. They are *declared* by the user, *assumed public* (read off the data because the user said
+so, which the report repeats) or *learnt privately* (paid for under the budget). Nothing is read off the data
+in silence.
+
+Researchers with plain tensors need one line, `Schema(classes=10, records=60_000)`; tables have columns:
+
+    records = 32561                      # nominal size
+    target = "income"
+    classes = ["<=50K", ">50K"]          # or a number; for regression: target_bounds = [low, high]
+    bounds = [0, 1]                      # for numeric columns without bounds of their own
+    missing = "middle"                   # for columns without a policy of their own
+    ignore = ["id"]                      # columns of the file that are left out
+    [columns.age]
+    bounds = [17, 90]
+    [columns.workclass]
+    categories = ["Private", "State-gov"]
+    missing = "category"
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+
+from confide.data.columns import POLICIES, SOURCES, Bounds, Column, Missing, Source, bounds_pair, check_choice
+from confide.data.labels import Label, plain_labels
+from confide.data.table import DataError, attempt, listed, quoted
+
+if TYPE_CHECKING:
+    from confide.data.table import Table
+
+Task: TypeAlias = Literal["classification", "regression"]
+FACTS = ("records", "classes", "target_bounds", "bounds", "shape")
+MOST_CLASSES = 100_000
+
+__all__ = ["Column", "DataError", "Fact", "Schema", "Task"]
+
+
+class Fact(NamedTuple):
+    """One row of the report: a public fact, its value, and whose word it is."""
+
+    fact: str
+    value: str
+    source: Source
+
+
+@dataclass(frozen=True, init=False)
+class Schema:
+    """The public facts about a set of private records. Immutable; hashable; plain JSON by `to_dict`.
+
+    records         nominal number of records; need not be exact, must be public
+    classes         number of classes or their labels; None for regression
+    target          name of the target column
+    target_bounds   (low, high) of a regression target
+    columns         the features by name; empty for plain arrays
+    bounds          one pair for all numeric features without their own, or one pair per feature of an array
+    shape           shape of one record of a plain array: (64,) or (28, 28)
+    missing         policy for features without their own
+    ignore          columns of the file that are left out
+    sources         whose word a fact is, {"records": "assumed public"}; "declared" unless said otherwise
+    """
+
+    records: int | None
+    classes: tuple[Label, ...] | None
+    target: str | None
+    target_bounds: Bounds | None
+    columns: tuple[Column, ...]
+    bounds: Bounds | tuple[Bounds, ...] | None
+    shape: tuple[int, ...] | None
+    missing: Missing
+    ignore: tuple[str, ...]
+    sources: tuple[tuple[str, Source], ...]
+
+    def __init__(
+        self,
+        records: int | None = None,
+        classes: int | Iterable[Label] | None = None,
+        target: str | None = None,
+        target_bounds: Iterable[float] | None = None,
+        columns: Iterable[Column] = (),
+        bounds: Iterable[Any] | None = None,
+        shape: int | Iterable[int] | None = None,
+        missing: Missing = "refuse",
+        ignore: Iterable[str] = (),
+        sources: Mapping[str, Source] | Iterable[tuple[str, Source]] = (),
+    ) -> None:
+        values: dict[str, Any] = {
+            "records": None if records is None else _whole("records", records, least=2),
+            "classes": _class_labels(classes),
+            "target": target,
+            "target_bounds": None if target_bounds is None else bounds_pair(target_bounds, "target_bounds"),
+            "columns": tuple(columns),
+            "bounds": None if bounds is None else _shared_bounds(bounds),
+            "shape": None if shape is None else _record_shape(shape),
+            "missing": missing,
+            "ignore": _names("ignore", ignore),
+            "sources": _fact_sources(sources),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        check_choice("missing", self.missing, POLICIES)
+        if self.target is not None and (not isinstance(self.target, str) or not self.target):
+            raise DataError(f"target={self.target!r}: must be the name of a column")
+        if self.classes is not None and self.target_bounds is not None:
+            raise DataError("classes and target_bounds: classification has classes, regression has bounds; give one")
+        names = [column.name for column in self.columns]
+        repeated = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+        if repeated:
+            raise DataError(f"columns: {listed(sorted(repeated))} declared twice; declare each column once")
+        for name in names:
+            if name == self.target or name in self.ignore:
+                other = "the target" if name == self.target else "ignored"
+                raise DataError(f"column {quoted(name)}: declared as a feature but also {other}; choose one")
+        if names and self.shape is not None:
+            raise DataError("columns and shape: named columns are for tables, shape is for plain arrays; give one")
+        count = len(self.columns) or (self.shape and math.prod(self.shape))
+        if self.bounds and not _is_pair(self.bounds) and count and len(self.bounds) != count:
+            raise DataError(f"bounds: {len(self.bounds)} pairs for {count} features; give one pair, or one for each")
+
+    @property
+    def task(self) -> Task:
+        return "regression" if self.classes is None else "classification"
+
+    @property
+    def class_count(self) -> int | None:
+        return None if self.classes is None else len(self.classes)
+
+    @property
+    def features(self) -> int | None:
+        """How many inputs a flat model gets; None while neither columns nor shape are known."""
+        if self.columns:
+            return sum(column.width for column in self.columns)
+        if self.shape is not None:
+            return math.prod(self.shape)
+        return len(self.bounds) if self.bounds and not _is_pair(self.bounds) else None
+
+    def source_of(self, fact: str) -> Source:
+        return dict(self.sources).get(fact, "declared")
+
+    def bounds_of(self, position: int, column: Column | None = None) -> Bounds | None:
+        """The bounds of the feature at this position: its own, or the shared ones."""
+        if column is not None and column.bounds is not None:
+            return column.bounds
+        if self.bounds is None or _is_pair(self.bounds):
+            return cast("Bounds | None", self.bounds)
+        return cast("tuple[Bounds, ...]", self.bounds)[position]
+
+    def for_table(self, table: Table) -> Schema:
+        """This schema with the structure of a table filled in: column names, or the shape of a record.
+
+        Structure is the same whoever is in the data. A column that is neither declared nor ignored takes the
+        shared bounds; without them it is refused rather than dropped in silence.
+        """
+        if table.block is not None:
+            return self._for_block(tuple(table.block.shape[1:]))
+        if self.shape is not None:
+            raise DataError("shape: given for plain arrays, but the data has named columns; leave it out")
+        known = {column.name for column in self.columns}
+        absent = [name for name in known if name not in table.columns]
+        if absent:
+            raise DataError(f"columns: {listed(sorted(absent))} not in the data; its columns are {listed(table.names)}")
+        extra = [name for name in table.names if name not in known | {self.target} | set(self.ignore)]
+        # Pairs listed one by one belong to features in order, which does not mix with columns by name.
+        shared = self.bounds is not None and (_is_pair(self.bounds) or not self.columns)
+        if extra and not shared:
+            raise DataError(f"columns: {listed(extra)} not declared; give bounds or categories, or list under ignore")
+        added = tuple(Column(name, missing=self.missing) for name in extra)
+        return replace(self, target=self.target or table.target, columns=self.columns + added)
+
+    def _for_block(self, shape: tuple[int, ...]) -> Schema:
+        if self.columns:
+            raise DataError("columns: declared by name, but the data is a plain array without names; use bounds")
+        if self.shape is not None and self.shape != shape and math.prod(self.shape) != math.prod(shape):
+            raise DataError(f"shape={self.shape}: the records of the data have shape {shape}")
+        return self if self.shape is not None else replace(self, shape=shape)
+
+    @classmethod
+    def assume_public(
+        cls,
+        table: Table,
+        target: str | None = None,
+        *,
+        declared: Schema | None = None,
+        task: Task | None = None,
+    ) -> Schema:
+        """Read the facts that `declared` leaves open off the data, and mark each of them "assumed public".
+
+        The guarantee covers everything except these facts, and the report says so.
+        """
+        from confide.data.assumed import read_facts
+
+        return read_facts(table, target, declared or cls(), task)
+
+    def public_facts(self) -> list[Fact]:
+        """Every public fact with its value and source, as rows for the report."""
+        rows = [Fact("records", str(self.records), self.source_of("records"))] if self.records else []
+        if self.target is not None:
+            rows.append(Fact("target", self.target, "declared"))
+        if self.classes is not None:
+            rows.append(Fact("classes", _shortened(self.classes), self.source_of("classes")))
+        if self.target_bounds is not None:
+            rows.append(Fact("target_bounds", _range(self.target_bounds), self.source_of("target_bounds")))
+        if self.shape is not None:
+            rows.append(Fact("shape", " x ".join(map(str, self.shape)), self.source_of("shape")))
+        if self.bounds is not None:
+            pairs = cast("Any", (self.bounds,) if _is_pair(self.bounds) else self.bounds)
+            text = "; ".join(_range(pair) for pair in pairs[:8]) + ("; ..." if len(pairs) > 8 else "")
+            rows.append(Fact("bounds", text, self.source_of("bounds")))
+        for column in self.columns:
+            if column.bounds is not None or column.categories:
+                value = _range(column.bounds) if column.bounds else _shortened(column.categories)
+                rows.append(Fact(f"column {column.name}", value, column.source))
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `from_dict` is the inverse."""
+        result: dict[str, Any] = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        result["columns"] = [
+            {field.name: _plain(getattr(column, field.name)) for field in fields(column)} for column in self.columns
+        ]
+        result["sources"] = dict(self.sources)
+        return result
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Schema:
+        """The inverse of `to_dict`. Unknown keys are refused."""
+        rest = _known_keys(values, [field.name for field in fields(cls)], "schema")
+        entries = rest.pop("columns", [])
+        if not isinstance(entries, list | tuple):
+            raise DataError(f"columns={entries!r}: must be a list of columns")
+        known = [field.name for field in fields(Column)]
+        columns = [_column(_known_keys(entry, known, "columns"), "columns") for entry in entries]
+        return attempt(lambda: cls(columns=columns, **rest), "schema: a value has the wrong type", TypeError)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Schema:
+        """Read the facts written down for `--bounds FILE.toml`; the format stands at the top of this file."""
+        import tomllib
+
+        where = f"bounds={quoted(path)}"
+        text = attempt(
+            lambda: Path(path).read_text(encoding="utf-8"),
+            f"{where}: cannot be read as a text file",
+            OSError,
+            ValueError,
+        )
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            # The file holds public facts only, so the parser's message with its line number may be shown.
+            raise DataError(f"{where}: not valid TOML: {error}") from None
+        known = [field.name for field in fields(cls) if field.name != "sources"]
+        rest = _known_keys(values, known, where)
+        entries = rest.pop("columns", {})
+        if not isinstance(entries, dict):
+            raise DataError(f"{where}: columns must be tables such as [columns.age]")
+        columns = []
+        for name, entry in entries.items():
+            inner = _known_keys(entry, ["kind", "bounds", "categories", "missing"], f"{where}: [columns.{name}]")
+            inner.setdefault("missing", rest.get("missing", "refuse"))
+            columns.append(_column({"name": name, **inner}, f"{where}: [columns.{name}]"))
+        return attempt(lambda: cls(columns=columns, **rest), f"{where}: a value has the wrong type", TypeError)
+
+
+def _is_pair(bounds: Any) -> bool:
+    return len(bounds) == 2 and all(isinstance(value, float) for value in bounds)
+
+
+def _shared_bounds(bounds: Iterable[Any]) -> Bounds | tuple[Bounds, ...]:
+    values = attempt(lambda: list(bounds), "bounds: must be (low, high), or one such pair per feature", TypeError)
+    if values and all(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
+        return tuple(bounds_pair(value, f"bounds[{position}]") for position, value in enumerate(values))
+    return bounds_pair(values, "bounds")
+
+
+def _class_labels(classes: int | Iterable[Label] | None) -> tuple[Label, ...] | None:
+    if classes is None:
+        return None
+    if isinstance(classes, Iterable):
+        labels = plain_labels(classes, "classes")
+        if len(labels) < 2:
+            raise DataError(f"classes={list(labels)!r}: classification needs at least two; for regression leave it out")
+        return labels
+    count = _whole("classes", classes, least=2)
+    if count > MOST_CLASSES:
+        raise DataError(f"classes={count}: at most {MOST_CLASSES}; for regression give target_bounds instead")
+    return tuple(range(count))
+
+
+def _record_shape(shape: int | Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    if not sizes:
+        raise DataError("shape=(): must name at least one dimension")
+    return tuple(_whole("shape", size, least=1) for size in sizes)
+
+
+def _fact_sources(
+    sources: Mapping[str, Source] | Iterable[tuple[str, Source]],
+) -> tuple[tuple[str, Source], ...]:
+    complaint = 'sources: must map a fact to its source, such as {"records": "declared"}'
+    pairs: dict[str, Source] = attempt(lambda: dict(sources), complaint, TypeError, ValueError)
+    for fact, source in pairs.items():
+        check_choice("sources: fact", fact, FACTS)
+        check_choice(f"sources: {fact}", source, SOURCES)
+    return tuple((fact, source) for fact, source in sorted(pairs.items()) if source != "declared")
+
+
+def _names(argument: str, names: Iterable[str]) -> tuple[str, ...]:
+    result = (
+        (names,) if isinstance(names, str) else attempt(lambda: tuple(names), f"{argument}: must be names", TypeError)
+    )
+    if not all(isinstance(name, str) for name in result):
+        raise DataError(f"{argument}: must be a list of column names")
+    return result
+
+
+def _whole(argument: str, value: Any, least: int) -> int:
+    """A whole number, at least `least`; 60_000 or numpy's integers, but neither 3.0 nor True."""
+    if not isinstance(value, bool):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = least - 1
+        if number >= least:
+            return number
+    raise DataError(f"{argument}={value!r}: must be a whole number, at least {least}")
+
+
+def _known_keys(values: Any, known: list[str], where: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise DataError(f"{where}: must be a table of keys and values")
+    for key in values:
+        if key not in known:
+            raise DataError(f"{where}: unknown key {quoted(key)}; known: {', '.join(known)}")
+    return dict(values)
+
+
+def _column(values: dict[str, Any], where: str) -> Column:
+    return attempt(lambda: Column(**values), f"{where}: a value is missing or has the wrong type", TypeError)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def _range(pair: Bounds) -> str:
+    return f"{pair[0]:g} to {pair[1]:g}"
+
+
+def _shortened(labels: tuple[Label, ...], limit: int = 12) -> str:
+    more = f", ... ({len(labels)} in all)" if len(labels) > limit else ""
+    return ", ".join(str(label) for label in labels[:limit]) + more

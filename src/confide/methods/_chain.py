@@ -1,0 +1,93 @@
+"""What the samplers share: a schedule of steps, burn-in, thinning, and the draws that were kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from confide.methods.base import Problem
+from confide.models.priors import Gaussian, Prior
+from confide.posteriors import Draws
+from confide.queries import GradientQuery
+
+MOST_DRAWS = 100
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """step: releases told so far; draws: kept positions; weights: the step size at each."""
+
+    step: int = 0
+    draws: tuple[Tensor, ...] = field(default=(), repr=False)
+    weights: tuple[float, ...] = ()
+
+
+StateType = TypeVar("StateType", bound=ChainState)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Settings of every sampler.
+
+    prior       over all parameters, outside the clip
+    step_size   at the first step; None: such that the release's noise is exactly what the sampler needs
+    decay       the step at time t is step_size * t^(-decay); 1/3 in Li et al. (2019), 0 for a fixed step
+    burn_in     fraction of the steps that is thrown away
+    thinning    keep every so-manieth position after burn-in; None: as few as give at most 100 draws
+    """
+
+    prior: Prior = field(default_factory=Gaussian)
+    step_size: float | None = None
+    decay: float = 0.0
+    burn_in: float = 0.5
+    thinning: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.step_size is not None and not (math.isfinite(self.step_size) and self.step_size > 0):
+            raise ValueError(f"step_size={self.step_size}: must be a finite number > 0, or None to follow the noise")
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay={self.decay}: must be in [0, 1)")
+        if not 0 <= self.burn_in < 1:
+            raise ValueError(f"burn_in={self.burn_in}: must be a fraction in [0, 1)")
+        if self.thinning is not None and self.thinning < 1:
+            raise ValueError(f"thinning={self.thinning}: must be at least 1")
+
+    def ask(self, problem: Problem, state: Any) -> GradientQuery:
+        return problem.gradient_query
+
+    def keep(self, problem: Problem, state: StateType, eta: float) -> StateType:
+        """Count the step, and keep the position if it is one of the draws. Decreasing steps weigh draws by eta."""
+        step = state.step + 1
+        burn_in = self.burn_in_steps(problem)
+        thinning = self.thinning or math.ceil((problem.plan.steps - burn_in) / MOST_DRAWS)
+        # Counted from the end, so that the last position is always kept.
+        if step <= burn_in or (problem.plan.steps - step) % thinning:
+            return replace(state, step=step)
+        draws = (*state.draws, problem.position.clone())
+        return replace(state, step=step, draws=draws, weights=(*state.weights, eta))
+
+    def burn_in_steps(self, problem: Problem) -> int:
+        return min(int(self.burn_in * problem.plan.steps), problem.plan.steps - 1)
+
+    def collected(self, problem: Problem, state: ChainState, facts: dict[str, Any]) -> Draws:
+        """The posterior of the kept draws."""
+        weights = torch.tensor(state.weights, dtype=problem.position.dtype)
+        about = {**facts, "draws": len(state.draws), "burn_in_steps": self.burn_in_steps(problem)}
+        draws = torch.stack(state.draws)
+        return Draws(problem.module, problem.likelihood, draws, weights / weights.sum(), about)
+
+
+def energy_gradient_(prior: Prior, problem: Problem, total: Tensor, expected_batch: float) -> Tensor:
+    """(n/b) R + grad r(theta): the noisy gradient of the negative log posterior."""
+    gradient = total * (problem.records / expected_batch)
+    return prior.add_energy_gradient_(problem.position, gradient)
+
+
+def add_normal_(problem: Problem, out: Tensor, std: float | Tensor) -> Tensor:
+    """Noise from the method's own stream, for what the release's noise leaves missing."""
+    noise = torch.randn(out.shape, generator=problem.generator, dtype=out.dtype)
+    return out.add_(noise.mul_(std))
