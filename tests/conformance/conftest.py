@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import confide
+from confide import methods
 from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.models import networks
@@ -36,6 +37,27 @@ def classification(records: int = 60) -> Case:
     return Case(x, y, Schema(classes=3, records=records), module)
 
 
+def regression(records: int = 60) -> Case:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(records, 4, generator=generator) * 2 - 1
+    y = 0.5 * torch.sin(2 * x[:, 0]) + 0.1 * torch.randn(records, generator=generator)
+    return Case(x, y, Schema(records=records), networks.mlp(4, 1, hidden=(5,), generator=generator))
+
+
+def binary(records: int = 60) -> Case:
+    one = classification(records)
+    return Case(one.x, (one.y > 0).long(), Schema(classes=2, records=records), networks.logistic(4))
+
+
+CASES = {"classification": classification, "regression": regression, "binary": binary}
+
+
+def case_for(method: Any) -> Case:
+    """The first task that the method says it is for; most are for all of them."""
+    tasks = getattr(method, "tasks", ("classification",))
+    return next(CASES[task]() for task in tasks if task in CASES)
+
+
 def small_plan(case: Case, **options: Any) -> confide.Plan:
     settings = {
         "records": case.schema.records,
@@ -48,5 +70,7 @@ def small_plan(case: Case, **options: Any) -> confide.Plan:
 
 
 @pytest.fixture
-def case() -> Case:
-    return classification()
+def case(request: pytest.FixtureRequest) -> Case:
+    """The case of the method under test; classification where a test is about no method in particular."""
+    name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
+    return classification() if name is None else case_for(methods.get(name))

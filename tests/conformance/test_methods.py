@@ -27,6 +27,13 @@ def draws_of(posterior: Any) -> Tensor:
     return posterior.sample(5, generator=torch.Generator().manual_seed(3))
 
 
+def predicted(posterior: Any, x: Tensor) -> Tensor:
+    """Mean prediction; posteriors that sample while they predict draw from torch's own stream."""
+    torch.manual_seed(0)
+    predictive = posterior.predict(x)
+    return predictive.probabilities if hasattr(predictive, "probabilities") else predictive.mean
+
+
 def replayed(method: Any, case: Case, plan: confide.Plan) -> tuple[Any, Any]:
     """The posterior of a run, and that of a second run from its releases with the data absent."""
     recorder = Recorder(case.data())
@@ -40,10 +47,7 @@ def test_replay_is_bit_identical(name: str, case: Case) -> None:
     first, again = replayed(methods.get(name)(), case, small_plan(case))
     assert torch.equal(draws_of(first), draws_of(again))
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(8))
-    torch.manual_seed(0)
-    one = first.predict(x).probabilities
-    torch.manual_seed(0)
-    assert torch.equal(one, again.predict(x).probabilities)
+    assert torch.equal(predicted(first, x), predicted(again, x))
 
 
 def test_replay_catches_a_method_that_smuggles_records(case: Case) -> None:

@@ -2,67 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import confide
-from confide.boundary import PrivateData
-from confide.data.schema import Schema
 from confide.methods.sgld import SGLD
-from confide.models.likelihoods import Gaussian
-
-NOISE, PRIOR, RECORDS, FEATURES = 0.5, 1.0, 100, 8
-
-
-@dataclass(frozen=True)
-class Conjugate:
-    """Linear regression with known noise and a Gaussian prior: the posterior is Gaussian and known."""
-
-    x: Tensor
-    y: Tensor
-
-    @property
-    def precision(self) -> Tensor:
-        return self.x.T @ self.x / NOISE**2 + torch.eye(FEATURES, dtype=torch.float64) / PRIOR**2
-
-    @property
-    def mean(self) -> Tensor:
-        return torch.linalg.solve(self.precision, self.x.T @ self.y / NOISE**2)
-
-    def chain(self, method: SGLD, steps: int, noise_multiplier: float) -> confide.Run:
-        module = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
-        data = PrivateData(self.x, self.y, schema=Schema(records=RECORDS), seed=11)
-        plan = confide.plan(
-            delta=1e-5,
-            records=RECORDS,
-            steps=steps,
-            sampling="full-batch",
-            noise_multiplier=noise_multiplier,
-            clip=1e3,
-        )
-        return confide.fit(method, module, data, plan, likelihood=Gaussian(NOISE), seed=4)
+from tests.statistical.conjugate import NOISE, PRIOR, RECORDS, Conjugate, conjugate_model, deviations
 
 
 @pytest.fixture(scope="module")
 def conjugate() -> Conjugate:
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(RECORDS, FEATURES, generator=generator, dtype=torch.float64)
-    x = torch.linalg.qr(x).Q * RECORDS**0.5  # equal curvature in all directions: the chain mixes as fast as it can
-    truth = torch.randn(FEATURES, generator=generator, dtype=torch.float64)
-    return Conjugate(x, x @ truth + NOISE * torch.randn(RECORDS, generator=generator, dtype=torch.float64))
-
-
-def deviations(conjugate: Conjugate, run: confide.Run) -> tuple[float, float]:
-    """How far the mean is off, in posterior standard deviations, and the ratio of variances, over all directions."""
-    root = torch.linalg.cholesky(conjugate.precision)
-    posterior = run.posterior
-    whitened = root.T @ (posterior.mean() - conjugate.mean)
-    ratio = torch.trace(root.T @ posterior.covariance() @ root) / FEATURES
-    return whitened.abs().max().item(), ratio.item()
+    return conjugate_model()
 
 
 CURVATURE_STEP = 0.5  # eta lambda: a long step mixes fast, and on a quadratic its bias is known exactly
@@ -102,9 +55,7 @@ def test_double_noise_is_caught(conjugate: Conjugate) -> None:
     class Deaf(SGLD):
         name: ClassVar[str] = "deaf"
 
-        def tell(self, problem: object, state: object, release: object) -> object:
-            from dataclasses import replace
-
+        def tell(self, problem: Any, state: Any, release: Any) -> Any:
             return super().tell(problem, state, replace(release, noise_std=0.0))
 
     method = Deaf(prior=confide.priors.Gaussian(PRIOR), step_size=ETA, thinning=1, burn_in=0.05)

@@ -17,6 +17,10 @@ from confide.queries import Release
 LARGEST_STEP = 0.1
 """Cap on n h^2 when the step size follows from the noise, as for the other sampler with momentum."""
 
+LARGEST_HEAT = 3.0
+"""Cap on |v|^2 / d - 1 as the thermostat sees it. A start far from the mode is hot for a moment; without the cap the
+thermostat would rise beyond what it can lose again in the whole run. In equilibrium the cap is never reached."""
+
 
 @dataclass(frozen=True)
 class State(ChainState):
@@ -66,7 +70,8 @@ class SGNHT(Chain):
         if missing > 1e-9 * needed:
             add_normal_(problem, velocity, math.sqrt(missing))
         problem.position.add_(velocity, alpha=h)
-        thermostat = state.thermostat + h * (velocity.square().mean().item() - 1)
+        heat = min(velocity.square().mean().item() - 1, LARGEST_HEAT)
+        thermostat = state.thermostat + h * heat
         # Beyond 1/h the friction would reverse velocities; the bound is public, so clamping costs nothing.
         thermostat = min(max(thermostat, 0.0), 1 / h)
         return self.keep(problem, replace(state, velocity=velocity, thermostat=thermostat), h)
