@@ -2,6 +2,7 @@
 
 from confide import methods
 from confide.boundary import PrivateData
+from confide.chains import fit_chains
 from confide.data.schema import Schema
 from confide.fit import Run, fit
 from confide.models import likelihoods, networks, priors
@@ -21,6 +22,7 @@ __all__ = [
     "Run",
     "Schema",
     "fit",
+    "fit_chains",
     "likelihoods",
     "load_posterior",
     "methods",

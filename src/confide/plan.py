@@ -71,6 +71,7 @@ def plan(
     sampling: Sampling = "poisson",
     adjacency: Adjacency = "add-remove",
     clipping: ClippingStyle = "flat",
+    chains: int = 1,
     private: bool = True,
 ) -> Plan:
     """Calibrate a run. Give `epsilon` (the noise follows) or `noise_multiplier` (the epsilon follows).
@@ -78,8 +79,11 @@ def plan(
     records    public nominal number of records; batch: expected records per step (all of them for full-batch)
     epochs     passes over the data; or `steps` directly
     clip       largest norm of one record's answer
+    chains     how often the plan will be run; epsilon covers all of them together
     private    False: no noise, marked as not private everywhere
     """
+    if chains < 1:
+        raise ValueError(f"chains={chains}: must be at least 1")
     rate = _rate(records, batch, sampling)
     count = _steps(epochs, steps, rate)
     if not private:
@@ -99,7 +103,7 @@ def plan(
     found = noise_multiplier_for(
         epsilon=epsilon,
         delta=delta,
-        steps=passes_or_steps,
+        steps=passes_or_steps * chains,
         rate=rate,
         sampling=sampling,
         adjacency=adjacency,

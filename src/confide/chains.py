@@ -1,0 +1,69 @@
+"""Several chains of one method: each is a run of its own, and each is charged.
+
+    plan = confide.plan(epsilon=1, delta=1e-5, records=n, batch=256, epochs=10, chains=4)
+    run = confide.fit_chains(method, module, data, plan, chains=4)
+
+`plan(..., chains=4)` gives the plan of one chain with the noise that keeps all four together within epsilon.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from confide.evaluate.chains import effective_sample_size, split_r_hat
+from confide.fit import Run, Source, fit
+from confide.methods.base import Method
+from confide.models.likelihoods import Likelihood
+from confide.plan import Plan
+from confide.posteriors import Draws
+from confide.privacy.statement import Privacy
+
+
+def fit_chains(
+    method: Method,
+    module: nn.Module,
+    data: Source,
+    plan: Plan,
+    *,
+    chains: int = 4,
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Run the plan `chains` times and pool the draws; facts state the largest R-hat and the smallest sample size."""
+    if chains < 2:
+        raise ValueError(f"chains={chains}: must be at least 2; use fit for one chain")
+    started = time.perf_counter()
+    runs = []
+    for chain in range(chains):
+        shown = None if progress is None else _offset(progress, chain * plan.steps, chains * plan.steps)
+        chain_seed = None if seed is None else seed + chain
+        runs.append(fit(method, module, data, plan, likelihood=likelihood, seed=chain_seed, progress=shown))
+    posterior = _pooled([run.posterior for run in runs])
+    privacy = Privacy(plan.events() * chains, plan.delta, plan.adjacency, seeded=data.seeded)
+    return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
+
+
+def _offset(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
+    return lambda done, _: progress(before + done, total)
+
+
+def _pooled(posteriors: list[Any]) -> Draws:
+    if not all(isinstance(posterior, Draws) and len(posterior.draws) >= 4 for posterior in posteriors):
+        raise ValueError("method: chains need a sampler that keeps at least 4 draws; use sgld, psgld, sghmc or sgnht")
+    stacked = torch.stack([posterior.draws for posterior in posteriors])
+    first = posteriors[0]
+    facts = {
+        **first.facts,
+        "chains": len(posteriors),
+        "draws": stacked.shape[0] * stacked.shape[1],
+        "largest_r_hat": split_r_hat(stacked).max().item(),
+        "smallest_effective_sample_size": effective_sample_size(stacked).min().item(),
+    }
+    weights = torch.cat([posterior.weights for posterior in posteriors]) / len(posteriors)
+    return Draws(first.module, first.likelihood, stacked.flatten(0, 1), weights, facts)

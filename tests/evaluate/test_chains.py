@@ -1,0 +1,64 @@
+"""R-hat and effective sample size, against known chains and an independent implementation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from arviz_stats.base import array_stats
+
+import confide
+from confide.evaluate.chains import effective_sample_size, split_r_hat
+from tests.conformance.conftest import classification, small_plan
+
+
+def autoregressive(chains: int, count: int, memory: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(chains, count, 3, generator=generator, dtype=torch.float64)
+    values = noise.clone()
+    for step in range(1, count):
+        values[:, step] = memory * values[:, step - 1] + (1 - memory**2) ** 0.5 * noise[:, step]
+    return values
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.7])
+def test_effective_size_of_an_autoregression(memory: float) -> None:
+    draws = autoregressive(4, 4000, memory)
+    expected = 16_000 * (1 - memory) / (1 + memory)
+    assert effective_sample_size(draws).numpy() == pytest.approx(np.full(3, expected), rel=0.15)
+    assert split_r_hat(draws).max() < 1.01
+
+
+def test_agreement_with_arviz() -> None:
+    draws = autoregressive(4, 500, 0.5)
+    ours = effective_sample_size(draws)
+    theirs = [array_stats.ess(draws[..., k].numpy(), method="mean") for k in range(3)]
+    assert ours.numpy() == pytest.approx(np.array(theirs, dtype=float), rel=0.05)
+    theirs = [array_stats.rhat(draws[..., k].numpy(), method="split") for k in range(3)]
+    assert split_r_hat(draws).numpy() == pytest.approx(np.array(theirs, dtype=float), rel=1e-3)
+
+
+def test_chains_that_disagree_are_seen() -> None:
+    draws = autoregressive(4, 500, 0.0)
+    draws[0] += 1.0
+    assert split_r_hat(draws).min() > 1.05
+
+
+def test_every_chain_is_charged_and_the_plan_covers_them() -> None:
+    case = classification()
+    ledger = confide.Ledger()
+    plan = confide.plan(epsilon=2.0, delta=1e-5, records=60, batch=20, steps=12, chains=3)
+    run = confide.fit_chains(
+        confide.methods.SGLD(thinning=1), case.module, case.data(ledger=ledger, name="d"), plan, chains=3, seed=1
+    )
+    assert sum(event.count for event in ledger.events("d")) == 36
+    assert 1.99 < run.privacy.epsilon() <= 2.0
+    assert run.posterior.facts["chains"] == 3
+    assert len(run.posterior.draws) == 18
+    assert run.posterior.facts["largest_r_hat"] > 0
+
+
+def test_a_point_estimate_has_no_chains() -> None:
+    case = classification()
+    with pytest.raises(ValueError, match="use sgld"):
+        confide.fit_chains(confide.methods.SGD(), case.module, case.data(), small_plan(case), chains=2)
