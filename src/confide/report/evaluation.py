@@ -1,0 +1,44 @@
+"""Evaluation: predictions beside the truth, and whose word it is that the truth may be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from confide.models.predictive import ClassPredictive, Predictive
+
+PUBLIC = "declared public"
+SEPARATE = "separate hold-out declared by the user"
+SOURCES = (PUBLIC, SEPARATE)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """predictive  what the posterior says about the test inputs
+    y           their actual labels or values, in the same units
+    source      why they may be looked at: `PUBLIC`, or `SEPARATE` from the records that were learnt from. A metric
+                is computed without noise, so the guarantee does not cover the people in a separate hold-out
+    """
+
+    predictive: Predictive
+    y: Tensor
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source={self.source!r}: must be {' or '.join(map(repr, SOURCES))}")
+        if self.y.numel() != self.inputs:
+            raise ValueError(f"y of shape {tuple(self.y.shape)}: need one entry for each of {self.inputs} predictions")
+
+    @property
+    def inputs(self) -> int:
+        """How many test inputs there are."""
+        if isinstance(self.predictive, ClassPredictive):
+            return self.predictive.draws.shape[1]
+        return self.predictive.means.shape[1]
+
+    def metrics(self) -> dict[str, float]:
+        from confide.evaluate.metrics import evaluate
+
+        return evaluate(self.predictive, self.y)

@@ -1,0 +1,163 @@
+"""The audit trail: every fact that the numbers rest on."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confide.privacy.events import Event, GaussianEvent, PureEvent
+from confide.report import words
+from confide.report.evaluation import PUBLIC, Evaluation
+
+if TYPE_CHECKING:
+    from confide.fit import Run
+
+
+@dataclass(frozen=True)
+class Part:
+    """A titled table of names and values."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+    remark: str = ""
+    hash: bool = False
+
+
+PACKAGES = ("confide", "torch", "numpy", "scipy", "dp-accounting")
+
+
+def event_rows(events: Iterable[Event]) -> list[dict[str, str]]:
+    """Every event in the order it was charged."""
+    return [{"kind": _kind(event), "count": f"{event.count:,}", "details": _details(event)} for event in events]
+
+
+def _kind(event: Event) -> str:
+    if isinstance(event, GaussianEvent):
+        return "Gaussian, passes" if event.sampling == "shuffle" else "Gaussian"
+    return "Pure" if isinstance(event, PureEvent) else "Not private"
+
+
+def _details(event: Event) -> str:
+    if isinstance(event, GaussianEvent):
+        parts = [f"noise multiplier {event.noise_multiplier:.6g}", f"{event.sampling} sampling"]
+        if event.sampling != "full-batch":
+            parts.append(f"rate {event.rate:.6g}")
+        if event.records is not None:
+            parts.append(f"{event.records:,} records")
+        return ", ".join(parts)
+    if isinstance(event, PureEvent):
+        return f"epsilon {event.epsilon:.6g} each, {event.adjacency}"
+    return event.reason
+
+
+def fact_rows(schema: Any) -> list[dict[str, str]]:
+    """The public facts with whose word they are."""
+    return [{"name": fact, "value": value, "source": source} for fact, value, source in schema.public_facts()]
+
+
+def assumptions(run: Run, evaluation: Evaluation | None, protected: bool = True) -> list[str]:
+    """What the guarantee rests on, in plain sentences; without a guarantee, only what was vouched for."""
+    found = [*run.privacy.assumptions]
+    if protected:
+        found += _terms(run)
+    else:
+        found.append("No assumption makes this run private.")
+    if evaluation is not None:
+        separate = "shares no person with the records that were learnt from, and is not protected by any guarantee here"
+        found.append(f"The test set {'is public' if evaluation.source == PUBLIC else separate}.")
+    return found
+
+
+def _terms(run: Run) -> list[str]:
+    mechanism = run.plan.mechanism
+    change = "added or removed" if run.privacy.adjacency == "add-remove" else "replaced by another"
+    found = [
+        f"Protected is one record: data sets count as neighbours when one record is {change}. A person with several "
+        "records is protected less.",
+        "The guarantee holds even if every noisy sum of every step is published, not just the result.",
+        f"Sampling is as stated: {words.SAMPLING[mechanism.sampling]}. Which records were drawn stays secret.",
+        f"Each record's answer is clipped to norm {words.number(mechanism.clip)} before it is summed, "
+        f"in the {mechanism.clipping} style.",
+        f"The number of records, {run.plan.records:,}, is public; sums are divided by public sizes only.",
+    ]
+    if run.privacy.seeded:
+        found.append("The noise came from a fixed seed: the guarantee would hold for fresh noise only.")
+    else:
+        found.append(
+            "Noise and sampling come from a cryptographic generator keyed by the operating system; its key is not kept."
+        )
+    if any(fact.source == "assumed public" for fact in run.schema.public_facts()):
+        found.append("The facts marked “assumed public” were known to everyone before; they are not protected.")
+    return found
+
+
+def trail_parts(
+    run: Run, config: Mapping[str, Any] | None = None, hashes: Mapping[str, str] | None = None
+) -> list[Part]:
+    """How the run was made, part by part."""
+    method, posterior = run.method, run.posterior
+    about = words.first_sentence(type(method).__doc__)
+    made = [("Name", method.name), *_rows(words.settings(method))]
+    learnt = [("Kind", words.label(posterior.kind)), *_rows(posterior.facts), *_model_rows(posterior)]
+    return [
+        Part("Plan", _plan_rows(run)),
+        Part(f"Method: {type(method).__name__}", made, about),
+        Part("Posterior", learnt),
+        Part("Versions", list(versions().items())),
+        Part("Configuration", _rows(config or {})),
+        Part("Files (SHA-256)", list((hashes or {}).items()), hash=True),
+    ]
+
+
+def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(words.label(key), words.shown(value)) for key, value in values.items()]
+
+
+def _plan_rows(run: Run) -> list[tuple[str, str]]:
+    plan = run.plan
+    rows = [
+        ("Records (public, nominal)", f"{plan.records:,}"),
+        ("Steps", f"{plan.steps:,}"),
+        ("Delta", f"{plan.delta:g}"),
+        ("Neighbours", plan.adjacency),
+        ("Target epsilon", words.number(plan.target_epsilon)),
+    ]
+    for place, (mechanism, steps) in enumerate(plan.blocks, start=1):
+        block = f" (block {place} of {len(plan.blocks)}, {steps:,} steps)" if len(plan.blocks) > 1 else ""
+        noise = f"{mechanism.noise_multiplier:.6g}" if mechanism.private else "none: not private"
+        rows += [
+            (f"Sampling{block}", f"{mechanism.sampling}, rate {mechanism.rate:.6g}"),
+            (f"Expected batch{block}", words.number(mechanism.expected_batch)),
+            (f"Clip{block}", f"{words.number(mechanism.clip)}, {mechanism.clipping}"),
+            (f"Noise multiplier{block}", noise),
+        ]
+    return [*rows, ("Time to fit", f"{run.seconds:.1f} s")]
+
+
+def _model_rows(posterior: Any) -> list[tuple[str, str]]:
+    rows = []
+    likelihood = getattr(posterior, "likelihood", None)
+    if likelihood is not None:
+        rows.append(("Likelihood", words.shown(likelihood)))
+    module = getattr(posterior, "module", None)
+    recipe = getattr(module, "recipe", None)
+    if recipe is not None:
+        rows.append(("Network", words.shown(recipe)))
+    elif module is not None:
+        rows.append(("Network", type(module).__name__))
+    return rows
+
+
+def versions() -> dict[str, str]:
+    """The software that ran."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return {**found, "python": platform.python_version(), "platform": platform.platform(terse=True)}
