@@ -76,6 +76,19 @@ class TestPayFirst:
         assert read == []
         assert not ledger.events("")
 
+    def test_a_network_that_cannot_be_clipped_costs_nothing(self) -> None:
+        module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+        data = private(torch.ones(10, 2))
+        plan = confide.plan(delta=1e-5, records=10, batch=5, steps=3, noise_multiplier=1.0)
+        with pytest.raises(ValueError, match="GroupNorm"):
+            confide.fit(confide.methods.SGD(), module, data, plan)
+        assert not data.ledger.events("")
+
+    def test_a_run_without_protection_may_leave_out_the_clip(self) -> None:
+        plan = confide.plan(delta=1e-5, records=10, batch=5, steps=3, clip=float("inf"), private=False)
+        run = confide.fit(confide.methods.SGD(), torch.nn.Linear(2, 1), private(torch.ones(10, 2)), plan)
+        assert run.privacy.epsilon() == float("inf")
+
     def test_a_crash_after_the_charge_is_paid_for(self) -> None:
         def crash(x: Tensor, y: Tensor) -> Tensor:
             raise RuntimeError("the power went")

@@ -26,6 +26,9 @@ from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
 from confide.queries import GradientQuery, Query, Release
 
+LARGEST_CLIP = 1e30
+"""Stands for an infinite clip, which only a run marked as not private may have."""
+
 
 class PrivateData:
     """Records behind the boundary. Not iterable, not indexable, without a length, not picklable, not copyable.
@@ -71,6 +74,13 @@ class PrivateData:
         paid = steps if mechanism.sampling != "shuffle" else event.count * mechanism.batches_per_pass
         self.__prepaid[mechanism] = self.__prepaid.get(mechanism, 0) + paid
 
+    def rehearse(self, query: Query) -> None:
+        """Try the query on made-up records of the right shape: what cannot work fails here, before any charge."""
+        x = torch.zeros((2, *self.__features.shape[1:]), dtype=self.__features.dtype)
+        y = torch.zeros((2, *self.__targets.shape[1:]), dtype=self.__targets.dtype)
+        trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
+        _add_answers(query, x, y, trial, torch.zeros(query.size, dtype=query.dtype))
+
     def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
         """One release: pay, then read. An answer that was not paid in advance is charged here."""
         if not self.__prepaid.get(mechanism):
@@ -109,12 +119,13 @@ class PrivateData:
 
 def _add_answers(query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian, total: Tensor) -> Tensor:
     """Add every record's clipped answer onto `total`; the norms before clipping stay inside."""
+    clip = min(mechanism.clip, LARGEST_CLIP)
     if isinstance(query, GradientQuery):
-        return clipped_sum(query.module, query.loss, x, y, clip=mechanism.clip, out=total, style=mechanism.clipping)
+        return clipped_sum(query.module, query.loss, x, y, clip=clip, out=total, style=mechanism.clipping)
     if not len(x):
         return x.new_zeros(0)
     with torch.no_grad():
-        return clipped_sum_of_rows(query.function(x, y), clip=mechanism.clip, out=total)
+        return clipped_sum_of_rows(query.function(x, y), clip=clip, out=total)
 
 
 def _as_records(x: Any, y: Any, schema: Schema) -> tuple[Tensor, Tensor, Tensor]:

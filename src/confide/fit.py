@@ -32,6 +32,8 @@ class Source(Protocol):
     schema: Schema
     seeded: bool
 
+    def rehearse(self, query: Query) -> None: ...
+
     def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None: ...
 
     def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release: ...
@@ -67,7 +69,8 @@ def fit(
 ) -> Run:
     """Fit `module` to private data by `method` under `plan`.
 
-    The module is copied and stays as it was. The whole plan is charged before the first record is read, so a budget
+    The module is copied and stays as it was. A network that cannot be clipped is refused on made-up records, before
+    anything is charged; then the whole plan is charged before the first record is read, so a budget
     that does not suffice refuses at once and nothing is spent. `seed` fixes the method's own randomness only; the
     noise that protects the records is never seeded here. `progress(done, total)` is called after every step.
     """
@@ -75,6 +78,7 @@ def fit(
     _check_sizes(data.schema, plan)
     problem = make_problem(method, module, data.schema, plan, likelihood, seed)
     state = method.init(problem)
+    data.rehearse(method.ask(problem, state))
     for mechanism, steps in plan.blocks:
         data.charge(mechanism, steps, purpose=f"fit {method.name}")
     for done, mechanism in enumerate(plan.mechanisms(), start=1):

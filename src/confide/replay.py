@@ -22,6 +22,9 @@ class Recorder:
         self.seeded: bool = source.seeded  # type: ignore[attr-defined]
         self.releases: list[Release] = []
 
+    def rehearse(self, query: Query) -> None:
+        self._source.rehearse(query)  # type: ignore[attr-defined]
+
     def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
         self._source.charge(mechanism, steps, purpose)  # type: ignore[attr-defined]
 
@@ -38,6 +41,9 @@ class Replay:
         self._left = iter(releases)
         self.schema = schema
         self.seeded = seeded
+
+    def rehearse(self, query: Query) -> None:
+        """There are no records whose shape could be tried."""
 
     def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
         """Nothing is read, so nothing is charged."""

@@ -36,7 +36,7 @@ class SGLD(Chain):
     temperature 1/2; it is here to reproduce their numbers.
 
     Papers: Welling and Teh, ICML 2011; Wang, Fienberg and Smola, ICML 2015; Li, Chen, Liu and Carin, AISTATS 2019;
-    Zhang, Bu, Chen and Long, ECML 2021.
+    Zhang, Bu, Chen and Long, arXiv:2107.08461, 2021.
 
     Settings beside `convention` are those of every sampler: see Chain.
     """
