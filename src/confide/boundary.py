@@ -114,7 +114,7 @@ class PrivateData:
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError("PrivateData: records cannot be listed, counted, copied or pickled; ask through answer()")
 
-    __iter__ = __len__ = __getitem__ = __contains__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse  # type: ignore[assignment]
+    __iter__ = __len__ = __getitem__ = __contains__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
 
 
 def _add_answers(query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian, total: Tensor) -> Tensor:

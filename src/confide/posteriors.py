@@ -25,7 +25,9 @@ class Posterior(Protocol):
     """What every posterior offers. `facts` are public remarks for the report: temperature, step size, draws."""
 
     kind: ClassVar[str]
-    facts: Mapping[str, Any]
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """`count` parameter vectors, of shape (count, parameters)."""

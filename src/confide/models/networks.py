@@ -57,12 +57,12 @@ class MLP(nn.Sequential):
         self.recipe = recipe
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = super().forward(x.flatten(1))
+        output: Tensor = super().forward(x.flatten(1))  # type: ignore[no-untyped-call]
         return output
 
 
 def _linear(width_in: int, width_out: int, random: bool, generator: torch.Generator | None) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, width_in, width_out)
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, width_in, width_out)
     bound = 1 / math.sqrt(width_in) if random else 0.0
     with torch.no_grad():
         layer.weight.uniform_(-bound, bound, generator=generator)

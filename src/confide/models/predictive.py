@@ -26,7 +26,8 @@ def _check_level(level: float) -> None:
 
 def entropy(probabilities: Tensor) -> Tensor:
     """Entropy in nats along the last axis; 0 log 0 = 0."""
-    return torch.special.entr(probabilities).sum(-1)
+    terms: Tensor = torch.special.entr(probabilities)
+    return terms.sum(-1)
 
 
 def weighted_quantile(values: Tensor, weights: Tensor, level: float) -> Tensor:
