@@ -1,0 +1,140 @@
+"""What an accountant answers, and the few facts about events that every accountant shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from confide.privacy.events import (
+    ADJACENCIES,
+    Adjacency,
+    Event,
+    GaussianEvent,
+    NonPrivateEvent,
+    PureEvent,
+    merged,
+)
+
+UPPER_BOUND = "upper bound"
+EXACT = "upper bound (exact)"
+APPROXIMATION = "approximation"
+DATA_DEPENDENT = "data-dependent"
+
+
+class UnsupportedEvents(ValueError):  # noqa: N818
+    """No sound bound is known for these events under this adjacency; the message names the way out."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An epsilon together with what it is worth.
+
+    epsilon  the number; None when the accountant does not apply; infinity when there is no protection
+    kind     "upper bound", "upper bound (exact)", "approximation", "data-dependent" or "not applicable: reason"
+    note     how it was computed, in a few words
+    """
+
+    epsilon: float | None
+    kind: str
+    note: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """True when the number may be quoted as a guarantee."""
+        return self.epsilon is not None and self.kind in (UPPER_BOUND, EXACT)
+
+
+class Accountant(Protocol):
+    """Prices events: the smallest epsilon it can show for a delta."""
+
+    @property
+    def name(self) -> str: ...
+
+    def epsilon(self, events: Iterable[Event], delta: float, adjacency: Adjacency = "add-remove") -> Bound: ...
+
+
+def not_applicable(reason: str) -> Bound:
+    return Bound(None, f"not applicable: {reason}")
+
+
+def check_question(delta: float, adjacency: Adjacency) -> None:
+    """Refuse a delta or an adjacency that no accountant could answer for."""
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta={delta}: must be in [0, 1)")
+    if adjacency not in ADJACENCIES:
+        raise ValueError(f"adjacency={adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
+
+
+def known(events: Iterable[Event]) -> tuple[Event, ...]:
+    """The events counted together; a foreign object among them is refused, never guessed."""
+    listed = tuple(events)
+    for event in listed:
+        if type(event) not in (GaussianEvent, PureEvent, NonPrivateEvent):
+            raise UnsupportedEvents(
+                f"event={event!r}: unknown kind of event; describe the release as a GaussianEvent, a PureEvent "
+                "or a NonPrivateEvent"
+            )
+    return merged(listed)
+
+
+def non_private(events: Sequence[Event]) -> str | None:
+    """The reason given by the first release without protection, if there is one."""
+    for event in events:
+        if isinstance(event, NonPrivateEvent):
+            return event.reason
+    return None
+
+
+def infinite(reason: str) -> Bound:
+    return Bound(math.inf, UPPER_BOUND, f"a release without protection: {reason}")
+
+
+def sensitivity(adjacency: Adjacency) -> float:
+    """How far one record can move a sum of answers of norm at most C, in units of C."""
+    return 2.0 if adjacency == "replace-one" else 1.0
+
+
+def pure_epsilon(event: PureEvent, adjacency: Adjacency) -> float:
+    """Epsilon of one pure release under the adjacency asked for.
+
+    Replacing a record is removing one and adding another, so an add-remove guarantee holds twice over. The other
+    direction has no bound: a mechanism may publish the number of records and still be private for replacement.
+    """
+    if event.adjacency == adjacency:
+        return event.epsilon
+    if adjacency == "replace-one":
+        return 2 * event.epsilon
+    raise UnsupportedEvents(
+        "adjacency='add-remove': a pure release that is private only for replace-one says nothing about adding or "
+        "removing a record; ask for adjacency='replace-one'"
+    )
+
+
+def check_sampling(event: GaussianEvent, adjacency: Adjacency) -> None:
+    """Refuse samplers whose batches are not defined on data sets that differ in their number of records."""
+    if adjacency == "add-remove" and event.sampling in ("fixed-size", "shuffle"):
+        raise UnsupportedEvents(
+            f"sampling={event.sampling!r} with adjacency='add-remove': no sound bound is known, since one record "
+            "more changes every batch; use sampling='poisson', or ask for adjacency='replace-one'"
+        )
+
+
+def is_plain_gaussian(event: Event) -> bool:
+    """True when each count is one Gaussian mechanism without amplification.
+
+    A shuffled pass is one: given the permutation, a record enters exactly one batch of the pass, and a mixture over
+    permutations is no worse than its worst component.
+    """
+    if not isinstance(event, GaussianEvent):
+        return False
+    return event.sampling in ("full-batch", "shuffle") or event.rate == 1.0
+
+
+def is_exact_gaussian(events: Sequence[Event]) -> bool:
+    """True when the Gaussian formula is not merely an upper bound: shuffling may hide more than is provable."""
+    return all(
+        isinstance(event, GaussianEvent) and is_plain_gaussian(event) and event.sampling != "shuffle"
+        for event in events
+    )
