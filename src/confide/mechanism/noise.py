@@ -1,0 +1,351 @@
+"""Noise streams: cryptographic randomness for the noise, for sampling and for the methods' own draws.
+
+The keystream is AES-256 in counter mode (OpenSSL, through `cryptography`), keyed by the operating system. A
+128-bit counter runs on from call to call, so no block of the keystream is ever used twice. On a processor
+with AES instructions this is faster than the (predictable) generator behind `torch.Tensor.normal_`.
+
+Normals come from the transform of Box and Muller (1958): with U, V independent and uniform on (0, 1),
+
+    R = sqrt(-2 log U),    Z1 = R cos(2 pi V),    Z2 = R sin(2 pi V)
+
+are independent and N(0, 1). What remains of the discreteness of U and V:
+
+* float32: U = (j + 1/2) / 2^30 with a 30-bit j. Where U < 2^-20 (one pair in a million) 64 further bits v
+  refine it to (j + v) / 2^30. The tail thus ends at sqrt(2 * 95 log 2) = 11.47 standard deviations, beyond
+  which a normal lies with probability 2e-30; a 32-bit U alone would end it at 6.76 (1.4e-11, too often for
+  millions of normals a step). Small radii keep their relative accuracy. V has 32 bits.
+* float64: 62 bits for j and 64 for v, so the tail ends at 13.27; 64 bits for V, rounded to 53.
+* Every value is a rounded floating-point number. A secure generator does not remove the attacks on the
+  low-order bits of floating-point noise (Mironov, 2012, CCS).
+
+With the native kernel (built at installation where a compiler exists) float32 blocks are transformed by
+vectorised C++ instead of torch; the keystream is the same, and so are the values up to rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import NoReturn, SupportsIndex
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+from torch import Tensor
+
+from confide.mechanism import _native
+
+__all__ = ["BACKENDS", "NoiseStream"]
+
+BACKENDS = ("aes-ctr-native", "aes-ctr")
+
+# Normals are made in blocks: PAIRS words for radii and PAIRS words for angles become PAIRS cosines and PAIRS
+# sines. A block depends on its own stretch of keystream alone, so the way a request is cut into calls,
+# chunks or threads does not change a value.
+PAIRS = 4096
+BLOCK = 2 * PAIRS
+RESERVOIR_BLOCKS = 4  # drawn ahead for small requests; few enough that torch stays on one thread
+TORCH_CHUNK = 64  # blocks; the torch calls on a smaller chunk would cost more than its arithmetic
+NATIVE_CHUNK = 16  # blocks; half a megabyte of keystream stays in the cache
+
+REFINED_LOG2 = 20  # U < 2^-20 is refined: rare enough to cost nothing
+NORMALS, REFINEMENTS, UNIFORMS = range(3)  # lanes of the counter
+
+_WORD = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+class _Keystream:
+    """AES-256-CTR whose counter starts at lane * 2^120, so that the lanes of one key never meet."""
+
+    def __init__(self, key: bytes, lane: int) -> None:
+        start = (lane << 120).to_bytes(16, "big")
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
+        self._zeros = memoryview(b"")
+        self.bytes_drawn = 0
+
+    def fill(self, buffer: bytearray, size: int) -> None:
+        """Overwrite the first `size` bytes of a buffer that has 16 to spare (the cipher insists)."""
+        if len(self._zeros) < size:
+            self._zeros = memoryview(bytes(size))
+        self.bytes_drawn += self._encryptor.update_into(self._zeros[:size], buffer)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """The next `count` words of 64 bits."""
+        self.bytes_drawn += 8 * count
+        return np.frombuffer(self._encryptor.update(bytes(8 * count)), dtype=np.uint64)
+
+
+class _Workspace:
+    """Room for one chunk of keystream and for what turns it into normals of one dtype."""
+
+    def __init__(self, dtype: torch.dtype, blocks: int) -> None:
+        self.dtype = dtype
+        self.blocks = blocks
+        self.word_bits: int = torch.finfo(dtype).bits
+        self.half_range: int = 1 << (self.word_bits - 1)
+        self.block_bytes = BLOCK * self.word_bits // 8
+        self.buffer = bytearray(blocks * self.block_bytes + 16)
+        words = torch.frombuffer(self.buffer, dtype=_WORD[dtype], count=blocks * BLOCK)
+        self.words = words.view(blocks, 2, PAIRS)
+        self._scratch: list[Tensor] = []
+
+    def scratch(self, blocks: int) -> list[Tensor]:
+        """A buffer for words and three for floats, made at first use: the native kernel needs none."""
+        if not self._scratch:
+            dtypes = (_WORD[self.dtype], self.dtype, self.dtype, self.dtype)
+            self._scratch = [torch.empty(self.blocks, PAIRS, dtype=dtype) for dtype in dtypes]
+        return [part[:blocks] for part in self._scratch]
+
+    def odd_words(self, blocks: int) -> Tensor:
+        """U as an odd integer over 2^(bits - 1): the radius words without sign bit, their last bit set."""
+        return torch.bitwise_and(self.words[:blocks, 0], self.half_range - 1).bitwise_or_(1)
+
+
+_Transform = Callable[[_Workspace, Tensor, float], bool]
+
+
+def _torch_transform(space: _Workspace, out: Tensor, std: float) -> bool:
+    """Box-Muller from the words in `space` into `out` (blocks, 2, PAIRS); true if a radius is to be refined.
+
+    -log U = log1p((1 - U) / U), and integers give both 1 - U and U to full relative accuracy, so neither the
+    small radii nor the large ones suffer from rounding.
+    """
+    words = space.words[: len(out)]
+    odd, radius, uniform, wave = space.scratch(len(out))
+    torch.bitwise_or(words[:, 0], 1 - space.half_range, out=odd)  # sign and last bit set: -(1 - U)
+    refine = int(odd.amin()) < _refined_below(space.word_bits) - space.half_range
+    radius.copy_(odd)
+    uniform.copy_(odd.bitwise_xor_(space.half_range - 2))  # sign bit flipped, then negated: -U
+    radius.div_(uniform).log1p_().mul_(2.0).sqrt_()
+    angle = uniform.copy_(words[:, 1]).mul_(2 * math.pi * 2.0**-space.word_bits)
+    torch.mul(radius, torch.cos(angle, out=wave), out=out[:, 0])
+    torch.mul(radius, torch.sin(angle, out=wave), out=out[:, 1])
+    if std != 1.0:
+        out.mul_(std)
+    return refine
+
+
+def _native_transform(kernel: _native.Kernel) -> _Transform:
+    def transform(space: _Workspace, out: Tensor, std: float) -> bool:
+        least = kernel(space.words.data_ptr(), out.data_ptr(), len(out), PAIRS, std)
+        return least < _refined_below(32)
+
+    return transform
+
+
+def _refined_below(word_bits: int) -> int:
+    """The odd words under this stand for U < 2^-20."""
+    return 1 << (word_bits - 1 - REFINED_LOG2)
+
+
+def _refine(space: _Workspace, out: Tensor, std: float, keystream: _Keystream) -> None:
+    """Recompute the pairs of tiny U = (j + v) / 2^(bits - 2), each with 64 fresh bits for v, in order."""
+    odd = space.odd_words(len(out))
+    blocks, places = (odd < _refined_below(space.word_bits)).nonzero(as_tuple=True)
+    j = (odd[blocks, places] >> 1).double().numpy()
+    v = (keystream.words(len(j)).astype(np.float64) + 0.5) * 2.0**-64
+    radius = np.sqrt(2.0 * ((space.word_bits - 2) * math.log(2.0) - np.log(j + v)))
+    angle = space.words[blocks, 1, places].double().numpy() * (2 * math.pi * 2.0**-space.word_bits)
+    for row, wave in enumerate((np.cos(angle), np.sin(angle))):
+        out[blocks, row, places] = torch.from_numpy(radius * wave).to(out.dtype) * std
+
+
+class _Gaussian:
+    """The unit normals of one dtype as one endless sequence, cut to the lengths asked for."""
+
+    def __init__(self, dtype: torch.dtype, backend: str, bulk: _Keystream, refinements: _Keystream) -> None:
+        kernel = _native.kernel() if backend == "aes-ctr-native" and dtype == torch.float32 else None
+        self._transform = _torch_transform if kernel is None else _native_transform(kernel)
+        self._space = _Workspace(dtype, TORCH_CHUNK if kernel is None else NATIVE_CHUNK)
+        self._bulk, self._refinements = bulk, refinements
+        self._ahead = torch.empty(RESERVOIR_BLOCKS * BLOCK, dtype=dtype)
+        # Served through numpy, whose calls on short arrays take a third of the time of torch's.
+        self._reservoir = self._ahead.numpy()
+        self._next = len(self._reservoir)  # the first value of the reservoir that nobody has had yet
+
+    def write(self, out: Tensor, std: float) -> None:
+        size = out.numel()
+        done = self._serve(out, std)
+        while size - done >= BLOCK:
+            blocks = min((size - done) // BLOCK, self._space.blocks)
+            self._make(out[done : done + blocks * BLOCK].view(blocks, 2, PAIRS), std)
+            done += blocks * BLOCK
+        while done < size:
+            self._make(self._ahead.view(RESERVOIR_BLOCKS, 2, PAIRS), 1.0)
+            self._next = 0
+            done += self._serve(out[done:], std)
+
+    def _serve(self, out: Tensor, std: float) -> int:
+        """Hand out what the reservoir still holds, and move past it."""
+        start, stop = self._next, min(self._next + out.numel(), len(self._reservoir))
+        self._next = stop
+        np.multiply(self._reservoir[start:stop], self._reservoir.dtype.type(std), out=out.numpy()[: stop - start])
+        return stop - start
+
+    def _make(self, out: Tensor, std: float) -> None:
+        self._bulk.fill(self._space.buffer, len(out) * self._space.block_bytes)
+        if self._transform(self._space, out, std):
+            _refine(self._space, out, std, self._refinements)
+
+
+class NoiseStream:
+    """One independent stream of randomness with a key of its own.
+
+    `seed=None` takes the key from the operating system: only such a stream may carry a privacy claim. A seed,
+    for tests, derives the key as SHA-256 of the seed; `seeded` tells the two apart.
+
+    The normals of each dtype form one sequence, in order and without gaps: filling 1000 and then 1000 gives
+    the values of filling 2000 at once, bit for bit, as long as no other dtype is filled in between (the
+    dtypes share one keystream, block by block). Uniforms and integers share a sequence of their own, which
+    does not move the normals.
+
+    Safe to use from several threads. A forked child takes a key of its own (for a seeded stream, from the
+    seed and the process id), so that parent and child never share noise; for the same reason a stream can be
+    neither copied nor pickled. `backend` is "aes-ctr-native" where the native kernel is at hand, "aes-ctr"
+    otherwise.
+    """
+
+    def __init__(self, seed: int | None = None, *, backend: str | None = None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise TypeError(f"seed={seed!r}: must be an integer, or None for a key from the operating system")
+        if backend not in (None, *BACKENDS):
+            raise ValueError(f"backend={backend!r}: must be None or one of {', '.join(BACKENDS)}")
+        if backend == "aes-ctr-native" and _native.kernel() is None:
+            raise ValueError(f"backend={backend!r}: the native kernel is not installed here; use 'aes-ctr'")
+        self._seed = seed
+        self._backend = backend or ("aes-ctr" if _native.kernel() is None else "aes-ctr-native")
+        self._rekey(os.urandom(32) if seed is None else _derived_key(seed))
+        _alive.add(self)
+
+    def _rekey(self, key: bytes) -> None:
+        self._lock = threading.Lock()  # a new one, for a thread that is gone may hold the old
+        self._bulk, self._refinements, self._words = (
+            _Keystream(key, lane) for lane in (NORMALS, REFINEMENTS, UNIFORMS)
+        )
+        self._gaussians: dict[torch.dtype, _Gaussian] = {}
+
+    def _after_fork(self) -> None:
+        self._rekey(os.urandom(32) if self._seed is None else _derived_key(self._seed, os.getpid()))
+
+    @property
+    def seeded(self) -> bool:
+        """True if the key came from a seed: no privacy claim may rest on this stream."""
+        return self._seed is not None
+
+    @property
+    def backend(self) -> str:
+        """What makes the float32 normals: one of `BACKENDS`."""
+        return self._backend
+
+    @property
+    def bytes_drawn(self) -> int:
+        """How far the counters have run, over all lanes. It only grows."""
+        return self._bulk.bytes_drawn + self._refinements.bytes_drawn + self._words.bytes_drawn
+
+    def normal_(self, out: Tensor, std: float) -> Tensor:
+        """Overwrite `out` (contiguous, float32 or float64) with independent N(0, std^2) draws; return it."""
+        _check_fill(out, std)
+        flat = out.detach().view(-1)
+        if std == 0.0:
+            flat.zero_()
+            return out
+        with self._lock:
+            if out.dtype not in self._gaussians:
+                gaussian = _Gaussian(out.dtype, self._backend, self._bulk, self._refinements)
+                self._gaussians[out.dtype] = gaussian
+            self._gaussians[out.dtype].write(flat, float(std))
+        return out
+
+    def uniform(self, n: int) -> NDArray[np.float64]:
+        """`n` uniform draws from {0, 1, ..., 2^53 - 1} / 2^53."""
+        return (self._draw(n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def integers(self, high: int, n: int) -> NDArray[np.int64]:
+        """`n` exactly uniform draws from {0, ..., high - 1}: words past the last multiple are refused."""
+        if not 0 < high <= 2**62:
+            raise ValueError(f"high={high}: must be between 1 and 2**62")
+        last = np.uint64(2**64 - 1 - 2**64 % high)
+        kept = np.empty(0, dtype=np.uint64)
+        while len(kept) < n:
+            words = self._draw(n - len(kept))
+            kept = np.concatenate([kept, words[words <= last]])
+        return (kept % np.uint64(high)).astype(np.int64)
+
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        """A uniformly random order of 0, ..., n - 1: ranks of 64-bit words, drawn again if two are equal."""
+        while True:
+            words = self._draw(n)
+            order = np.argsort(words, kind="stable")
+            ranked = words[order]
+            if (ranked[1:] != ranked[:-1]).all():
+                return order.astype(np.int64, copy=False)
+
+    def choice_without_replacement(self, n: int, k: int) -> NDArray[np.int64]:
+        """`k` distinct members of {0, ..., n - 1}, in random order, every ordered choice equally likely.
+
+        A small share is the first k distinct values of a run of uniform integers; a large one begins a
+        permutation.
+        """
+        if not 0 <= k <= n:
+            raise ValueError(f"k={k}: must be between 0 and n={n}")
+        if 4 * k > n:
+            return self.permutation(n)[:k]
+        chosen = np.empty(0, dtype=np.int64)
+        while len(chosen) < k:
+            chosen = np.concatenate([chosen, self.integers(n, k - len(chosen))])
+            first = np.unique(chosen, return_index=True)[1]
+            chosen = chosen[np.sort(first)]
+        return chosen
+
+    def _draw(self, count: int) -> NDArray[np.uint64]:
+        if count < 0:
+            raise ValueError(f"n={count}: must be >= 0")
+        with self._lock:
+            return self._words.words(count)
+
+    def __repr__(self) -> str:
+        return f"NoiseStream(seeded={self.seeded}, backend={self.backend!r})"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a NoiseStream cannot be copied or pickled: its noise would be used twice; make a new one")
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(2)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
+        self.__reduce_ex__(2)
+
+
+def _derived_key(seed: int, process: int | None = None) -> bytes:
+    text = f"confide noise stream, seed {seed}" + ("" if process is None else f", process {process}")
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _check_fill(out: Tensor, std: float) -> None:
+    if out.dtype not in _WORD:
+        raise TypeError(f"out.dtype={out.dtype}: must be torch.float32 or torch.float64")
+    if out.device.type != "cpu":
+        raise ValueError(f"out.device={out.device}: must be on the CPU; fill there and copy")
+    if not out.is_contiguous():
+        raise ValueError(f"out.stride()={out.stride()}: must be contiguous; fill a new tensor and copy")
+    limits = torch.finfo(out.dtype)
+    # A std that underflows would silently write no noise, and one that overflows infinities.
+    if not (std == 0.0 or limits.tiny <= std <= limits.max / 16):
+        raise ValueError(f"std={std}: must be 0, or between {limits.tiny:g} and {limits.max / 16:g}")
+
+
+_alive: weakref.WeakSet[NoiseStream] = weakref.WeakSet()
+
+
+def _rekey_all() -> None:
+    for stream in list(_alive):
+        stream._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_rekey_all)
