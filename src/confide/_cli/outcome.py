@@ -1,0 +1,102 @@
+"""What a finished run leaves: a directory, a summary for programs and a page of text for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from confide._cli.privacy_table import epsilon_table
+from confide._cli.shell import one_line
+from confide._cli.training import assumed_facts
+from confide.artefacts import POSTERIOR, RECORD, REPORT, save_run
+from confide.data import Encoder
+from confide.fit import Run
+from confide.report import Evaluation
+
+METRIC_NAMES = {
+    "accuracy": "accuracy",
+    "nll": "negative log-likelihood",
+    "brier": "Brier score",
+    "ece": "calibration error, mean (ECE)",
+    "mce": "calibration error, largest (MCE)",
+    "rmse": "root mean square error",
+    "log_likelihood": "log-likelihood",
+    "coverage_90": "share inside the 90% intervals",
+    "width_90": "width of the 90% intervals",
+    "crps": "CRPS",
+}
+
+
+def save(
+    run: Run, out: Path, evaluation: Evaluation | None, config: dict[str, Any], encoder: Encoder
+) -> dict[str, Any]:
+    """Write the directory, and return the summary."""
+    metrics = {} if evaluation is None else evaluation.metrics()
+    summary = {
+        "method": run.method.name,
+        **run.privacy.to_dict(),
+        "metrics": metrics,
+        "test": None if evaluation is None else evaluation.source,
+        "assumed_public": assumed_facts(run.schema),
+        "seeded": run.privacy.seeded,
+        "records": run.plan.records,
+        "batch": run.plan.expected_batch,
+        "steps": run.plan.steps,
+        "clip": run.plan.mechanism.clip,
+        "noise_multiplier": run.plan.mechanism.noise_multiplier,
+        "seconds": run.seconds,
+        "out": str(out),
+    }
+    save_run(run, out, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
+    return summary
+
+
+def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evaluation | None) -> None:
+    plan = run.plan
+    about = (
+        f"{run.method.name}: {plan.steps} steps of about {plan.expected_batch:.0f} out of {plan.records} declared "
+        f"records, clip {plan.mechanism.clip:g}, noise multiplier {plan.mechanism.noise_multiplier:.4g}; "
+        f"{run.seconds:.1f} s"
+    )
+    console.print(about)
+    console.print()
+    if evaluation is None:
+        console.print("No test set was given, so nothing was measured: what is private is not measured in the open.")
+    else:
+        console.print(f"Measured on {evaluation.inputs} test records ({evaluation.source}; not protected):")
+        console.print(_metric_table(summary["metrics"]))
+    console.print()
+    console.print(epsilon_table(summary))
+    console.print()
+    console.print(escape(run.privacy.statement()))
+    _show_cautions(console, summary)
+    console.print()
+    console.print(f"Written to {escape(one_line(summary['out']))}: {POSTERIOR}, {RECORD}, {REPORT}")
+
+
+def _metric_table(metrics: dict[str, float]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for name, value in metrics.items():
+        if name in METRIC_NAMES:
+            table.add_row(METRIC_NAMES[name], f"{value:.4f}")
+    return table
+
+
+def _show_cautions(console: Console, summary: dict[str, Any]) -> None:
+    if summary["assumed_public"]:
+        facts = ", ".join(summary["assumed_public"][:8])
+        more = len(summary["assumed_public"]) - 8
+        console.print()
+        console.print(
+            f"[bold]Assumed public[/bold] on your word, read off the data and not protected: "
+            f"{escape(one_line(facts))}{f' and {more} more' if more > 0 else ''}."
+        )
+    if summary["seeded"]:
+        console.print()
+        console.print("[bold]Seeded: no privacy claim.[/bold] The noise can be computed by anyone who knows the seed.")

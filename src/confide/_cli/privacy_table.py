@@ -1,0 +1,69 @@
+"""What a run costs, as a table for people: the sound number first, every number with its kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+NAMES = {
+    "pld": "privacy loss distribution (PLD)",
+    "rdp": "Renyi (RDP, moments)",
+    "gdp_clt": "Gaussian limit (GDP-CLT)",
+    "zcdp": "concentrated (zCDP)",
+    "advanced_composition": "advanced composition",
+}
+
+
+def show_privacy(console: Console, values: Mapping[str, Any], what: str = "") -> None:
+    """`values` is what `Privacy.to_dict` gives."""
+    console.print(f"[bold]epsilon {shown(values, 'pld')}[/bold] at delta {values['delta']:g}")
+    sampling = values.get("sampling")
+    facts = [what, f"{sampling} sampling" if sampling else "", f"{values['adjacency']} adjacency"]
+    console.print(escape(", ".join(fact for fact in facts if fact)), style="dim")
+    console.print()
+    console.print(epsilon_table(values))
+    sentence = attacker_sentence(values.get("attacker"))
+    if sentence:
+        console.print()
+        console.print(sentence)
+
+
+def epsilon_table(values: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("accountant", no_wrap=True)
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    table.add_column("kind")
+    for name in values["epsilon"]:
+        style = "bold" if name == "pld" else ""
+        table.add_row(NAMES.get(name, name), shown(values, name), escape(values["kind"][name]), style=style)
+    return table
+
+
+def attacker_sentence(attacker: Mapping[str, Any] | None) -> str:
+    """What the strongest attacker can do, in plain words; shares are rounded up."""
+    if not attacker or attacker.get("accuracy") is None:
+        return ""
+    caught = attacker.get("tpr_at_fpr_0.01")
+    also = "" if caught is None else f", and finds at most {_share(caught)} of those present at 1% false alarms"
+    return (
+        "An attacker who knows every other record tells whether one person is in the data with "
+        f"at most {_share(attacker['accuracy'])} accuracy, where 50% is a coin toss{also}."
+    )
+
+
+def shown(values: Mapping[str, Any], name: str) -> str:
+    """An epsilon to four decimals. A bound is rounded up, for a claim must not be better than the bound."""
+    epsilon = values["epsilon"][name]
+    if epsilon is None:
+        return "infinite" if values["kind"][name].startswith("infinite") else "-"
+    is_bound = values["kind"][name].startswith("upper bound")
+    return f"{math.ceil(epsilon * 1e4 * (1 - 1e-12)) / 1e4 if is_bound else epsilon:.4f}"
+
+
+def _share(share: float) -> str:
+    return f"{min(100.0, math.ceil(share * 1000 * (1 - 1e-12)) / 10):.1f}%"

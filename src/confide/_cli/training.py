@@ -1,0 +1,331 @@
+"""From files and options to a finished run, in the order that keeps data and budget safe:
+
+check     every option and every path, before any file is opened
+load      the records, and settle which facts about them are public
+plan      the noise, from public sizes
+charge    the ledger, then fit: no record is used before it is paid for
+save      all results at once, so that a failure leaves nothing behind
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from confide._cli import options
+from confide._cli.plan import make_plan
+from confide._cli.shell import CommandError
+from confide.boundary import PrivateData
+from confide.data import DataSet, Encoder, Prepared, Schema, catalogue, load_dataset, load_table, prepare
+from confide.data.embedded import NAMES as EMBEDDED
+from confide.data.schema import Task
+from confide.fit import Run, default_likelihood
+from confide.fit import fit as fit_method
+from confide.models.likelihoods import Gaussian
+from confide.models.networks import MLP, Recipe
+from confide.models.predictive import RealPredictive
+from confide.plan import Plan
+from confide.privacy.events import Event
+from confide.privacy.ledger import Entry, Ledger
+from confide.report import PUBLIC, SEPARATE, Evaluation
+
+MOST_PARAMETERS = 10**8
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the records are, and whose word the public facts about them are."""
+
+    train: str
+    target: str | None
+    test: Path | None
+    bounds: Path | None
+    assume_public: bool
+    directory: Path | None
+    split: int | None
+    task: Task | None
+
+    @property
+    def is_benchmark(self) -> bool:
+        return self.train in catalogue.names()
+
+    @property
+    def has_own_facts(self) -> bool:
+        return self.is_benchmark or self.train in EMBEDDED
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The typed part of the plan; None is filled in by the public rule."""
+
+    epsilon: float
+    delta: float
+    batch: int | None
+    epochs: float | None
+    steps: int | None
+    clip: float
+    sampling: str
+    adjacency: str
+
+
+@dataclass(frozen=True)
+class LateLedger:
+    """A ledger whose file is made at the first charge, so that a run refused earlier leaves no file behind."""
+
+    path: Path
+
+    def charge(self, event: Event, purpose: str = "", dataset: str = "") -> Entry:
+        with Ledger(self.path) as ledger:
+            return ledger.charge(event, purpose=purpose, dataset=dataset)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is fitted: the method, the hidden layers, the noise of a regression target, and a seed for tests."""
+
+    method: Any
+    hidden: tuple[int, ...]
+    noise_scale: float
+    seed: int | None
+
+
+def check_schedule_options(schedule: Schedule) -> None:
+    """What can be said about the plan before the number of records is known."""
+    options.epsilon(schedule.epsilon)
+    options.delta(schedule.delta)
+    options.number("--clip", schedule.clip, above=0, most=1e12)
+    options.sampling(schedule.sampling)
+    options.adjacency(schedule.adjacency)
+    options.check_pair(schedule.sampling, schedule.adjacency)
+    if schedule.epochs is not None and schedule.steps is not None:
+        raise CommandError(f"--epochs={schedule.epochs:g} and --steps={schedule.steps}: give one of the two")
+    if schedule.batch is not None:
+        options.whole("--batch", schedule.batch)
+
+
+def check_source(source: Source) -> None:
+    """What can be said about the source before a file is opened."""
+    if source.is_benchmark and source.directory is None and not os.environ.get(catalogue.ENVIRONMENT):
+        raise CommandError(f"--data: missing; {source.train} is read from a directory of yours, named by --data DIR")
+    if source.split is not None and not source.is_benchmark:
+        raise CommandError(f"--split={source.split}: {source.train} has no published splits; leave it out")
+    if source.test is not None and _same_file(source.test, source.train):
+        raise CommandError(
+            f"--test={source.test}: is the training file; what is measured on private records would publish them"
+        )
+    if source.bounds is None and not source.assume_public and not source.has_own_facts:
+        raise CommandError(
+            "--bounds: missing; declare the public facts in a file with --bounds FILE.toml, or say with "
+            "--assume-public that the ranges of the columns, the classes and the number of records are public"
+        )
+
+
+def _same_file(one: Path, other: str) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def check_new_directory(option: str, path: Path) -> None:
+    """The results overwrite nothing, and can be written once the budget is spent."""
+    if not path.name or path.name == "..":
+        raise CommandError(f"{option}={path}: must name a new directory")
+    if os.path.lexists(path):
+        raise CommandError(f"{option}={path}: exists already; name a new directory")
+    check_writable(option, path)
+
+
+def check_writable(option: str, path: Path) -> None:
+    parent = path.absolute().parent
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise CommandError(f"{option}={path}: {parent} is not a directory that can be written to")
+
+
+def check_ledger(path: Path | None) -> None:
+    """An existing ledger must be sound; a new one is made only when it is charged."""
+    if path is None:
+        return
+    if path.exists():
+        Ledger(path).close()
+    elif not path.absolute().parent.is_dir():
+        raise CommandError(f"--ledger={path}: the folder {path.absolute().parent} does not exist; create it first")
+    else:
+        check_writable("--ledger", path)
+
+
+def load(source: Source) -> DataSet:
+    """The records, their test part if there is one, and the facts that were declared or come with them."""
+    declared = None if source.bounds is None else Schema.from_toml(source.bounds)
+    target = source.target or (declared.target if declared else None)
+    if source.is_benchmark:
+        found = catalogue.load(source.train, source.directory)
+        found = found.split(source.split or 0) if found.splits else found
+    elif target is None and not source.has_own_facts and not source.train.lower().endswith(".npz"):
+        raise CommandError("--target: missing; name the column to predict")
+    else:
+        found = load_dataset(source.train, target, schema=declared)
+    facts = declared or found.schema
+    if source.has_own_facts and source.target is not None and facts is not None and source.target != facts.target:
+        raise CommandError(f"--target={source.target}: the target of {source.train} is {facts.target}; leave it out")
+    held_out = found.test
+    if source.test is not None:
+        held_out = load_table(source.test, target or found.train.target, part="test", schema=facts)
+    return DataSet(found.name, found.train, held_out, facts)
+
+
+def settle(dataset: DataSet, source: Source, schedule: Schedule) -> Prepared:
+    """Fix the public facts, check the records for the curator and encode them."""
+    prepared = prepare(dataset, assume_public=source.assume_public, task=source.task)
+    schema = prepared.encoder.schema
+    if schedule.sampling in ("fixed-size", "shuffle") and schema.records != dataset.train.rows:
+        raise CommandError(
+            f"--sampling={schedule.sampling}: makes the number of records public, so it must be declared exactly; "
+            "poisson keeps it private"
+        )
+    if dataset.test is not None:
+        _check_test(dataset, prepared)
+    return prepared
+
+
+def _check_test(dataset: DataSet, prepared: Prepared) -> None:
+    if prepared.y_test is None:
+        raise CommandError("--test: has no target column, so nothing can be measured on it; leave it out")
+    if prepared.encoder.schema.classes is not None and (prepared.y_test < 0).any():
+        raise CommandError(
+            "--test: some labels are not among the declared classes; declare them, or remove those records"
+        )
+
+
+def default_batch(records: int) -> int:
+    """The public rule for the batch: sqrt(n) records but at least 128, and at most a quarter of all."""
+    return max(1, min(max(128, round(math.sqrt(records))), records // 4))
+
+
+def default_epochs(records: int) -> float:
+    """The public rule for the passes: 40 up to 10 000 records, then 400 000 / n, at least 10."""
+    return max(10.0, min(40.0, 400_000 / records))
+
+
+def plan_of(schedule: Schedule, schema: Schema) -> Plan:
+    """The calibrated plan, with the rule's values where none were typed."""
+    records = schema.records
+    assert records is not None  # `prepare` refuses a schema without it
+    options.delta(schedule.delta, records)
+    batch, epochs = schedule.batch, schedule.epochs
+    if batch is None and schedule.sampling != "full-batch":
+        batch = default_batch(records)
+    if epochs is None and schedule.steps is None:
+        epochs = default_epochs(records)
+    return make_plan(
+        epsilon=schedule.epsilon,
+        delta=schedule.delta,
+        records=records,
+        batch=batch,
+        epochs=epochs,
+        steps=schedule.steps,
+        clip=schedule.clip,
+        sampling=schedule.sampling,
+        adjacency=schedule.adjacency,
+    )
+
+
+def run_fit(
+    model: Model,
+    prepared: Prepared,
+    plan: Plan,
+    ledger: Path | None,
+    name: str,
+    progress: Callable[[int, int], None],
+) -> Run:
+    """Charge and fit."""
+    schema = prepared.encoder.schema
+    module = make_network(model, prepared)
+    likelihood = Gaussian(model.noise_scale) if schema.classes is None else default_likelihood(module, schema)
+    book = Ledger() if ledger is None else cast("Ledger", LateLedger(ledger))
+    data = PrivateData(prepared.x, prepared.y, schema=schema, ledger=book, name=name, seed=model.seed)
+    run = fit_method(model.method, module, data, plan, likelihood=likelihood, seed=model.seed, progress=progress)
+    _check_finite(run)
+    return replace(run, privacy=replace(run.privacy, assumptions=assumptions_of(schema)))
+
+
+def _check_finite(run: Run) -> None:
+    if not bool(torch.isfinite(run.posterior.sample(16)).all()):
+        raise CommandError(
+            f"--method={run.method.name}: ran away, its draws are not finite; the run stays charged, and a smaller "
+            "step size or learning rate (--set) keeps the next one within bounds"
+        )
+
+
+def assumptions_of(schema: Schema) -> tuple[str, ...]:
+    """What the user vouches for, as a clause of the privacy statement."""
+    facts = assumed_facts(schema)
+    if not facts:
+        return ()
+    return (f"the facts read off the data ({', '.join(facts[:8])}{', ...' if len(facts) > 8 else ''}) are public",)
+
+
+def assumed_facts(schema: Schema) -> list[str]:
+    """The facts that were read off the data because the user said that they are public."""
+    return [fact.fact for fact in schema.public_facts() if fact.source == "assumed public"]
+
+
+def make_network(model: Model, prepared: Prepared) -> MLP:
+    """A fully connected network for the encoded records; its first weights come from the seed, if there is one."""
+    recipe = Recipe(prepared.x[0].size, prepared.encoder.schema.class_count or 1, model.hidden)
+    widths = (recipe.features, *recipe.hidden, recipe.outputs)
+    parameters = sum((before + 1) * after for before, after in pairwise(widths))
+    if parameters > MOST_PARAMETERS:
+        raise CommandError(
+            f"--hidden={','.join(map(str, model.hidden))}: gives {parameters} weights; {MOST_PARAMETERS} at most"
+        )
+    generator = torch.Generator()
+    if model.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(model.seed)
+    return MLP(recipe, generator)
+
+
+def evaluate(run: Run, prepared: Prepared, dataset: DataSet, source: Source) -> Evaluation | None:
+    """Predictions beside the truth on the declared test records, in the units of the target."""
+    if dataset.test is None or dataset.test.labels is None or prepared.x_test is None or prepared.y_test is None:
+        return None
+    whose = PUBLIC if source.has_own_facts and source.test is None else SEPARATE
+    predictive = run.posterior.predict(torch.as_tensor(prepared.x_test))
+    if not isinstance(predictive, RealPredictive):
+        return Evaluation(predictive, torch.as_tensor(prepared.y_test), whose)
+    # The encoder clamps targets to their declared bounds; predictions are judged against the values as they are.
+    truth = torch.as_tensor(dataset.test.labels.astype("float64"))
+    return Evaluation(in_units(predictive, prepared.encoder), truth, whose)
+
+
+def in_units(predictive: RealPredictive, encoder: Encoder) -> RealPredictive:
+    """A predictive distribution in the units of the target, in double precision."""
+    parts = (predictive.means, predictive.variances, predictive.weights)
+    exact = RealPredictive(*(part.double() for part in parts))
+    return exact.rescaled(encoder.target_scale, encoder.target_centre)
+
+
+def config_of(source: Source, model: Model, ledger: Path | None, name: str) -> dict[str, Any]:
+    """What was typed, for the record of the run."""
+    paths = {"test": source.test, "bounds": source.bounds, "data": source.directory, "ledger": ledger}
+    return {
+        "train": source.train,
+        **{key: None if path is None else str(path) for key, path in paths.items()},
+        "assume_public": source.assume_public,
+        "split": source.split,
+        "name": name,
+        "hidden": list(model.hidden),
+        "noise_scale": model.noise_scale,
+        "seed": model.seed,
+    }

@@ -1,0 +1,129 @@
+"""`ledger show` and `ledger limit`, and what a ceiling does to `fit`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from confide.privacy.ledger import Ledger
+from tests.cli.conftest import Result, is_refusal
+
+Run = Callable[..., Result]
+
+
+def fit_words(files: Path, out: str) -> tuple[object, ...]:
+    budget = ("--epsilon", 2, "--delta", 1e-3, "--batch", 30, "--steps", 3, "--ledger", files / "budget.db")
+    return ("fit", files / "train.csv", "--bounds", files / "facts.toml", *budget, "--out", files / out, "--json")
+
+
+def test_a_ceiling_refuses_before_anything_is_spent_or_written(run: Run, files: Path) -> None:
+    """Exit 3, one sentence, no directory, no charge. Catches a ceiling that is looked at after the fit."""
+    assert run("ledger", "limit", files / "budget.db", "--epsilon", 2.5, "--delta", 1e-3).code == 0
+    assert run(*fit_words(files, "one")).code == 0
+    before = sorted(files.iterdir())
+    refused = run(*fit_words(files, "two"))
+    assert is_refusal(refused, code=3)
+    assert "2.5" in refused.err
+    assert sorted(files.iterdir()) == before
+    assert len(Ledger(files / "budget.db").entries()) == 1
+
+    assert run("ledger", "limit", files / "budget.db", "--epsilon", 4, "--delta", 1e-3).code == 0
+    assert run(*fit_words(files, "two")).code == 0
+    assert len(Ledger(files / "budget.db").entries()) == 2
+
+
+def test_budgets_add_up_by_name(run: Run, files: Path) -> None:
+    """The same name shares a budget, another name has its own."""
+    run("ledger", "limit", files / "budget.db", "--epsilon", 2.5, "--delta", 1e-3)
+    assert run(*fit_words(files, "one"), "--name", "patients").code == 0
+    assert run(*fit_words(files, "two"), "--name", "patients").code == 3
+    assert run(*fit_words(files, "two"), "--name", "others").code == 0
+
+
+def test_show_lists_charges_and_what_remains(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run("ledger", "limit", files / "budget.db", "--epsilon", 3, "--delta", 1e-3)
+    spent = run(*fit_words(files, "one")).json["epsilon"]["pld"]
+    values = run("ledger", "show", files / "budget.db", "--json").json
+    assert values["limit"] == {"epsilon": 3.0, "delta": 1e-3, "adjacency": "add-remove"}
+    assert values["datasets"]["train.csv"]["epsilon"] == pytest.approx(spent, rel=1e-6)
+    assert values["datasets"]["train.csv"]["remaining"] == pytest.approx(3 - spent, rel=1e-6)
+    assert [row["kind"] for row in values["entries"]] == ["limit", "charge"]
+
+    shown = run("ledger", "show", files / "budget.db")
+    assert shown.code == 0
+    for word in ("time", "purpose", "data set", "event", "so far", "fit sgld", "train.csv", "remains"):
+        assert word in shown.out
+    assert f"{spent:.4f}" in shown.out
+    assert max(len(line) for line in shown.out.splitlines()) <= 80
+
+
+def test_show_without_a_ceiling_prices_at_the_usual_delta(run: Run, files: Path) -> None:
+    assert run(*fit_words(files, "one")).code == 0
+    usual = run("ledger", "show", files / "budget.db", "--json").json
+    other = run("ledger", "show", files / "budget.db", "--delta", 1e-3, "--json").json
+    assert (usual["delta"], usual["limit"], other["delta"]) == (1e-5, None, 1e-3)
+    assert usual["datasets"]["train.csv"]["remaining"] is None
+    assert usual["datasets"]["train.csv"]["epsilon"] > other["datasets"]["train.csv"]["epsilon"]
+
+
+def test_show_never_makes_a_ledger(run: Run, tmp_path: Path) -> None:
+    """A mistyped name must not come back as an empty ledger with a full budget."""
+    assert is_refusal(run("ledger", "show", tmp_path / "typo.db"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_corrupt_ledger_is_refused_and_left_alone(run: Run, files: Path) -> None:
+    (files / "budget.db").write_bytes(b"not a ledger" * 1000)
+    for words in (fit_words(files, "one"), ("ledger", "show", files / "budget.db")):
+        refused = run(*words)
+        assert is_refusal(refused)
+        assert "budget.db" in refused.err
+    assert (files / "budget.db").read_bytes() == b"not a ledger" * 1000
+    assert not (files / "one").exists()
+
+
+def test_a_tampered_ledger_is_refused(run: Run, files: Path) -> None:
+    assert run(*fit_words(files, "one")).code == 0
+    with sqlite3.connect(files / "budget.db") as database:
+        database.execute("DROP TRIGGER entries_are_never_edited")
+        database.execute("UPDATE entries SET body = replace(body, '\"count\":3', '\"count\":1')")
+    database.close()
+    assert is_refusal(run(*fit_words(files, "two")))
+    assert is_refusal(run("ledger", "show", files / "budget.db"))
+    assert not (files / "two").exists()
+
+
+def test_a_locked_ledger_is_refused(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("ledger", "limit", files / "budget.db", "--epsilon", 9, "--delta", 1e-3)
+    patient = Ledger.__init__
+    monkeypatch.setattr(Ledger, "__init__", lambda self, path=None, timeout=0.2: patient(self, path, timeout))
+    other = sqlite3.connect(files / "budget.db", isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        refused = run(*fit_words(files, "one"))
+    finally:
+        other.close()
+    assert is_refusal(refused)
+    assert "locked" in refused.err
+    assert not (files / "one").exists()
+    assert not Ledger(files / "budget.db").entries()
+
+
+def test_a_run_that_is_refused_makes_no_ledger(run: Run, files: Path) -> None:
+    words = [word if word != files / "train.csv" else files / "absent.csv" for word in fit_words(files, "one")]
+    assert is_refusal(run(*words))
+    assert is_refusal(run(*fit_words(files, "one"), "--delta", 0.5))
+    assert not (files / "budget.db").exists()
+
+
+def test_limit_says_what_it_set(run: Run, tmp_path: Path) -> None:
+    words = ("ledger", "limit", tmp_path / "b.db", "--epsilon", 3, "--delta", 1e-5)
+    assert "epsilon 3 at delta 1e-05" in run(*words).out
+    assert run(*words, "--json").json["limit"]["epsilon"] == 3
+    assert len(Ledger(tmp_path / "b.db").limits()) == 2
+    assert json.loads(run("ledger", "show", tmp_path / "b.db", "--json").out)["datasets"] == {}

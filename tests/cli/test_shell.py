@@ -1,0 +1,154 @@
+"""What all commands share: exit codes, sentences, help, progress, and what is imported."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import confide
+from confide._cli import shell, training
+from confide.cli import main
+from tests.cli.conftest import Result, is_refusal
+
+Run = Callable[..., Result]
+COMMANDS = (["account"], ["plan"], ["fit"], ["predict"], ["ledger", "show"], ["ledger", "limit"])
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == Result(0, f"confide {confide.__version__}\n", "")
+
+
+def test_no_words_at_all_show_the_help(run: Run) -> None:
+    result = run()
+    assert (result.code, result.err) == (0, "")
+    for name in ("account", "plan", "fit", "predict", "ledger"):
+        assert name in result.out
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_teaches_within_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    """Every command explains itself, shows a line to copy, and takes --json."""
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run(*command, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert f"confide {' '.join(command)} " in result.out.split("Example")[1]
+    assert "--json" in result.out
+    assert max(len(line) for line in result.out.splitlines()) <= 80
+
+
+def test_examples_of_the_help_are_right(run: Run) -> None:
+    """An example that does not parse teaches something wrong."""
+    for command in ("account", "plan"):
+        text = re.sub(r"\\\s*\n", " ", run(command, "--help").out.split("Example")[1])
+        lines = [line.split()[1:] for line in text.splitlines() if line.strip().startswith("confide ")]
+        assert lines
+        for line in lines:
+            assert run(*line, "--json").code == 0
+
+
+def test_an_unforeseen_error_is_one_sentence_with_the_way_to_see_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("inner\nworkings")
+
+    monkeypatch.setattr(training, "load", broken)
+    monkeypatch.delenv(shell.DEBUG_VARIABLE, raising=False)
+    words = ("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run")
+    result = run(*words)
+    assert is_refusal(result, code=1)
+    assert "KeyError" in result.err
+    assert "--debug" in result.err
+    assert "Traceback" in run(*words, "--debug").err
+    monkeypatch.setenv(shell.DEBUG_VARIABLE, "1")
+    assert "Traceback" in run(*words).err
+
+
+def test_a_value_error_of_a_library_is_not_taken_for_a_refusal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Exit 2 says "your input is wrong"; a bug must not say that, even where it surfaces in confide's own lines."""
+    monkeypatch.setattr(training, "load", lambda source: int("not a number"))
+    assert run("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run").code == 1
+
+
+def test_interrupted_from_the_keyboard(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run_fit", interrupted)
+    words = ("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run", "--steps", 2)
+    result = run(*words)
+    assert is_refusal(result, code=130)
+    assert "interrupted" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_progress_bar_only_on_a_terminal(files: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """And never on stdout. FORCE_COLOR must not put a bar into a log file."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    out, err = io.StringIO(), Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    words = ("fit", files / "train.csv", "--bounds", files / "facts.toml", "--epsilon", 3, "--delta", 1e-3)
+    rest = ("--steps", 3, "--out", files / "run", "--json")
+    assert main([str(word) for word in (*words, *rest)]) == 0
+    assert json.loads(out.getvalue())["method"] == "sgld"
+    assert ("train.csv" in err.getvalue()) == terminal
+    assert ("3/3" in err.getvalue()) == terminal
+
+
+def test_bad_words_give_the_nearest_command(run: Run) -> None:
+    assert is_refusal(run("acount"))
+    assert "account" in run("acount").err
+    assert is_refusal(run("ledger"))
+    assert "show, limit" in run("ledger").err
+
+
+def test_one_line_hides_what_a_terminal_would_obey() -> None:
+    """A file name may hold escape codes; printed raw they would write to the terminal."""
+    assert shell.one_line("a\n b\x1b[31m\u202e") == "a b\\x1b[31m\\u202e"
+    assert len(shell.one_line("x" * 10_000)) <= 600
+
+
+def test_json_has_no_infinity() -> None:
+    values = shell.strict({"a": float("inf"), "b": [float("nan"), 1.5], "c": (True, None, "x")})
+    assert values == {"a": None, "b": [None, 1.5], "c": [True, None, "x"]}
+
+
+def test_as_a_program(tmp_path: Path) -> None:
+    """`python -m confide` prices a run without loading what only a fit needs; a closed pipe is no traceback."""
+    script = (
+        "import sys; from confide.cli import main; code = main(sys.argv[1:]); "
+        "heavy = {'sklearn', 'matplotlib', 'pyarrow', 'pandas', 'jinja2'} & set(sys.modules); "
+        "sys.exit(f'loaded {heavy}' if heavy else code)"
+    )
+    words = ["account", "--rate", "0.1", "--noise-multiplier", "2", "--steps", "10", "--delta", "1e-5", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["sampling"] == "poisson"
+    closed = subprocess.Popen(
+        [sys.executable, "-m", "confide", *words[:-1]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    assert closed.stdout is not None
+    closed.stdout.close()
+    assert closed.stderr is not None
+    assert closed.stderr.read() == b""
+    closed.stderr.close()
+    assert closed.wait() != 0
