@@ -1,0 +1,71 @@
+"""Per-record gradients, clipped and summed, at about the price of plain gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confide.mechanism.clipping import rules as rules
+from confide.mechanism.clipping.engine import Bound, engine_of
+from confide.mechanism.clipping.factors import STYLES as STYLES
+from confide.mechanism.clipping.factors import Style as Style
+from confide.mechanism.clipping.factors import check_clip, check_style
+from confide.mechanism.clipping.layout import map_tensors
+from confide.mechanism.clipping.rows import clipped_sum_of_rows as clipped_sum_of_rows
+from confide.mechanism.clipping.rules.refusals import UnclippableError as UnclippableError
+from confide.mechanism.clipping.rules.registry import Call as Call
+from confide.mechanism.clipping.rules.registry import Contribution as Contribution
+from confide.mechanism.clipping.rules.registry import rule_for as rule_for
+from confide.mechanism.clipping.running import Inputs, Loss, records_of
+
+MEMORY_BUDGET = 256 << 20
+
+
+def clipped_sum(
+    module: nn.Module,
+    loss: Loss,
+    x: Inputs,
+    y: Any,
+    *,
+    clip: float,
+    out: Tensor,
+    style: Style = "flat",
+    memory_budget: int = MEMORY_BUDGET,
+    micro_batch: int | None = None,
+) -> Tensor:
+    """Add the sum over records of their clipped gradients onto `out` and return the norms before clipping.
+
+    `module(x)` gives outputs and `loss(output, y)` one loss per record (records on axis 0; x may be a tuple).
+    With g_i the gradient of loss i with respect to all trainable parameters and n_i = |g_i|, this computes
+
+        out += sum_i g_i * min(1, clip / n_i)                        style="flat"
+        out += sum_i g_i * clip / (n_i + 0.01)                       style="automatic"
+        out += sum_i concat_k g_ik * min(1, clip / sqrt(K) / n_ik)   style="per-layer", K layers
+
+    so that one record moves `out` by at most `clip` in norm, in every style. `out` is a flat vector over the trainable
+    parameters in the order of `module.parameters()`; it may already hold noise. A record whose gradient is not
+    finite, or too large for its norm to be a number, counts as zero: it adds nothing and its norm is returned
+    as 0. An empty batch adds nothing. Whether a module can be clipped at all is found out on made-up records
+    at its first step, so no error depends on a private one.
+
+    `memory_budget` (bytes) limits the buffers of per-record gradients; `micro_batch` (records) also limits the
+    activations, by running the batch in pieces. Both are exact. The norms are private.
+    """
+    check_clip(clip, out.dtype)
+    check_style(style)
+    if memory_budget <= 0:
+        raise ValueError(f"memory_budget={memory_budget}: must be a number of bytes > 0")
+    if micro_batch is not None and micro_batch < 1:
+        raise ValueError(f"micro_batch={micro_batch}: must be at least 1, or None")
+    engine = engine_of(module)
+    bound = Bound(clip, style, out, memory_budget)
+    records = records_of(x)
+    if micro_batch is None or micro_batch >= records:
+        return engine.step(module, loss, x, y, bound)
+    norms = []
+    for start in range(0, records, micro_batch):
+        part_x, part_y = map_tensors(lambda tensor, first=start: tensor[first : first + micro_batch], (x, y))
+        norms.append(engine.step(module, loss, part_x, part_y, bound))
+    return torch.cat(norms)

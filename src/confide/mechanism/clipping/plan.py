@@ -1,0 +1,175 @@
+"""Which layer answers for which parameter: the structure of a module, found once and kept.
+
+Every module that holds trainable parameters becomes a `Slot`: with the rule of its type, or with None for the
+fallback, which replays that module alone. Parameters used outside their layer (weights passed to a function,
+embeddings of positions that carry no records) are moved to a fallback slot of the whole module.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from confide.mechanism.clipping.rules.explicit import Explicit, find_explicit
+from confide.mechanism.clipping.rules.refusals import refuse
+from confide.mechanism.clipping.rules.registry import Rule, find_rule
+from confide.models.bayesian import BayesianLayer, bayesian_layers
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parameter, or some of its rows, that a contribution adds to."""
+
+    parameter: int
+    rows: tuple[int, int] | None = None
+
+    def view(self, views: list[Tensor]) -> Tensor:
+        whole = views[self.parameter]
+        return whole if self.rows is None else whole[self.rows[0] : self.rows[1]]
+
+
+@dataclass(eq=False)
+class Slot:
+    """One layer and the parameters it answers for, by the names its rule uses."""
+
+    reference: weakref.ref[nn.Module]
+    rule: Rule | None
+    targets: dict[str, Target]
+    group: int
+    explicit: Explicit | None = None
+    trainable: frozenset[str] = frozenset()
+
+    parameters: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.trainable = frozenset(self.targets)
+        self.parameters = frozenset(target.parameter for target in self.targets.values())
+
+    @property
+    def layer(self) -> nn.Module:
+        layer = self.reference()
+        assert layer is not None, "a slot never outlives its module"
+        return layer
+
+
+@dataclass
+class Plan:
+    """The slots of a module, its trainable parameters in order, and what was learnt of its calls."""
+
+    parameters: list[nn.Parameter]
+    slots: list[Slot]
+    groups: int
+    signature: list[Any]
+    draws: int
+    escaped: frozenset[int] = frozenset()
+    layouts: dict[Any, list[Any]] = field(default_factory=dict)
+    parts: dict[Any, Slot] = field(default_factory=dict)
+    sizes: list[int] = field(init=False)
+    size: int = field(init=False)
+    explicit: bool = field(init=False)
+    replays: bool = field(init=False)
+    bayesian: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.size = sum(self.sizes)
+        self.explicit = any(slot.explicit is not None for slot in self.slots)
+        self.replays = any(slot.rule is None and slot.explicit is None for slot in self.slots)
+        self.bayesian = any(isinstance(slot.layer, BayesianLayer) for slot in self.slots)
+
+
+def signature_of(module: nn.Module) -> list[Any]:
+    """What a plan depends on; compared at every step, so that a module changed in between is planned anew."""
+    facts: list[Any] = []
+    for layer in module.modules():
+        draws = layer.draws if isinstance(layer, BayesianLayer) else 1
+        facts.append((id(layer), layer.training, draws))
+        for name, parameter in layer._parameters.items():
+            if parameter is not None:
+                facts.append((name, id(parameter), parameter.requires_grad))
+    return facts
+
+
+def build_plan(module: nn.Module, escaped: frozenset[int] = frozenset()) -> Plan:
+    """Assign every trainable parameter to slots; those whose index is in `escaped` to the whole module."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    index = {id(parameter): position for position, parameter in enumerate(parameters)}
+    owners = [
+        (layer, {name: Target(index[id(value)]) for name, value in named.items() if value.requires_grad})
+        for layer, named in _owners(module)
+    ]
+    groups = _groups([{target.parameter for target in targets.values()} for _, targets in owners])
+    slots: list[Slot] = []
+    for layer, targets in owners:
+        wanted = {name: target for name, target in targets.items() if target.parameter not in escaped}
+        if wanted:
+            slots.append(_slot(layer, wanted, groups))
+    slots += _whole_module_slots(module, index, escaped, groups)
+    count = len(set(groups.values()))
+    return Plan(parameters, slots, count, signature_of(module), _draws(module), escaped)
+
+
+def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
+    """Modules with parameters of their own, each with the parameters it answers for; refuses what mixes records."""
+    covered: set[int] = set()
+    for layer in module.modules():
+        if id(layer) in covered:
+            continue
+        refuse(layer)
+        if find_explicit(layer) is not None:
+            named = dict(layer.named_parameters())
+            covered.update(id(child) for child in layer.modules())
+        else:
+            named = {name: value for name, value in layer._parameters.items() if value is not None}
+        if parametrize.is_parametrized(layer):
+            lists = layer.parametrizations
+            assert isinstance(lists, nn.Module)
+            named |= {f"parametrizations.{name}": value for name, value in lists.named_parameters()}
+            covered.update(id(child) for child in lists.modules())
+        if named:
+            yield layer, named
+
+
+def _slot(layer: nn.Module, wanted: dict[str, Target], groups: dict[int, int]) -> Slot:
+    group = groups[next(iter(wanted.values())).parameter]
+    explicit = find_explicit(layer)
+    replayed = explicit is not None or parametrize.is_parametrized(layer)
+    rule = None if replayed else find_rule(layer, frozenset(wanted))
+    return Slot(weakref.ref(layer), rule, wanted, group, explicit)
+
+
+def _whole_module_slots(
+    module: nn.Module, index: dict[int, int], escaped: frozenset[int], groups: dict[int, int]
+) -> list[Slot]:
+    """Fallback slots for escaped parameters, one per group of per-layer clipping, so that the groups stay."""
+    targets: dict[int, dict[str, Target]] = {}
+    for name, parameter in module.named_parameters():
+        position = index.get(id(parameter), -1)
+        if position in escaped:
+            targets.setdefault(groups[position], {})[name] = Target(position)
+    return [Slot(weakref.ref(module), None, wanted, group) for group, wanted in targets.items()]
+
+
+def _groups(layers: list[set[int]]) -> dict[int, int]:
+    """The group of every parameter in per-layer clipping: layers that share one cannot be clipped apart."""
+    leaders: dict[int, int] = {}
+    for number, parameters in enumerate(layers):
+        shared = {leaders[parameter] for parameter in parameters if parameter in leaders}
+        leader = min(shared, default=number)
+        leaders.update({parameter: leader for parameter, known in leaders.items() if known in shared})
+        leaders.update(dict.fromkeys(parameters, leader))
+    numbers = {leader: group for group, leader in enumerate(sorted(set(leaders.values())))}
+    return {parameter: numbers[leader] for parameter, leader in leaders.items()}
+
+
+def _draws(module: nn.Module) -> int:
+    """How many weight draws the Bayesian layers hold; they must agree, because draws run through the whole module."""
+    counts = {layer.draws for layer in bayesian_layers(module)}
+    if len(counts) > 1:
+        raise ValueError(f"draws={sorted(counts)}: all Bayesian layers of a module must hold the same number of draws")
+    return next(iter(counts), 1)

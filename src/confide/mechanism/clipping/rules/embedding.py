@@ -1,0 +1,106 @@
+"""Look-ups: the gradient of one record has as many rows as it used indices.
+
+dW = sum_t e_{index_t} g_t^T,     |dW|^2 = sum over pairs t, s with the same index of  g_t . g_s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from confide.mechanism.clipping.rules.refusals import UnclippableError
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Weighted, rule_for
+from confide.mechanism.clipping.rules.squares import expanded, squared_norms_of
+
+# With more positions than this, adding up the rows of equal indices is cheaper than comparing all pairs.
+PAIRS = 32
+
+
+class Rows(Contribution):
+    """index (records, positions), values (records, positions, features) added to those rows of the weight."""
+
+    def __init__(self, index: Tensor, values: Tensor, rows: int) -> None:
+        self.index, self.values, self.rows, self.records = index, values, rows, index.shape[0]
+
+    def squared_norms(self) -> Tensor:
+        if self.index.shape[1] == 1:
+            return squared_norms_of(self.values)
+        if self.index.shape[1] <= PAIRS:
+            same = self.index.unsqueeze(2) == self.index.unsqueeze(1)
+            return (torch.bmm(self.values, self.values.transpose(1, 2)) * same).sum((1, 2)).clamp_(min=0)
+        return self._norms_by_row()
+
+    def _norms_by_row(self) -> Tensor:
+        """Add up what one record sends to one row; the squares of these sums belong to the record."""
+        owner = torch.arange(self.records, device=self.index.device).unsqueeze(1)
+        places, inverse = torch.unique(owner * self.rows + self.index, return_inverse=True)
+        sums = self.values.new_zeros(len(places), self.values.shape[2])
+        sums.index_add_(0, inverse.flatten(), self.values.flatten(0, 1))
+        norms = self.values.new_zeros(self.records)
+        return norms.index_add_(0, places // self.rows, squared_norms_of(sums))
+
+    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
+        scaled = self.values * expanded(factors, 3)
+        into["weight"].index_add_(0, self.index.flatten(), scaled.flatten(0, 1))
+
+    def dense(self, start: int, stop: int) -> dict[str, Tensor]:
+        index, values = self.index[start:stop], self.values[start:stop]
+        weight = values.new_zeros(stop - start, self.rows, values.shape[2])
+        return {"weight": weight.scatter_add_(1, index.unsqueeze(2).expand_as(values), values)}
+
+    def merged(self, others: Sequence[Contribution]) -> Contribution | None:
+        parts = [self, *(other for other in others if isinstance(other, Rows))]
+        if len(parts) <= len(others):
+            return None
+        index = torch.cat([part.index for part in parts], 1)
+        return Rows(index, torch.cat([part.values for part in parts], 1), self.rows)
+
+
+def without_padding(values: Tensor, index: Tensor, padding: int | None) -> Tensor:
+    return values if padding is None else values * (index != padding).unsqueeze(-1)
+
+
+@rule_for(nn.Embedding, parameters=("weight",), positions=True)
+def embedding(call: Call) -> Contribution:
+    layer: Any = call.layer
+    index = call.input.reshape(call.records, -1)
+    values = call.gradient.reshape(call.records, -1, layer.embedding_dim)
+    return Rows(index, without_padding(values, index, layer.padding_idx), layer.num_embeddings)
+
+
+@rule_for(nn.EmbeddingBag, parameters=("weight",))
+def embedding_bag(call: Call) -> Contribution:
+    """A bag is a weighted sum of look-ups: of ones, of 1 / count, or of the places where the maximum was found."""
+    layer: Any = call.layer
+    index = call.input
+    offsets, weights = bag_arguments(call)
+    if offsets is not None or index.dim() != 2:
+        raise UnclippableError("EmbeddingBag: offsets cut records apart by position; give indices (records, positions)")
+    used = torch.ones_like(index, dtype=call.gradient.dtype)
+    if layer.padding_idx is not None:
+        used = (index != layer.padding_idx).to(used)
+    if layer.mode == "max":
+        share = places_of_maximum(layer, index, used)
+    elif layer.mode == "mean":
+        share = (used / used.sum(1, keepdim=True).clamp_(min=1)).unsqueeze(2)
+    else:
+        share = (used if weights is None else used * weights).unsqueeze(2)
+    return Rows(index, call.gradient.unsqueeze(1) * share, layer.num_embeddings)
+
+
+def bag_arguments(call: Call) -> tuple[Any, Any]:
+    names = ("offsets", "per_sample_weights")
+    given = dict(zip(names, call.inputs[1:], strict=False)) | call.keywords
+    return given.get("offsets"), given.get("per_sample_weights")
+
+
+def places_of_maximum(layer: nn.EmbeddingBag, index: Tensor, used: Tensor) -> Tensor:
+    """One where a feature's maximum was first found, zero elsewhere: (records, positions, features)."""
+    values = F.embedding(index, layer.weight).masked_fill(used.unsqueeze(2) == 0, -torch.inf)
+    winner = values.argmax(1, keepdim=True)
+    places = torch.zeros_like(values).scatter_(1, winner, 1.0)
+    return places * used.unsqueeze(2)

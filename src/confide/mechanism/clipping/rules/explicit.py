@@ -1,0 +1,61 @@
+"""Layers that hide linear maps: run through an equivalent forward that shows them.
+
+Attention and recurrent layers call fused kernels, so nothing inside them can be observed. While the engine runs,
+such a layer's forward is an equivalent one that does its linear maps through `Linear`, which records them; each
+of them is then clipped by the rule of an ordinary linear layer. The layer itself is left as it was afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from confide.mechanism.clipping.rules.registry import lookup
+
+
+class Linear(Protocol):
+    """inputs @ weight[rows]^T + bias[bias_rows], records on axis 0, the parameters given by name.
+
+    `bias_rows` are the rows of the weight unless given.
+    """
+
+    def __call__(
+        self,
+        layer: nn.Module,
+        inputs: Tensor,
+        weight: str,
+        bias: str | None,
+        rows: tuple[int, int] | None = None,
+        bias_rows: tuple[int, int] | None = None,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Explicit:
+    """An equivalent forward(linear, layer, *inputs) and the layers it is equivalent for."""
+
+    forward: Callable[..., Any]
+    accepts: Callable[[Any], bool]
+
+
+_EXPLICIT: dict[type[nn.Module], Explicit] = {}
+Forward = TypeVar("Forward", bound=Callable[..., Any])
+
+
+def explicit_forward_for(*layer_types: type[nn.Module], accepts: Callable[[Any], bool]) -> Callable[[Forward], Forward]:
+    """Register the decorated function as the explicit forward of `layer_types`."""
+
+    def register(function: Forward) -> Forward:
+        for layer_type in layer_types:
+            _EXPLICIT[layer_type] = Explicit(function, accepts)
+        return function
+
+    return register
+
+
+def find_explicit(layer: nn.Module) -> Explicit | None:
+    explicit: Explicit | None = lookup(_EXPLICIT, layer)
+    return explicit if explicit is not None and explicit.accepts(layer) else None

@@ -1,0 +1,179 @@
+"""Linear layers: the gradient of one record is a sum of outer products.
+
+With input a_t and output gradient g_t at position t of a record (one position in the ordinary case)
+
+    dW = sum_t g_t a_t^T,    db = sum_t g_t.
+
+One position: |dW|^2 + |db|^2 = (|a|^2 + 1) |g|^2, and the clipped sum is one product with a side scaled.
+Several positions: |dW|^2 = sum_{t,s} (a_t . a_s)(g_t . g_s), the "ghost" norm (Goodfellow 2015; Li et al. 2022,
+ICLR; book-keeping: Bu et al. 2023, ICML), or the outer sums formed in full, whichever costs less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from confide.mechanism.clipping.factors import PRECISION, guard
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Weighted, rule_for
+from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
+from confide.mechanism.clipping.workspace import Workspace
+
+# A pass over stored per-record gradients costs about this many multiply-adds per entry (measured; memory-bound).
+PASS_COST = 30
+# Buffers of this size stay in cache between the product that fills them and the sum that reads them.
+CACHE_BYTES = 2 << 20
+# Ghost norms are rounded relative to the norms of their terms; this much is added so that terms that cancel
+# cannot hide a record from the clip.
+CANCELLATION = 16
+
+
+class OuterProduct(Contribution):
+    """One outer product per record: left (records, outputs), right (records, inputs)."""
+
+    def __init__(self, left: Tensor, right: Tensor, bias: bool, space: Workspace) -> None:
+        self.left, self.right, self.bias, self.space = left, right, bias, space
+        self.records = left.shape[0]
+
+    def squared_norms(self) -> Tensor:
+        left, right = self.left, self.right
+        extra = 1.0 if self.bias else guard(right.shape[1], right.dtype)
+        of_left = squared_norms_of(left).add_(guard(left.shape[1], left.dtype))
+        return squared_norms_of(right).add_(extra).mul_(of_left)
+
+    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
+        left, right = self.left, self.right
+        column = factors.unsqueeze(1)
+        if right.shape[1] < left.shape[1]:  # scale the narrower side
+            into["weight"].addmm_(left.t(), right * column)
+            if self.bias:
+                into["bias"].addmv_(left.t(), factors)
+        else:
+            scaled = left * column
+            into["weight"].addmm_(scaled.t(), right)
+            if self.bias:
+                into["bias"].add_(scaled.sum(0))
+
+    def dense(self, start: int, stop: int) -> dict[str, Tensor]:
+        left, right = self.left[start:stop], self.right[start:stop]
+        weight = left.unsqueeze(2) * right.unsqueeze(1)
+        return {"weight": weight, "bias": left} if self.bias else {"weight": weight}
+
+    def merged(self, others: Sequence[Contribution]) -> Contribution | None:
+        return merge_outer_products(self, others)
+
+
+class OuterSum(Contribution):
+    """A sum of outer products per record: left (records, positions, outputs), right (records, positions, inputs)."""
+
+    def __init__(self, left: Tensor, right: Tensor, bias: bool, space: Workspace) -> None:
+        self.left, self.right, self.bias, self.space = left, right, bias, space
+        self.records = left.shape[0]
+        self.biases = left.sum(1) if bias else None
+        self.stored: Tensor | None = None
+
+    def squared_norms(self) -> Tensor:
+        norms = self._weight_norms()
+        return norms if self.biases is None else norms + squared_norms_of(self.biases)
+
+    def _weight_norms(self) -> Tensor:
+        """Choose by cost: store all outer sums, or position-by-position Gram matrices, or pieces thrown away."""
+        records, positions, outputs = self.left.shape
+        inputs = self.right.shape[2]
+        entries = inputs * outputs
+        if positions * positions * (inputs + outputs) <= PASS_COST * entries:
+            return self._ghost_norms()
+        size = entries * self.left.element_size()
+        if self.space.fits(records * size):
+            return self._stored_norms(size)
+        if size <= self.space.budget:
+            return self._piecewise_norms(size)
+        return self._ghost_norms()
+
+    def _stored_norms(self, size: int) -> Tensor:
+        """Form every record's gradient, squaring each piece while it is in cache."""
+        outputs, inputs = self.left.shape[2], self.right.shape[2]
+        self.stored = self.space.take(self.left, self.records, outputs * inputs)
+        norms = self.left.new_empty(self.records)
+        for start, stop in chunks(self.records, size, CACHE_BYTES):
+            piece = self.stored[start:stop]
+            left, right = self.left[start:stop], self.right[start:stop]
+            torch.bmm(left.transpose(1, 2), right, out=piece.view(-1, outputs, inputs))
+            norms[start:stop] = squared_norms_of(piece)
+        return norms
+
+    def _ghost_norms(self) -> Tensor:
+        size = 2 * self.left.shape[1] ** 2 * self.left.element_size()
+        norms = self.left.new_empty(self.records)
+        for start, stop in chunks(self.records, size, self.space.budget):
+            norms[start:stop] = ghost_norms(self.left[start:stop], self.right[start:stop])
+        return norms
+
+    def _piecewise_norms(self, size: int) -> Tensor:
+        norms = self.left.new_empty(self.records)
+        for start, stop in chunks(self.records, size, min(self.space.budget, max(size, CACHE_BYTES))):
+            left, right = self.left[start:stop], self.right[start:stop]
+            norms[start:stop] = squared_norms_of(torch.bmm(left.transpose(1, 2), right))
+        return norms.add_(rounding_guard(self.left, self.right))
+
+    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
+        if self.stored is not None:
+            into["weight"].add_((factors @ self.stored).view_as(into["weight"]))
+        else:
+            left = (self.left * expanded(factors, 3)).flatten(0, 1)
+            into["weight"].addmm_(left.t(), self.right.flatten(0, 1))
+        if self.biases is not None:
+            into["bias"].addmv_(self.biases.t(), factors)
+
+    def dense(self, start: int, stop: int) -> dict[str, Tensor]:
+        weight = torch.bmm(self.left[start:stop].transpose(1, 2), self.right[start:stop])
+        if self.biases is None:
+            return {"weight": weight}
+        return {"weight": weight, "bias": self.biases[start:stop]}
+
+    def merged(self, others: Sequence[Contribution]) -> Contribution | None:
+        return merge_outer_products(self, others)
+
+
+def ghost_norms(left: Tensor, right: Tensor) -> Tensor:
+    """|sum_t left_t right_t^T|^2 through the Gram matrices of the positions."""
+    gram_left = torch.bmm(left, left.transpose(1, 2))
+    gram_right = torch.bmm(right, right.transpose(1, 2))
+    norms = (gram_left * gram_right).sum((1, 2)).clamp_(min=0)
+    scale = gram_left.diagonal(dim1=1, dim2=2).sum(1) * gram_right.diagonal(dim1=1, dim2=2).sum(1)
+    return norms.add_(scale, alpha=CANCELLATION * PRECISION[left.dtype].eps)
+
+
+def rounding_guard(left: Tensor, right: Tensor) -> Tensor:
+    """What rounding may hide when norms and sums come from two different products."""
+    return (squared_norms_of(left) * squared_norms_of(right)).mul_(CANCELLATION * PRECISION[left.dtype].eps)
+
+
+def merge_outer_products(first: OuterProduct | OuterSum, others: Sequence[Contribution]) -> Contribution | None:
+    """Several calls of one layer are one call with the positions of all of them."""
+    parts = [first]
+    for other in others:
+        if not isinstance(other, OuterProduct | OuterSum) or other.bias != first.bias:
+            return None
+        parts.append(other)
+    left = torch.cat([with_positions(part.left) for part in parts], 1)
+    right = torch.cat([with_positions(part.right) for part in parts], 1)
+    return OuterSum(left, right, first.bias, first.space)
+
+
+def with_positions(values: Tensor) -> Tensor:
+    """(records, ..., features) as (records, positions, features)."""
+    return values.unsqueeze(1) if values.dim() == 2 else values.reshape(values.shape[0], -1, values.shape[-1])
+
+
+@rule_for(nn.Linear, parameters=("weight", "bias"), positions=True)
+def linear(call: Call) -> Contribution:
+    left, right = call.gradient, call.input
+    if "weight" not in call.trainable:
+        return Dense({"bias": with_positions(left).sum(1)})
+    bias = "bias" in call.trainable
+    if left.dim() == 2:
+        return OuterProduct(left, right, bias, call.space)
+    return OuterSum(with_positions(left), with_positions(right), bias, call.space)

@@ -1,0 +1,48 @@
+"""Sums of squares and small helpers shared by the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# Temporaries of this size stay in cache and are never returned to the operating system in between.
+PIECE_BYTES = 1 << 20
+
+
+def squared_norms_of(values: Tensor) -> Tensor:
+    """The squared norm of values[i], for every i.
+
+    Torch's sums are cascaded, so the error grows with log(entries) only; its norms are not. Large inputs are squared
+    a piece at a time, because a temporary of their size would cost more than the arithmetic.
+    """
+    flat = values.reshape(values.shape[0], -1) if values.dim() != 2 else values
+    records, entries = flat.shape
+    size = entries * flat.element_size()
+    if records * size <= PIECE_BYTES:
+        return (flat * flat).sum(-1)
+    if size > PIECE_BYTES:
+        width = PIECE_BYTES // flat.element_size()
+        return torch.stack([_one_squared_norm(row, width) for row in flat])
+    norms = flat.new_empty(records)
+    for start, stop in chunks(records, size, PIECE_BYTES):
+        piece = flat[start:stop]
+        torch.sum(piece * piece, -1, out=norms[start:stop])
+    return norms
+
+
+def _one_squared_norm(row: Tensor, width: int) -> Tensor:
+    return torch.stack([(piece * piece).sum() for piece in row.split(width)]).sum()
+
+
+def chunks(records: int, bytes_each: int, budget: int) -> Iterator[tuple[int, int]]:
+    """Ranges of records whose per-record buffers of `bytes_each` stay within `budget`; at least one record."""
+    size = max(1, min(records, budget // max(1, bytes_each)))
+    for start in range(0, records, size):
+        yield start, min(records, start + size)
+
+
+def expanded(factors: Tensor, dimensions: int) -> Tensor:
+    """Factors (records,) shaped to multiply a tensor of that many dimensions."""
+    return factors.view(-1, *[1] * (dimensions - 1))

@@ -1,0 +1,87 @@
+"""Running a module on a batch: several weight draws folded into the batch, one loss per record out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from confide.mechanism.clipping.layout import map_tensors
+from confide.mechanism.clipping.plan import Plan
+from confide.mechanism.clipping.rules.randomness import Draws, Keeping
+from confide.mechanism.clipping.tape import Entry, Tape, check_unchanged
+from confide.models.bayesian import observed
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]
+Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
+
+
+def folded(tree: Any, draws: int) -> Any:
+    """Repeat every tensor for each weight draw: (draws x records, ...), the draws running slower."""
+    return tree if draws == 1 else map_tensors(lambda tensor: torch.cat([tensor] * draws), tree)
+
+
+def per_record_losses(module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int) -> Tensor:
+    """One loss per record, averaged over the weight draws before any gradient is taken."""
+    inputs, targets = folded(x, draws), folded(y, draws)
+    output = module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+    losses = loss(output, targets)
+    rows = records_of(inputs)
+    if not isinstance(losses, Tensor) or losses.shape != (rows,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"loss: returned {got} for {rows} records; one value per record is needed (reduction='none')")
+    return losses if draws == 1 else losses.view(draws, -1).mean(0)
+
+
+def records_of(x: Inputs) -> int:
+    return (x[0] if isinstance(x, tuple) else x).shape[0]
+
+
+@dataclass
+class Pass:
+    """A recorded forward pass."""
+
+    tape: Tape
+    losses: Tensor
+
+    @property
+    def entries(self) -> list[Entry]:
+        return self.tape.entries
+
+    def gradients(self, weights: Tensor | None = None, keep: bool = False) -> list[list[Tensor | None]]:
+        """The gradient of the (weighted) sum of losses at every recorded output: one backward, no weight gradients."""
+        edges = [edge for entry in self.entries for edge in entry.edges if edge is not None]
+        start = torch.ones_like(self.losses) if weights is None else weights
+        found = iter(torch.autograd.grad(self.losses, edges, start, retain_graph=keep, allow_unused=True))
+        return [[None if edge is None else next(found) for edge in entry.edges] for entry in self.entries]
+
+
+@contextmanager
+def recorded_pass(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any, leaves: bool = True) -> Iterator[Pass]:
+    """Run the module with the tape on; layers keep their explicit forwards until the block ends."""
+    tape = Tape(plan)
+    with tape.explicit_forwards() if plan.explicit else nullcontext():
+        yield Pass(tape, _record(tape, module, loss, x, y, leaves))
+
+
+def _record(tape: Tape, module: nn.Module, loss: Loss, x: Inputs, y: Any, leaves: bool) -> Tensor:
+    """The losses, with all calls on the tape."""
+    plan = tape.plan
+    with torch.enable_grad(), observed(leaves) if plan.bayesian else nullcontext():
+        tape.start()
+        try:
+            if plan.replays:
+                tape.random = Draws()
+                with Keeping(tape.random):
+                    losses = per_record_losses(module, loss, x, y, plan.draws)
+            else:
+                losses = per_record_losses(module, loss, x, y, plan.draws)
+        finally:
+            tape.stop()
+    for entry in tape.entries:
+        check_unchanged(entry)
+    return losses

@@ -1,0 +1,43 @@
+"""Memory for per-record gradients, kept between steps.
+
+Buffers of many megabytes that are given back to the operating system cost more in page faults than the arithmetic
+done in them. A workspace hands out pieces of one buffer, which grows to what a step needs within the memory budget.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Pieces of one buffer; `begin` takes them all back."""
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None
+        self.used = 0
+        self.wanted = 0
+        self.budget = 0
+
+    def begin(self, budget: int) -> None:
+        """A new step, with so many bytes for all pieces together."""
+        if self.buffer is not None and self.wanted > self.buffer.numel():
+            self.buffer = None  # one that is large enough is made at the first request
+        self.budget, self.used = budget, 0
+
+    def fits(self, bytes_needed: int) -> bool:
+        return self.used + bytes_needed <= self.budget
+
+    def take(self, like: Tensor, *shape: int) -> Tensor:
+        """An uninitialised tensor of the type of `like`; from the buffer while that lasts."""
+        size = math.prod(shape) * like.element_size()
+        start = -(-self.used // 64) * 64  # aligned for vector instructions
+        self.used = start + size
+        self.wanted = max(self.wanted, self.used)
+        if self.buffer is None:
+            self.buffer = torch.empty(self.wanted, dtype=torch.uint8, device=like.device)
+        if self.used > self.buffer.numel() or self.buffer.device != like.device:
+            return like.new_empty(shape)
+        return self.buffer[start : self.used].view(like.dtype).view(shape)
