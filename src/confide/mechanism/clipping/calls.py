@@ -44,6 +44,8 @@ class Cluster:
     def squared_norms(self) -> Tensor:
         if len(self.members) > 1:
             self.merge()
+        if len(self.members) == 1:
+            return self.members[0][1].squared_norms()
         if _disjoint([target for slot, _ in self.members for target in slot.targets.values()]):
             first, *rest = (contribution.squared_norms() for _, contribution in self.members)
             return sum(rest, start=first)
@@ -109,6 +111,11 @@ def contributions_of(
     found: list[tuple[Slot, Contribution]] = []
     for entry, given, layout in zip(tape.entries, gradients, layouts, strict=True):
         if all(gradient is None for gradient in given):
+            continue
+        slot = entry.slot
+        if layout.plain and slot.rule is not None and chosen is None:  # the ordinary case, without detours
+            call = Call(slot.layer, entry.inputs, entry.keywords, given, slot.trainable, space, entry.captured)
+            found.append((slot, slot.rule.contribution(call)))
             continue
         made = _Made(entry, list(given), layout, tape.drawn(entry))
         if chosen is not None:

@@ -24,8 +24,9 @@ from confide.mechanism.clipping.factors import Style, clip_factors
 from confide.mechanism.clipping.layout import CallLayout
 from confide.mechanism.clipping.plan import Plan, build_plan, signature_of
 from confide.mechanism.clipping.rules.refusals import UnclippableError
-from confide.mechanism.clipping.running import Inputs, Loss, Pass, recorded_pass, records_of
+from confide.mechanism.clipping.running import Inputs, Loss, Pass, record, recorded_pass, records_of
 from confide.mechanism.clipping.structure import examine
+from confide.mechanism.clipping.tape import Tape
 from confide.mechanism.clipping.workspace import Workspace
 
 Gradients: TypeAlias = list[list[Tensor | None]]
@@ -54,7 +55,14 @@ class Engine:
             self.plan = build_plan(module)
         key = shape_key(x)
         if key not in self.plan.layouts:
-            self.plan, layouts = examine(module, self.plan, loss, x, y)
+            try:
+                self.plan, layouts = examine(module, self.plan, loss, x, y)
+            except UnclippableError:
+                raise
+            except Exception:
+                if records_of(x) > 0:
+                    raise
+                return self.plan  # an empty batch never fails; the next one is examined
             self.plan.layouts[key] = layouts
         return self.plan
 
@@ -65,17 +73,21 @@ class Engine:
         records = records_of(x)
         if records == 0:
             return bound.out.new_zeros(0)
+        if not plan.explicit:  # nothing to put back afterwards
+            return self._sum(plan, record(Tape(plan), module, loss, x, y), x, bound)
         with recorded_pass(module, plan, loss, x, y) as run:
-            if not run.entries or not run.losses.requires_grad:
-                return bound.out.new_zeros(records)
-            gradients = run.gradients()
-            with torch.no_grad():
-                return self._sum(plan, run, gradients, layouts_of(plan, run, x), bound)
+            return self._sum(plan, run, x, bound)
 
-    def _sum(self, plan: Plan, run: Pass, gradients: Gradients, layouts: Sequence[CallLayout], bound: Bound) -> Tensor:
-        records = len(run.losses)
+    @torch.no_grad()
+    def _sum(self, plan: Plan, run: Pass, x: Inputs, bound: Bound) -> Tensor:
+        records = run.losses.shape[0]
+        if not run.entries or not run.losses.requires_grad:
+            return bound.out.new_zeros(records)
+        gradients, layouts = run.gradients(), layouts_of(plan, run, x)
         self.space.begin(bound.budget)
         found = contributions_of(run.tape, gradients, layouts, records, self.space)
+        if not found:  # the loss depends on none of the parameters
+            return run.losses.new_zeros(records)
         clusters = clusters_of(found, plan, self.space)
         squares = group_squares(clusters)
         total = squared_total(squares)
@@ -108,7 +120,7 @@ def shape_key(x: Inputs) -> tuple[Any, ...]:
 
 def layouts_of(plan: Plan, run: Pass, x: Inputs) -> Sequence[CallLayout]:
     """The examined layouts; where this batch took another way through the module, records must be on axis 0."""
-    known, records = plan.layouts[shape_key(x)], len(run.losses)
+    known, records = plan.layouts[shape_key(x)], run.losses.shape[0]
     if len(known) == len(run.entries):
         fits = (layout.fits(entry.shapes, records) for entry, layout in zip(run.entries, known, strict=True))
         if all(fits):

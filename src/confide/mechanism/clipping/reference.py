@@ -52,7 +52,7 @@ def reference_clipped_sum(
 ) -> Tensor:
     """The same as `clipped_sum`, record by record."""
     gradients = per_record_gradients(module, loss, x, y, same_masks)
-    norms = gradients.norm(dim=1)
+    norms: Tensor = torch.linalg.vector_norm(gradients, dim=1)
     if style == "automatic":
         factors = (clip / (norms + GAMMA)).unsqueeze(1)
     elif style == "flat":

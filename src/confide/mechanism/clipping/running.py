@@ -65,11 +65,11 @@ def recorded_pass(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any, 
     """Run the module with the tape on; layers keep their explicit forwards until the block ends."""
     tape = Tape(plan)
     with tape.explicit_forwards() if plan.explicit else nullcontext():
-        yield Pass(tape, _record(tape, module, loss, x, y, leaves))
+        yield record(tape, module, loss, x, y, leaves)
 
 
-def _record(tape: Tape, module: nn.Module, loss: Loss, x: Inputs, y: Any, leaves: bool) -> Tensor:
-    """The losses, with all calls on the tape."""
+def record(tape: Tape, module: nn.Module, loss: Loss, x: Inputs, y: Any, leaves: bool = True) -> Pass:
+    """Run the module once, with all calls on the tape."""
     plan = tape.plan
     with torch.enable_grad(), observed(leaves) if plan.bayesian else nullcontext():
         tape.start()
@@ -84,4 +84,4 @@ def _record(tape: Tape, module: nn.Module, loss: Loss, x: Inputs, y: Any, leaves
             tape.stop()
     for entry in tape.entries:
         check_unchanged(entry)
-    return losses
+    return Pass(tape, losses)

@@ -85,11 +85,17 @@ class Tape:
     def _write(
         self, slot: Slot, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any, captured: Any
     ) -> Entry | None:
-        outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
-        edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in outputs]
-        if not any(edges):
-            return None
-        shapes = [tensor.shape for tensor in outputs]
+        if isinstance(output, Tensor):  # the ordinary case, without detours
+            if not output.requires_grad:
+                return None
+            edges: list[GradientEdge | None] = [get_gradient_edge(output)]
+            shapes = [output.shape]
+        else:
+            outputs = tensors_in(output)
+            edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in outputs]
+            if not any(edges):
+                return None
+            shapes = [tensor.shape for tensor in outputs]
         entry = Entry(slot, inputs, keywords, shapes, edges, _version(inputs), captured)
         self.entries.append(entry)
         return entry

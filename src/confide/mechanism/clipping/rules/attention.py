@@ -37,15 +37,15 @@ def attention(
     if not layer.batch_first:
         query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
     heads = layer.num_heads
-    parts = [
+    queries, keys, values = (
         tensor.unflatten(-1, (heads, -1)).transpose(1, 2) for tensor in _project(linear, layer, query, key, value, same)
-    ]
-    mask = _joined_masks(attn_mask, key_padding_mask, parts[0], heads)
+    )
+    mask = _joined_masks(attn_mask, key_padding_mask, queries, heads)
     rate = layer.dropout if layer.training else 0.0
     if need_weights or rate > 0:
-        context, weights = _weighted_values(*parts, mask, rate)
+        context, weights = _weighted_values(queries, keys, values, mask, rate)
     else:
-        context, weights = F.scaled_dot_product_attention(*parts, attn_mask=mask), None
+        context, weights = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask), None
     output = linear(layer, context.transpose(1, 2).flatten(2), "out_proj.weight", _bias(layer, "out_proj.bias"))
     if not layer.batch_first:
         output = output.transpose(0, 1)

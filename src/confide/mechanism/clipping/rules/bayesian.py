@@ -112,7 +112,7 @@ class MeanFieldOuterProducts(Contribution):
 
     def __init__(self, call: Call, lefts: Tensor, rights: Tensor) -> None:
         layer: Any = call.layer
-        self.lefts, self.rights, self.trainable = lefts, rights, call.trainable
+        self.lefts, self.rights, self.trainable, self.space = lefts, rights, call.trainable, call.space
         self.draws, self.records = lefts.shape[:2]
         draws = range(self.draws)
         self.pairs = [(first, second) for first in draws for second in draws if first <= second]
@@ -148,10 +148,10 @@ class MeanFieldOuterProducts(Contribution):
 
     def _rho_norms(self, slope: Tensor) -> Tensor:
         norms = self.lefts.new_zeros(self.records)
-        slopes = self.noise * slope
-        product = torch.empty_like(slope)
+        product = self.space.take(slope, *slope.shape)
+        squared = slope.square()
         for first, second in self.pairs:
-            torch.mul(slopes[first], slopes[second], out=product)
+            torch.mul(self.noise[first], self.noise[second], out=product).mul_(squared)
             found = (self.rights[first] * self.rights[second]) @ product.t()
             found.mul_(self.lefts[first]).mul_(self.lefts[second])
             norms.add_(found.sum(1), alpha=1 if first == second else 2)
@@ -280,11 +280,14 @@ def variational_dropout_linear(call: Call) -> Contribution:
     left, right = call.gradient, call.input
     spread = left * call.captured * 0.5
     if left.dim() == 2:
-        bases = [OuterProduct(*pair, False, call.space) for pair in ((left, right), (spread, right.square()))]
+        bases = [
+            OuterProduct(left, right, False, call.space),
+            OuterProduct(spread, right.square(), False, call.space),
+        ]
         biases = {"bias": left} if "bias" in call.trainable else {}
         return LocalOuterProducts(bases, _local_terms(call), biases, call.space)
     left, right, spread = (with_positions(values) for values in (left, right, spread))
-    sums = [OuterSum(*pair, False, call.space) for pair in ((left, right), (spread, right.square()))]
+    sums = [OuterSum(left, right, False, call.space), OuterSum(spread, right.square(), False, call.space)]
     biases = {"bias": left.sum(1)} if "bias" in call.trainable else {}
     return Combined(sums, _local_terms(call), biases, call.space)
 
@@ -292,7 +295,9 @@ def variational_dropout_linear(call: Call) -> Contribution:
 @rule_for(VariationalDropoutConv2d, parameters=LOCAL, capture=_LocalReparameterisation.recall)
 def variational_dropout_convolution(call: Call) -> Contribution:
     spread = call.gradient * call.captured * 0.5
-    pairs = ((call.gradient, call.input), (spread, call.input.square()))
-    bases = [patch_sum(call.layer, *pair, call.space) for pair in pairs]
+    bases = [
+        patch_sum(call.layer, call.gradient, call.input, call.space),
+        patch_sum(call.layer, spread, call.input.square(), call.space),
+    ]
     biases = {"bias": call.gradient.flatten(2).sum(2)} if "bias" in call.trainable else {}
     return Combined(bases, _local_terms(call), biases, call.space)

@@ -131,7 +131,7 @@ def patches_of(
 ) -> Tensor:
     """(records, channels, *space) cut into (records, groups, *positions, *kernel, channels of the group), a view."""
     space = len(kernel)
-    view = padded.movedim(1, -1).contiguous().unflatten(-1, (groups, -1)).movedim(-2, 1)
+    view: Tensor = padded.movedim(1, -1).contiguous().unflatten(-1, (groups, -1)).movedim(-2, 1)
     for axis in range(space):
         window = dilation[axis] * (kernel[axis] - 1) + 1
         view = view.unfold(2 + axis, window, stride[axis])[..., :: dilation[axis]]

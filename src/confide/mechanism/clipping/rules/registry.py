@@ -36,7 +36,7 @@ class Call:
     layer: nn.Module
     inputs: tuple[Any, ...]
     keywords: dict[str, Any]
-    gradients: tuple[Tensor | None, ...]
+    gradients: Sequence[Tensor | None]
     trainable: frozenset[str]
     space: Workspace
     captured: Any = None
@@ -160,7 +160,7 @@ def lookup(table: Mapping[type[nn.Module], Any], layer: nn.Module) -> Any:
     """The entry of the layer's type, or of a base whose forward it inherits unchanged; None without one."""
     if "forward" in vars(layer):  # somebody replaced the forward of this very layer
         return None
-    kind = type(layer)
+    kind: Any = type(layer)
     for base in kind.__mro__:
         if base in table:
             return table[base] if kind.forward is base.forward else None

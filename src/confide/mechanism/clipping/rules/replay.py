@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from confide.mechanism.clipping.workspace import Workspace
 
 # Activations of a micro-batch live beside its gradients; more records than this gain nothing.
 LARGEST_CHUNK = 128
+# Layers that vmap was seen to fail on.
+_ONE_BY_ONE: WeakSet[nn.Module] = WeakSet()
 
 
 class Replayed(Contribution):
@@ -75,8 +78,8 @@ class Replayed(Contribution):
 
     def _by_vjp(self, rows: Sequence[Tensor]) -> dict[str, Tensor]:
         inputs, gradients, draws = self._one_record(rows)
-        _, pull = vjp(lambda parameters: self._outputs(parameters, inputs, draws), self.parameters)
-        return dict(pull(gradients)[0])
+        found: Any = vjp(lambda parameters: self._outputs(parameters, inputs, draws), self.parameters)
+        return dict(found[1](gradients)[0])
 
     def _by_autograd(self, inputs: list[Tensor], gradients: list[Tensor], draws: list[Tensor]) -> dict[str, Tensor]:
         with torch.enable_grad():
@@ -95,16 +98,21 @@ class Replayed(Contribution):
             for tensor, place in zip(self.tensors, self.places, strict=True)
             if place is not None
         ]
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                return vmap(lambda one: reduce(self._by_vjp(one)))(rows)
-        except RuntimeError:  # the layer does something vmap cannot: one record after the other
-            results = [
-                reduce(self._by_autograd(*self._one_record([row[record] for row in rows])))
-                for record in range(stop - start)
-            ]
-            return map_tensors(lambda _, *values: torch.stack(values), results[0], *map(tensors_in, results))
+        if self.layer not in _ONE_BY_ONE:
+            try:
+                return self._together(reduce, rows)
+            except Exception:  # whatever vmap cannot do; an error of the layer itself comes up again below
+                _ONE_BY_ONE.add(self.layer)
+        return self._one_by_one(reduce, rows)
+
+    def _together(self, reduce: Callable[[dict[str, Tensor]], Any], rows: list[Tensor]) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+            return vmap(lambda one: reduce(self._by_vjp(one)))(rows)
+
+    def _one_by_one(self, reduce: Callable[[dict[str, Tensor]], Any], rows: list[Tensor]) -> Any:
+        results = [reduce(self._by_autograd(*self._one_record(one))) for one in zip(*rows, strict=True)]
+        return map_tensors(lambda _, *values: torch.stack(values), results[0], *map(tensors_in, results))
 
     def squared_norms(self) -> Tensor:
         size = sum(value.numel() * value.element_size() for value in self.parameters.values())

@@ -1,0 +1,392 @@
+"""What the engine finds out about a module, what it refuses, and that it leaves the module as it was."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from confide.mechanism.clipping import Call, UnclippableError, clipped_sum, rule_for
+from confide.mechanism.clipping.engine import engine_of
+from confide.mechanism.clipping.plan import build_plan
+from confide.mechanism.clipping.reference import reference_clipped_sum
+from confide.mechanism.clipping.rules import registry
+from tests.mechanism.zoo import ZOO
+from tests.mechanism.zoo_tools import CLASSES, Lambda, classes, floats, labels, plain
+
+
+def run(module: nn.Module, loss: Callable[..., Tensor], x: Any, y: Any, clip: float = 0.1) -> Tensor:
+    size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    total = torch.zeros(size, dtype=next(module.parameters()).dtype)
+    clipped_sum(module, loss, x, y, clip=clip, out=total)
+    return total
+
+
+# refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "way_out"),
+    [
+        (nn.BatchNorm2d(3), "GroupNorm"),
+        (nn.BatchNorm2d(3, track_running_stats=False).eval(), "GroupNorm"),
+        (nn.SyncBatchNorm(3), "GroupNorm"),
+        (nn.InstanceNorm2d(3, affine=True, track_running_stats=True), "track_running_stats=False"),
+    ],
+)
+def test_layers_that_mix_records_are_refused(layer: nn.Module, way_out: str) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 3, 3), layer, nn.Flatten(), nn.Linear(75, CLASSES)).double()
+    with pytest.raises(UnclippableError, match=way_out):
+        run(module, classes, floats(3, 7, 7), labels())
+
+
+@pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
+def test_lookups_that_depend_on_other_records_are_refused(options: dict[str, Any]) -> None:
+    module = nn.Sequential(nn.Embedding(7, CLASSES, **options), nn.Flatten()).double()
+    with pytest.raises(UnclippableError, match=next(iter(options))):
+        run(module, classes, torch.zeros(5, 1, dtype=torch.long), torch.zeros(5, dtype=torch.long))
+
+
+def centred(self: Any, x: Tensor) -> Tensor:
+    return self.head(x - x.mean(0))
+
+
+def compared(self: Any, x: Tensor) -> Tensor:
+    hidden = self.head(x)
+    return hidden - hidden.max(0).values
+
+
+def sorted_records(self: Any, x: Tensor) -> Tensor:
+    return self.head(x).sort(0).values
+
+
+@pytest.mark.parametrize("forward", [centred, compared, sorted_records])
+def test_modules_that_mix_records_are_refused(forward: Callable[..., Tensor]) -> None:
+    """Before the first layer only the losses show it; after it also the gradients do."""
+    module, loss, x, y = plain(Lambda(forward, head=nn.Linear(5, CLASSES)), 5)
+    with pytest.raises(UnclippableError, match="mixed"):
+        run(module.double(), loss, x, y)
+
+
+def test_losses_that_mix_records_are_refused() -> None:
+    def relative_loss(output: Tensor, y: Tensor) -> Tensor:
+        values = classes(output, y)
+        return values / values.mean().detach()
+
+    module, _, x, y = ZOO["mlp"].case()
+    with pytest.raises(UnclippableError, match="mixed"):
+        run(module, relative_loss, x, y)
+
+
+def test_losses_without_one_value_per_record_are_refused() -> None:
+    module, _, x, y = ZOO["mlp"].case()
+    with pytest.raises(ValueError, match="one value per record"):
+        run(module, lambda output, target: F.cross_entropy(output, target), x, y)
+
+
+def noisy(self: Any, x: Tensor) -> Tensor:
+    return self.head(x * self.scale * torch.from_numpy(self.random.standard_normal(5)))
+
+
+def test_randomness_that_cannot_be_repeated_is_refused() -> None:
+    """A bare parameter needs its module run again; noise from outside torch differs from run to run."""
+    layers: dict[str, Any] = {"scale": nn.Parameter(torch.ones(5)), "head": nn.Linear(5, CLASSES)}
+    module, loss, x, y = plain(Lambda(noisy, **layers), 5)
+    module.random = np.random.default_rng(0)  # type: ignore[assignment]
+    with pytest.raises(UnclippableError, match="scale"):
+        run(module.double(), loss, x, y)
+
+
+def test_randomness_that_need_not_be_repeated_is_fine() -> None:
+    layers: dict[str, Any] = {"scale": nn.Parameter(torch.ones(5), requires_grad=False), "head": nn.Linear(5, CLASSES)}
+    module, loss, x, y = plain(Lambda(noisy, **layers), 5)
+    module.random = np.random.default_rng(0)  # type: ignore[assignment]
+    assert run(module.double(), loss, x, y).norm() > 0
+
+
+def test_inputs_overwritten_after_the_call_are_noticed() -> None:
+    """The first layer's input is gone when its gradient is due; silently using it would give a wrong sum."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        copied = x.clone()
+        hidden = self.first(copied)
+        copied.zero_()
+        return self.second(hidden)
+
+    module, loss, x, y = plain(Lambda(forward, first=nn.Linear(5, 5), second=nn.Linear(5, CLASSES)), 5)
+    with pytest.raises(RuntimeError, match="in place"):
+        run(module.double(), loss, x, y)
+
+
+@pytest.mark.parametrize("out", [torch.zeros(3), torch.zeros(0), torch.zeros(10, 10)])
+def test_buffers_of_the_wrong_size_are_refused(out: Tensor) -> None:
+    module, loss, x, y = ZOO["mlp"].case()
+    with pytest.raises(ValueError, match="out="):
+        clipped_sum(module, loss, x, y, clip=1.0, out=out)
+
+
+def test_other_arguments_are_checked() -> None:
+    module, loss, x, y = ZOO["mlp"].case()
+    out = torch.zeros(sum(parameter.numel() for parameter in module.parameters()), dtype=torch.float64)
+    with pytest.raises(ValueError, match="style="):
+        clipped_sum(module, loss, x, y, clip=1.0, out=out, style="global")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="memory_budget="):
+        clipped_sum(module, loss, x, y, clip=1.0, out=out, memory_budget=0)
+    with pytest.raises(ValueError, match="micro_batch="):
+        clipped_sum(module, loss, x, y, clip=1.0, out=out, micro_batch=0)
+    with pytest.raises(TypeError, match="float32 or float64"):
+        clipped_sum(module, loss, x, y, clip=1.0, out=out.half())
+
+
+# errors do not depend on records --------------------------------------------------------------------------------
+
+
+def test_the_examination_does_not_see_records() -> None:
+    """Every tensor the module sees before the first real pass is made up."""
+    seen: list[Tensor] = []
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        seen.append(x.detach().clone())
+        return self.head(x)
+
+    module, loss, x, y = plain(Lambda(forward, head=nn.Linear(5, CLASSES)), 5)
+    x = x + 100
+    run(module.double(), loss, x, y)
+    *examined, real = seen
+    assert len(examined) >= 3
+    assert all(made.max() < 50 for made in examined)
+    torch.testing.assert_close(real, x)
+
+
+def test_the_examination_happens_once() -> None:
+    module, loss, x, y = ZOO["mlp"].case()
+    calls = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    run(module, loss, x, y)
+    first = len(calls)
+    run(module, loss, x[:3], y[:3])  # another number of records is nothing new
+    assert first > 1
+    assert len(calls) == first + 1
+
+
+def test_an_empty_batch_is_a_normal_step() -> None:
+    for name in ("mlp", "mnist_network", "transformer", "lstm", "bare_parameter", "mean_field_4_draws"):
+        module, loss, x, y = ZOO[name].case()
+        total = torch.ones(sum(parameter.numel() for parameter in module.parameters()), dtype=torch.float64)
+        norms = clipped_sum(module, loss, x[:0], y[:0], clip=1.0, out=total)
+        assert norms.shape == (0,)
+        assert (total == 1).all()
+
+
+def test_an_empty_first_batch_never_raises() -> None:
+    """Even when no made-up batch runs through the module, so that nothing can be examined yet."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if len(x) and not (x > 1000).all():
+            raise RuntimeError("only large numbers")
+        return self.head(x)
+
+    module, loss, x, y = plain(Lambda(forward, head=nn.Linear(5, CLASSES)), 5)
+    assert run(module.double(), loss, x[:0], y[:0]).norm() == 0
+    assert run(module, loss, x + 2000, y).norm() > 0
+
+
+# the module is left as it was -----------------------------------------------------------------------------------
+
+
+def hooks_of(module: nn.Module) -> int:
+    return sum(len(layer._forward_hooks) + len(layer._forward_pre_hooks) for layer in module.modules())
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer", "lstm", "bare_parameter", "mean_field_1_draws"])
+def test_the_module_is_left_as_it_was(name: str) -> None:
+    module, loss, x, y = ZOO[name].case()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    flags = [parameter.requires_grad for parameter in module.parameters()]
+    run(module, loss, x, y)
+    assert hooks_of(module) == 0
+    assert all("forward" not in vars(layer) for layer in module.modules())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert flags == [parameter.requires_grad for parameter in module.parameters()]
+    assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
+    copy.deepcopy(module)
+
+
+def test_a_used_module_can_be_pickled() -> None:
+    module, loss, x, y = ZOO["mlp"].case()
+    run(module, loss, x, y)
+    assert torch.equal(pickle.loads(pickle.dumps(module))(x), module(x))
+
+
+def test_hooks_are_gone_after_an_error() -> None:
+    module, loss, x, y = ZOO["transformer"].case()
+    run(module, loss, x, y)
+    with pytest.raises(IndexError):
+        run(module, loss, x + 1000, y)
+    assert hooks_of(module) == 0
+    assert all("forward" not in vars(layer) for layer in module.modules())
+
+
+def test_hooks_of_the_user_see_and_change_what_they_always_did() -> None:
+    """A hook that scales the output comes after the engine's, so the gradient is still that of the layer."""
+    module, loss, x, y = ZOO["mlp"].case()
+    module[0].register_forward_hook(lambda layer, inputs, output: 3 * output)
+    found, wanted = run(module, loss, x, y), torch.zeros(sum(p.numel() for p in module.parameters()), dtype=x.dtype)
+    reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_random_state_and_buffers_survive_the_examination() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+            self.head = nn.Linear(5, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.head(F.dropout(x))
+
+    module, loss, x, y = plain(Counting(), 5)
+    run(module.double(), loss, x[:0], y[:0])
+    assert module.calls.item() == 0
+    state = torch.get_rng_state()
+    run(Counting().double(), loss, x[:0], y[:0])
+    drawn = torch.get_rng_state()
+    torch.set_rng_state(state)
+    Counting()  # the initialisation draws, the examination must not
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+def test_engines_die_with_their_modules() -> None:
+    module, loss, x, y = ZOO["logistic_regression"].case()
+    run(module, loss, x, y)
+    watch = weakref.ref(engine_of(module))
+    del module
+    gc.collect()
+    assert watch() is None
+
+
+def test_a_module_changed_between_steps_is_planned_anew() -> None:
+    module, loss, x, y = ZOO["mlp"].case()
+    run(module, loss, x, y)
+    module[0].requires_grad_(False)
+    module[2] = nn.Linear(9, 3).double()
+    found = run(module, loss, x, y)
+    wanted = torch.zeros_like(found)
+    reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
+    torch.testing.assert_close(found, wanted)
+    module[2] = nn.Sequential(nn.Linear(9, 3), nn.BatchNorm1d(3)).double()
+    with pytest.raises(UnclippableError):
+        run(module, loss, x, y)
+
+
+# structure ------------------------------------------------------------------------------------------------------
+
+
+def test_weights_used_outside_their_layer_go_to_the_fallback() -> None:
+    """Hooks alone miss such a use: without the examination the sum would be wrong, and the clip with it."""
+    module, loss, x, y = ZOO["weight_used_outside_its_layer"].case()
+    run(module, loss, x, y)
+    plan = engine_of(module).plan
+    assert plan is not None
+    assert {plan.parameters[index].shape for index in plan.escaped} == {module.encoder.weight.shape}
+
+
+def test_layers_find_their_rules() -> None:
+    """An ordinary network must not fall back silently: that would be right but slow."""
+    for name in ("mlp", "residual_network", "embeddings", "norms_over_features", "bags", "mean_field_images_1_draws"):
+        module, *_ = ZOO[name].case()
+        assert all(slot.rule is not None for slot in build_plan(module).slots), name
+    for name in ("transformer", "lstm"):
+        module, *_ = ZOO[name].case()
+        assert all(slot.rule or slot.explicit for slot in build_plan(module).slots), name
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def test_a_rule_of_ones_own_takes_three_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+
+    @rule_for(Scale)
+    def scale(call: Call) -> dict[str, Tensor]:
+        return {"factor": call.input * call.gradient}
+
+    module, loss, x, y = plain(nn.Sequential(Scale(), nn.Linear(5, CLASSES)), 5)
+    found = run(module.double(), loss, x, y)
+    wanted = torch.zeros_like(found)
+    reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
+    torch.testing.assert_close(found, wanted)
+    assert all(slot.rule is not None for slot in build_plan(module).slots)
+
+
+def test_a_wrong_rule_is_replaced_by_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that forgets a factor of two is found out on made-up records; the sum is right all the same."""
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+
+    @rule_for(Scale)
+    def scale(call: Call) -> dict[str, Tensor]:
+        return {"factor": call.input * call.gradient / 2}
+
+    module, loss, x, y = plain(nn.Sequential(Scale(), nn.Linear(5, CLASSES)), 5)
+    found = run(module.double(), loss, x, y)
+    wanted = torch.zeros_like(found)
+    reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["transformer", "cross_attention", "lstm", "deep_lstm_both_ways", "gru",
+                                  "plain_recurrence", "lstm_with_positions_first"])  # fmt: skip
+def test_explicit_forwards_are_the_layers_own_functions(name: str) -> None:
+    from confide.mechanism.clipping.tape import Tape
+
+    module, _, x, _ = ZOO[name].case()
+    inputs = x if isinstance(x, tuple) else (x,)
+    wanted = module(*inputs)
+    with Tape(build_plan(module)).explicit_forwards():
+        found = module(*inputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_network_that_takes_another_way_for_real_records() -> None:
+    """The number of calls differs from that of the examination; records on axis 0 are still understood."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        if x.abs().max() > 50:
+            hidden = self.body(torch.tanh(hidden))
+        return self.head(hidden)
+
+    module, loss, x, y = plain(Lambda(forward, body=nn.Linear(5, 5), head=nn.Linear(5, CLASSES)), 5)
+    x = x + 100
+    found = run(module.double(), loss, x, y)
+    wanted = torch.zeros_like(found)
+    reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_parameters_the_loss_does_not_use() -> None:
+    module, loss, x, y = plain(
+        Lambda(lambda self, x: self.head(x), head=nn.Linear(5, CLASSES), spare=nn.Linear(2, 2)), 5
+    )
+    found = run(module.double(), loss, x, y)
+    assert found[-6:].norm() == 0
+    assert found[:-6].norm() > 0
+    constant = Lambda(lambda self, x: x, unused=nn.Linear(5, 5)).double()
+    assert run(constant, lambda output, y: output.sum(1), floats(5), y).norm() == 0
