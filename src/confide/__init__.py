@@ -1,5 +1,9 @@
 """confide: differentially private Bayesian learning for PyTorch."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from confide import methods
 from confide.boundary import PrivateData
 from confide.chains import fit_chains
@@ -11,6 +15,9 @@ from confide.posteriors import load_posterior
 from confide.privacy.ledger import BudgetExceeded, Ledger
 from confide.privacy.statement import Privacy
 
+if TYPE_CHECKING:
+    from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -18,6 +25,8 @@ __all__ = [
     "Ledger",
     "Plan",
     "Privacy",
+    "PrivateBayesClassifier",
+    "PrivateBayesRegressor",
     "PrivateData",
     "Run",
     "Schema",
@@ -30,3 +39,12 @@ __all__ = [
     "plan",
     "priors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The estimators bring scikit-learn, which is slow to import and not needed by those who do without them.
+    if name in ("PrivateBayesClassifier", "PrivateBayesRegressor"):
+        from confide import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

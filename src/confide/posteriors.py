@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,8 +79,40 @@ class Draws:
         slices = named_slices(self.module)
         return {name: self.draws[:, part].reshape(-1, *shape) for name, (part, shape) in slices.items()}
 
+    def to_arviz(self) -> Any:
+        """The draws by parameter name in the `posterior` group of ArviZ's data tree, (chain, draw, *parameter shape).
+
+        ArviZ knows no weights: where they differ, draws are repeated or left out in proportion to them, in order.
+        """
+        chains = int(self.facts.get("chains", 1))
+        chosen = _evenly_weighted(self.weights.reshape(chains, -1))
+        return to_arviz({name: draws[chosen] for name, draws in self.named_draws().items()}, self.facts)
+
     def save(self, path: str | Path) -> None:
         save_posterior(self, {"draws": self.draws, "weights": self.weights}, path)
+
+
+def _evenly_weighted(weights: Tensor) -> Tensor:
+    """Row numbers of as many draws as there are, of equal weight, chain by chain: systematic resampling."""
+    chains, count = weights.shape
+    if torch.allclose(weights, weights.mean()):
+        return torch.arange(chains * count).reshape(chains, count)
+    mass = weights.double().cumsum(1) / weights.double().sum(1, keepdim=True)
+    ticks = ((torch.arange(count, dtype=torch.float64) + 0.5) / count).repeat(chains, 1)
+    chosen = torch.searchsorted(mass, ticks).clamp(max=count - 1)
+    return chosen + count * torch.arange(chains)[:, None]
+
+
+def to_arviz(draws: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Any:
+    """A data tree of draws by name, each of shape (chain, draw, *parameter shape); needs the extra confide[arviz]."""
+    try:
+        from arviz_base import from_dict
+    except ImportError:
+        raise ImportError("arviz_base: not installed; pip install 'confide[arviz]'") from None
+    # Attributes of a netCDF file are texts and numbers.
+    about = {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
+    arrays = {name: values.detach().cpu().numpy() for name, values in draws.items()}
+    return from_dict({"posterior": arrays}, attrs={"posterior": {"inference_library": "confide", **about}})
 
 
 def outputs_of_draws(module: nn.Module, draws: Tensor, x: Tensor) -> Tensor:
@@ -118,6 +152,15 @@ def _build_draws(module: nn.Module, likelihood: Any, tensors: dict[str, Tensor],
 BUILDERS: dict[str, Builder] = {Draws.kind: _build_draws}
 
 
+def _builder(kind: object) -> Builder | None:
+    """What builds a posterior of that kind. Modules posteriors_*.py beside this one bring kinds of their own."""
+    if kind not in BUILDERS:
+        for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
+            if info.name.startswith("posteriors_"):
+                importlib.import_module(f"confide.{info.name}")
+    return BUILDERS.get(str(kind))
+
+
 def load_posterior(path: str | Path, module: nn.Module | None = None) -> Any:
     """Read a posterior back. A network of confide's own is rebuilt; any other module must be given."""
     from safetensors import SafetensorError, safe_open
@@ -128,10 +171,11 @@ def load_posterior(path: str | Path, module: nn.Module | None = None) -> Any:
             tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ValueError(f"path={str(path)!r}: not a readable posterior file ({error})") from None
-    if not isinstance(about, dict) or about.get("kind") not in BUILDERS:
+    build = _builder(about.get("kind")) if isinstance(about, dict) else None
+    if build is None:
         raise ValueError(f"path={str(path)!r}: not a posterior written by this version of confide")
     if module is None:
         if about["network"] is None:
             raise ValueError("module=None: this posterior belongs to a network of your own; pass it as module=")
         module = MLP(Recipe.from_dict(about["network"]))
-    return BUILDERS[about["kind"]](module, likelihood_from_dict(about["likelihood"]), tensors, about["facts"])
+    return build(module, likelihood_from_dict(about["likelihood"]), tensors, about["facts"])

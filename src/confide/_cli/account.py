@@ -70,6 +70,7 @@ def account(
     event = event_of(noise_multiplier, steps, rate, sampling, records)
     options.delta(delta, records)
     options.check_pair(sampling, adjacency)
+    check_protection(event)
     privacy = Privacy((event,), delta, options.adjacency(adjacency))
     values = privacy.to_dict()
     if as_json:
@@ -83,7 +84,9 @@ def event_of(
 ) -> GaussianEvent:
     """The event that the options describe. A shuffled run is charged by whole passes."""
     options.number("--noise-multiplier", noise_multiplier, above=0, most=1e9)
-    options.whole("--steps", steps)
+    if noise_multiplier < options.SMALLEST_NOISE:
+        raise CommandError(f"--noise-multiplier={noise_multiplier:g}: must be at least {options.SMALLEST_NOISE:g}")
+    options.whole("--steps", steps, most=options.MOST_STEPS)
     if records is not None:
         options.whole("--records", records, least=2)
     kind = options.sampling(sampling)
@@ -101,6 +104,23 @@ def event_of(
     if kind == "shuffle":
         return GaussianEvent(noise_multiplier, kind, rate, passes_of(steps, rate, records), records)
     return GaussianEvent(noise_multiplier, kind, rate, steps)
+
+
+def check_protection(event: GaussianEvent) -> None:
+    """Refuse what no accountant can put into a number: a privacy loss in the millions.
+
+    One release loses about 1 / (2 z^2) with probability q where the noise z is small, and q^2 (e^(1 / z^2) - 1) where
+    it is large; the smaller of the two, times the number of releases, is the size of epsilon.
+    """
+    z, q = event.noise_multiplier, event.rate
+    loss = q / (2 * z * z)
+    if z > 0.1:
+        loss = min(loss, q * q * math.expm1(1 / (z * z)))
+    if loss * event.count > 1e6:
+        raise CommandError(
+            f"--noise-multiplier={z:g}: gives no protection over {event.count} {unit_of(event)}, epsilon would be in "
+            "the millions; use more noise or fewer steps"
+        )
 
 
 def whole_rate(rate: float, records: int | None) -> float:

@@ -35,7 +35,7 @@ def fit(
     steps: given.Steps = None,
     clip: given.Clip = 2.0,
     prior_scale: given.PriorScale = None,
-    noise_scale: given.NoiseScale = 0.1,
+    noise_scale: given.NoiseScale = 0.2,
     setting: given.Settings = None,
     epsilon: EpsilonGoal,
     delta: given.Delta = 1e-5,

@@ -14,6 +14,11 @@ import typer
 from confide._cli.shell import CommandError
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
 
+# Far beyond any use; numbers larger than these overflow in every accountant.
+LARGEST_EPSILON = 1_000
+MOST_STEPS = 10**8
+SMALLEST_NOISE = 1e-3
+
 PRIVACY, RUN, DATA, OUTPUT = "Privacy", "Run", "Data", "Output"
 
 Json = Annotated[
@@ -78,7 +83,7 @@ def number(
     )
 
 
-def whole(option: str, value: int, least: int = 1, most: int = 10**12) -> int:
+def whole(option: str, value: int, least: int = 1, most: int = 10**15) -> int:
     if least <= value <= most:
         return value
     bound = f"at least {least}" if value < least else f"at most {most}"
@@ -111,7 +116,7 @@ def check_pair(sampling_name: str, adjacency_name: str) -> None:
 
 
 def epsilon(value: float) -> float:
-    return number("--epsilon", value, above=0, most=1e6)
+    return number("--epsilon", value, above=0, most=LARGEST_EPSILON)
 
 
 def delta(value: float, records: int | None = None) -> float:

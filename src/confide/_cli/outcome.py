@@ -11,11 +11,11 @@ from rich.table import Table
 
 from confide._cli.privacy_table import epsilon_table
 from confide._cli.shell import one_line
-from confide._cli.training import assumed_facts
 from confide.artefacts import POSTERIOR, RECORD, REPORT, save_run
 from confide.data import Encoder
 from confide.fit import Run
 from confide.report import Evaluation
+from confide.rules import assumed_facts
 
 METRIC_NAMES = {
     "accuracy": "accuracy",
@@ -79,7 +79,7 @@ def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evalua
 
 
 def _metric_table(metrics: dict[str, float]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
+    table = Table(box=None, show_header=False, padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     for name, value in metrics.items():

@@ -148,8 +148,12 @@ def check_schedule(
         raise CommandError("--epochs: missing; give --epochs E passes over the data or --steps T steps")
     if epochs is not None:
         options.number("--epochs", epochs, above=0, most=1e7)
+        if batch and epochs * records / batch > options.MOST_STEPS:
+            raise CommandError(
+                f"--epochs={epochs:g}: makes more than {options.MOST_STEPS} steps; use fewer or larger batches"
+            )
     if steps is not None:
-        options.whole("--steps", steps)
+        options.whole("--steps", steps, most=options.MOST_STEPS)
     if full_batch:
         if batch not in (None, records):
             raise CommandError(

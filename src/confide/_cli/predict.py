@@ -103,8 +103,8 @@ def rows_of(
     """One row of cells per record, a few thousand records at a time."""
     import torch
 
-    from confide._cli.training import in_units
     from confide.models.predictive import RealPredictive
+    from confide.rules import in_units
 
     for start in range(0, len(inputs), ROWS_AT_ONCE):
         predictive = posterior.predict(torch.as_tensor(inputs[start : start + ROWS_AT_ONCE]))

@@ -9,11 +9,9 @@ save      all results at once, so that a failure leaves nothing behind
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +21,7 @@ from confide._cli import options
 from confide._cli.plan import make_plan
 from confide._cli.shell import CommandError
 from confide.boundary import PrivateData
-from confide.data import DataSet, Encoder, Prepared, Schema, catalogue, load_dataset, load_table, prepare
+from confide.data import DataSet, Prepared, Schema, catalogue, load_dataset, load_table, prepare
 from confide.data.embedded import NAMES as EMBEDDED
 from confide.data.schema import Task
 from confide.fit import Run, default_likelihood
@@ -35,8 +33,9 @@ from confide.plan import Plan
 from confide.privacy.events import Event
 from confide.privacy.ledger import Entry, Ledger
 from confide.report import PUBLIC, SEPARATE, Evaluation
+from confide.rules import assumptions_of, default_batch, default_epochs, generator_of, in_units, weight_count
 
-MOST_PARAMETERS = 10**8
+MOST_PARAMETERS = 10**7
 
 
 @dataclass(frozen=True)
@@ -206,16 +205,6 @@ def _check_test(dataset: DataSet, prepared: Prepared) -> None:
         )
 
 
-def default_batch(records: int) -> int:
-    """The public rule for the batch: sqrt(n) records but at least 128, and at most a quarter of all."""
-    return max(1, min(max(128, round(math.sqrt(records))), records // 4))
-
-
-def default_epochs(records: int) -> float:
-    """The public rule for the passes: 40 up to 10 000 records, then 400 000 / n, at least 10."""
-    return max(10.0, min(40.0, 400_000 / records))
-
-
 def plan_of(schedule: Schedule, schema: Schema) -> Plan:
     """The calibrated plan, with the rule's values where none were typed."""
     records = schema.records
@@ -266,34 +255,15 @@ def _check_finite(run: Run) -> None:
         )
 
 
-def assumptions_of(schema: Schema) -> tuple[str, ...]:
-    """What the user vouches for, as a clause of the privacy statement."""
-    facts = assumed_facts(schema)
-    if not facts:
-        return ()
-    return (f"the facts read off the data ({', '.join(facts[:8])}{', ...' if len(facts) > 8 else ''}) are public",)
-
-
-def assumed_facts(schema: Schema) -> list[str]:
-    """The facts that were read off the data because the user said that they are public."""
-    return [fact.fact for fact in schema.public_facts() if fact.source == "assumed public"]
-
-
 def make_network(model: Model, prepared: Prepared) -> MLP:
     """A fully connected network for the encoded records; its first weights come from the seed, if there is one."""
     recipe = Recipe(prepared.x[0].size, prepared.encoder.schema.class_count or 1, model.hidden)
-    widths = (recipe.features, *recipe.hidden, recipe.outputs)
-    parameters = sum((before + 1) * after for before, after in pairwise(widths))
+    parameters = weight_count((recipe.features, *recipe.hidden, recipe.outputs))
     if parameters > MOST_PARAMETERS:
         raise CommandError(
             f"--hidden={','.join(map(str, model.hidden))}: gives {parameters} weights; {MOST_PARAMETERS} at most"
         )
-    generator = torch.Generator()
-    if model.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(model.seed)
-    return MLP(recipe, generator)
+    return MLP(recipe, generator_of(model.seed))
 
 
 def evaluate(run: Run, prepared: Prepared, dataset: DataSet, source: Source) -> Evaluation | None:
@@ -307,13 +277,6 @@ def evaluate(run: Run, prepared: Prepared, dataset: DataSet, source: Source) -> 
     # The encoder clamps targets to their declared bounds; predictions are judged against the values as they are.
     truth = torch.as_tensor(dataset.test.labels.astype("float64"))
     return Evaluation(in_units(predictive, prepared.encoder), truth, whose)
-
-
-def in_units(predictive: RealPredictive, encoder: Encoder) -> RealPredictive:
-    """A predictive distribution in the units of the target, in double precision."""
-    parts = (predictive.means, predictive.variances, predictive.weights)
-    exact = RealPredictive(*(part.double() for part in parts))
-    return exact.rescaled(encoder.target_scale, encoder.target_centre)
 
 
 def config_of(source: Source, model: Model, ledger: Path | None, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
 
@@ -96,7 +96,72 @@ class Gaussian:
         return RealPredictive(means, torch.full_like(means, self.noise_scale**2), weights)
 
 
-LIKELIHOODS: dict[str, type[Any]] = {cls.name: cls for cls in (Categorical, Bernoulli, Gaussian)}
+@dataclass(frozen=True)
+class HeteroscedasticGaussian:
+    """y ~ N(mean, scale^2) with both from the network: outputs (mean, raw), scale = smallest + softplus(raw).
+
+    A two-headed network learns where the target is noisy. A network wrapped in `LearntNoise` learns one scale for all
+    inputs. A smallest scale keeps the loss bounded below where the network fits a target exactly.
+    """
+
+    smallest: float = 0.01
+    name: ClassVar[str] = "heteroscedastic-gaussian"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.smallest) and self.smallest > 0):
+            raise ValueError(f"smallest={self.smallest}: must be a finite number > 0")
+
+    @property
+    def outputs(self) -> int:
+        return 2
+
+    def scale(self, raw: Tensor) -> Tensor:
+        return self.smallest + F.softplus(raw)
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        # Without the constant log(2 pi) / 2, as in the Gaussian with known noise.
+        scale = self.scale(output[..., 1]).reshape(y.shape)
+        return ((output[..., 0].reshape(y.shape) - y) / scale).square() / 2 + scale.log()
+
+    def predictive(self, outputs: Tensor, weights: Tensor) -> RealPredictive:
+        return RealPredictive(outputs[..., 0], self.scale(outputs[..., 1]).square(), weights)
+
+
+class _Constant(nn.Linear):
+    """A linear map of the constant one. A type of its own: methods that put distributions on weights leave it alone."""
+
+    def __init__(self, value: float, dtype: torch.dtype) -> None:
+        super().__init__(1, 1, bias=False, dtype=dtype)
+        nn.init.constant_(self.weight, value)
+
+
+class LearntNoise(nn.Module):
+    """A network with one output and, beside it, one noise parameter that is the same for all inputs.
+
+    For `HeteroscedasticGaussian`: outputs (mean, raw). The parameter is a linear map of the constant one, so that each
+    record's gradient is found and clipped together with those of the network.
+    """
+
+    def __init__(
+        self, network: nn.Module, scale: float = 0.1, likelihood: HeteroscedasticGaussian | None = None
+    ) -> None:
+        super().__init__()
+        smallest = (likelihood or HeteroscedasticGaussian()).smallest
+        if not (math.isfinite(scale) and scale > smallest):
+            raise ValueError(f"scale={scale}: must be a finite number above the smallest scale, {smallest}")
+        self.network = network
+        excess = scale - smallest
+        self.raw = _Constant(excess + math.log(-math.expm1(-excess)), next(network.parameters()).dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.network(x)
+        mean = mean.reshape(len(mean), 1)
+        return torch.cat([mean, self.raw(torch.ones_like(mean))], 1)
+
+
+LIKELIHOODS: dict[str, type[Any]] = {
+    cls.name: cls for cls in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)
+}
 
 
 def likelihood_to_dict(likelihood: Any) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""What the variational methods share: weight draws in `ask`, the divergence from the prior in `tell`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confide.methods._optimiser import Descent, DescentState
+from confide.methods.base import Problem
+from confide.models.bayesian import draw_
+from confide.models.conversion import Distribution, distributions, plain
+from confide.models.flat import named_slices
+from confide.models.priors import add_divergence_gradient_
+from confide.posteriors_variational import DiagonalGaussian
+from confide.queries import GradientQuery, Release
+
+
+@dataclass(frozen=True)
+class MeanField(Descent):
+    """Settings of every method that fits an independent Gaussian to each weight, beside those of `Descent`.
+
+    draws             Monte-Carlo draws per step; a record's gradient is averaged over them before it is clipped
+    predictive_draws  draws of the posterior that a prediction averages over
+    """
+
+    draws: int = 1
+    predictive_draws: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, count in (("draws", self.draws), ("predictive_draws", self.predictive_draws)):
+            if count < 1:
+                raise ValueError(f"{name}={count}: must be at least 1")
+
+    def init(self, problem: Problem) -> DescentState:
+        return self.start(problem)
+
+    def ask(self, problem: Problem, state: DescentState) -> GradientQuery:
+        draw_(problem.module, problem.generator, self.draws)
+        return problem.gradient_query
+
+    def tell(self, problem: Problem, state: DescentState, release: Release) -> DescentState:
+        gradient = release.sum / release.expected_batch
+        self.add_prior_(problem, gradient, self.divergence_weight(problem, state.step + 1) / problem.records)
+        return self.descend(problem, state, gradient)
+
+    def divergence_weight(self, problem: Problem, step: int) -> float:
+        """What the divergence is multiplied by at that step: 1 is the evidence lower bound."""
+        return 1.0
+
+    def add_prior_(self, problem: Problem, gradient: Tensor, factor: float) -> None:
+        """gradient += factor * d KL(q || prior), and d(-log prior) for parameters without a distribution."""
+        slices = named_slices(problem.module)
+        rest = dict(slices)
+        for one in distributions(problem.module):
+            spread = rest.pop(one.spread, None)
+            mean, _ = rest.pop(one.mean)
+            self._add_divergence_(one, gradient[mean], None if spread is None else gradient[spread[0]], factor)
+        if hasattr(self.prior, "add_energy_gradient_"):
+            for part, _ in rest.values():
+                self.prior.add_energy_gradient_(problem.position[part], gradient[part], factor)
+
+    def _add_divergence_(self, one: Distribution, mean: Tensor, spread: Tensor | None, factor: float) -> None:
+        means, deviations = one.means, one.deviations()
+        noise = one.noise if one.noise is not None else means.new_zeros(0, *means.shape)
+        of_deviation = torch.zeros_like(means)
+        add_divergence_gradient_(self.prior, means, deviations, noise, mean.view(means.shape), of_deviation, factor)
+        if spread is not None:
+            spread.view(means.shape).addcmul_(of_deviation, one.chain(deviations))
+
+    def gaussian(self, problem: Problem, state: DescentState, facts: dict[str, Any]) -> DiagonalGaussian:
+        """The posterior, over the weights of the user's own network."""
+        network, mean, deviation = plain(problem.module)
+        about = {
+            **facts,
+            "optimiser": self.optimiser,
+            "learning_rate": self.rate(problem),
+            "draws": self.draws,
+            "divergence_weight": self.divergence_weight(problem, state.step),
+            "median_deviation": deviation[deviation > 0].median().item(),
+        }
+        return DiagonalGaussian(network, problem.likelihood, mean, deviation, self.predictive_draws, about)
+
+
+def check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name}={value}: must be a finite number > 0")

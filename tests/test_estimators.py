@@ -1,0 +1,363 @@
+"""The estimators: scikit-learn's rules kept, public facts demanded, every fit charged."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_blobs, make_regression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+from torch import nn
+
+import confide
+from confide import _estimation, rules
+from confide.artefacts import load_run
+from confide.data.preprocessing import Encoder
+from confide.data.schema import Column, Schema
+from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
+from confide.models.likelihoods import Categorical, HeteroscedasticGaussian
+from confide.posteriors import Draws
+from confide.privacy.accountants import sound_epsilon
+from confide.privacy.ledger import BudgetExceeded, Ledger
+
+# No check fails: a private estimator must refuse facts that were not declared, and the instances below declare
+# assume_public. A check that has to fail one day is written down here with its reason.
+EXPECTED_FAILURES: dict[str, str] = {}
+# Runs only where SCIPY_ARRAY_API is set before scipy is imported.
+SKIPPED = {"check_array_api_input"}
+
+BLOBS = {"bounds": (-15, 15), "classes": 3, "records": 120, "delta": 1e-4, "steps": 20, "seed": 1}
+
+
+@pytest.fixture
+def quick_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about privacy: calibration takes longer than the small fits themselves."""
+    monkeypatch.setattr(_estimation, "_noise", lambda *_, **__: 0.3)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, ...]:
+    x, y = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(x))
+    train, test = order[360:], order[:360]
+    return x[train], y[train], x[test], y[test]
+
+
+def blobs(records: int = 120) -> tuple[np.ndarray, np.ndarray]:
+    x, y = make_blobs(records, n_features=3, centers=3, cluster_std=0.8, random_state=0)
+    return x, y
+
+
+# -- scikit-learn's own checks -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_noise")
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        PrivateBayesClassifier("sgd", delta=1e-4, assume_public=True, steps=40, seed=0),
+        PrivateBayesRegressor("sgnht", delta=1e-4, assume_public=True, steps=40, seed=0),
+    ],
+    ids=["classifier", "regressor"],
+)
+def test_checks_of_scikit_learn(estimator: Any) -> None:
+    results = check_estimator(estimator, on_fail=None, on_skip=None, expected_failed_checks=EXPECTED_FAILURES)
+    by_status: dict[str, dict[str, str]] = {}
+    for result in results:
+        by_status.setdefault(result["status"], {})[result["check_name"]] = repr(result["exception"])
+    assert by_status.get("failed", {}) == {}
+    assert set(by_status.get("skipped", {})) <= SKIPPED
+    assert len(by_status["passed"]) > 40
+
+
+# -- the interface -------------------------------------------------------------------------------------------
+
+
+def test_interface_as_written(digits: tuple[np.ndarray, ...]) -> None:
+    """Nothing but bounds and classes declared: the records are counted privately, within the same budget."""
+    x, y, x_test, y_test = digits
+    book = Ledger()
+    model = confide.PrivateBayesClassifier(method="sgld", epsilon=1.0, delta=1e-5, bounds=(0, 16), classes=range(10))
+    model.set_params(ledger=book).fit(x, y)
+    assert model.predict_proba(x_test).shape == (360, 10)
+    predictive = model.predictive(x_test)
+    assert predictive.epistemic.shape == predictive.aleatoric.shape == (360,)
+    assert predictive.interval(0.9).shape == (360, 10, 2)
+    assert model.score(x_test, y_test) > 0.8
+    assert [entry.purpose for entry in book.entries()] == ["count the records", "fit sgld"]
+    assert sound_epsilon(book.events(), 1e-5) <= 1.0
+    assert "epsilon = 1 and delta = 1e-05" in model.privacy_.statement()
+    assert model.schema_.source_of("records") == "learnt privately"
+    assert model.posterior_.to_arviz()["posterior"]["0.weight"].shape[2:] == (10, 64)
+
+
+def test_digits_at_epsilon_3(digits: tuple[np.ndarray, ...]) -> None:
+    x, y, x_test, y_test = digits
+    model = PrivateBayesClassifier(epsilon=3.0, bounds=(0, 16), classes=10, records=1437, seed=0).fit(x, y)
+    assert model.score(x_test, y_test) > 0.9
+    assert 2.9 < model.privacy_.epsilon() <= 3.0
+    assert model.privacy_.statement().startswith("Seeded: no privacy claim")
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_plan_does_not_depend_on_the_count() -> None:
+    """A rate or a number of steps that followed the noisy count would make the composition unproven."""
+    events, counts = [], []
+    for records in (400, 900):
+        options = {**BLOBS, "records": None, "steps": None, "epochs": 1}
+        model = PrivateBayesClassifier("sgd", **options).fit(*blobs(records))
+        events.append(model.privacy_.events)
+        counts.append(model.schema_.records)
+    assert events[0] == events[1]
+    assert counts[0] == pytest.approx(400, abs=5)
+    assert counts[1] == pytest.approx(900, abs=5)
+
+
+@pytest.mark.usefixtures("quick_noise")
+@pytest.mark.parametrize("name", confide.methods.names())
+def test_every_method_that_fits(name: str) -> None:
+    tasks = getattr(confide.methods.get(name), "tasks", ("classification",))
+    options = {key: value for key, value in BLOBS.items() if key != "classes"}
+    if "classification" in tasks:
+        model: Any = PrivateBayesClassifier(name, **BLOBS).fit(*blobs())
+        assert np.isfinite(model.predict_proba(blobs()[0])).all()
+    elif "regression" in tasks:
+        x, y = blobs()
+        model = PrivateBayesRegressor(name, target_bounds=(0, 2), **options).fit(x, y.astype(float))
+        assert np.isfinite(model.predict(x)).all()
+    else:
+        with pytest.raises(ValueError, match=f"method='{name}': is not for classification"):
+            PrivateBayesClassifier(name, **BLOBS).fit(*blobs())
+
+
+def test_import_leaves_scikit_learn_out() -> None:
+    code = "import confide, sys; assert 'sklearn' not in sys.modules; confide.PrivateBayesRegressor"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'PrivateBayesOracle'"):
+        _ = confide.PrivateBayesOracle
+
+
+# -- what would leak is refused, and a refusal costs nothing -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": None}, r"classes=None: .* private; list them in classes=, or set assume_public=True"),
+        ({"bounds": None}, r"bounds=None: .*StandardScaler.*in silence"),
+        ({"records": None, "batch": 10}, r"batch=10: needs the nominal number of records.*counted privately"),
+        ({"records": 1000}, r"records=1000: more than a factor of two away"),
+        ({"delta": 0.01}, r"delta=0.01: must be below 1 / records"),
+        ({"epsilon": -1.0}, r"epsilon=-1.0: must be"),
+        ({"epochs": 2.0}, r"epochs=2.0, steps=20: give one"),
+        ({"batch": 500}, r"batch=500: must be between 1 and records=120"),
+        ({"steps": 0}, r"steps=0: must be greater than 0"),
+        ({"clip": 0.0}, r"clip=0.0: must be"),
+        ({"method": "magic"}, r"method='magic': unknown; known: "),
+        ({"method": confide.methods.get("sgd")(), "prior": confide.priors.Flat()}, r"prior=Flat\(\): give it to"),
+        ({"schema": Schema(classes=2)}, r"classes: given as a parameter and in schema="),
+        ({"schema": Schema(target_bounds=(0, 1)), "classes": None}, r"use PrivateBayesRegressor"),
+        ({"bounds": {"a": (0, 1)}}, r"declared by name, but the data is a plain array"),
+        ({"module": nn.Linear(3, 3), "hidden": (4,)}, r"hidden=\(4,\): is for confide's own network"),
+        ({"module": nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))}, r"BatchNorm"),
+        ({"module": nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)), "records": None}, r"BatchNorm"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "+".join(value),
+)
+@pytest.mark.usefixtures("quick_noise")
+def test_refusals_name_the_way_out_and_cost_nothing(changes: dict[str, Any], message: str) -> None:
+    book = Ledger()
+    model = PrivateBayesClassifier(**{"method": "sgd", **BLOBS, **changes, "ledger": book})
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.fit(*blobs())
+    assert book.entries() == ()
+
+
+def test_regressor_demands_target_bounds() -> None:
+    with pytest.raises(ValueError, match=r"target_bounds=None: .* give target_bounds=\(low, high\)"):
+        PrivateBayesRegressor(bounds=(0, 1), records=100).fit(np.zeros((100, 2)), np.arange(100.0))
+    with pytest.raises(TypeError, match="ledger=7: must be a Ledger or the path"):
+        PrivateBayesClassifier("sgd", **BLOBS, ledger=7).fit(*blobs())
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_assumed_facts_are_said() -> None:
+    model = PrivateBayesClassifier("sgd", assume_public=True, delta=1e-4, steps=5).fit(*blobs())
+    assert "the facts read off the data (records, classes, bounds) are public" in model.privacy_.statement()
+    assert model.schema_.records == 120
+
+
+# -- budget --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_cross_validation_charges_every_fold(tmp_path: Path) -> None:
+    """A ledger that was copied with the clones would have stayed empty."""
+    x, y = blobs()
+    for ledger in (Ledger(), str(tmp_path / "budget.db")):
+        model = PrivateBayesClassifier("sgd", **BLOBS, ledger=ledger, name="blobs")
+        assert clone(model).ledger is ledger
+        scores = cross_val_score(model, x, y, cv=3, error_score="raise")
+        book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
+        assert len(scores) == len(book.entries("blobs")) == 3
+        book.close()
+
+
+def test_limit_refuses_the_fold_that_would_exceed_it() -> None:
+    x, y = blobs()
+    book = Ledger()
+    book.limit(1.2, 1e-4)
+    model = PrivateBayesClassifier("sgd", **BLOBS, epsilon=1.0, ledger=book)
+    with pytest.raises(BudgetExceeded):
+        cross_val_score(model, x, y, cv=3, error_score="raise")
+    assert len(book.entries()) == 1
+
+
+# -- scikit-learn's machinery --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_pipeline_parameters_and_pickle() -> None:
+    x, y = blobs()
+    pipeline = make_pipeline(FunctionTransformer(np.tanh), PrivateBayesClassifier("sgd", **BLOBS))
+    pipeline.set_params(privatebayesclassifier__bounds=(-1, 1)).fit(x, y)
+    model = pipeline[-1]
+    assert model.get_params()["bounds"] == (-1, 1)
+    assert not hasattr(clone(model), "posterior_")
+    again = pickle.loads(pickle.dumps(pipeline))
+    np.testing.assert_array_equal(again.predict_proba(x), pipeline.predict_proba(x))
+
+
+def test_saved_run_predicts_the_same_and_states_the_count(tmp_path: Path) -> None:
+    x, y = blobs(400)
+    model = PrivateBayesClassifier("sgd", **{**BLOBS, "records": None}).fit(x, y)
+    saved = load_run(model.save(tmp_path / "run"))
+    inputs = torch.as_tensor(Encoder.from_dict(saved.encoder).features(x))
+    np.testing.assert_allclose(saved.posterior.predict(inputs).probabilities, model.predict_proba(x), rtol=1e-5)
+    assert saved.privacy.events == model.privacy_.events
+    assert len(saved.privacy.events) == 2
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_classes_are_sorted_and_kept_when_absent() -> None:
+    """Metrics take the columns to be in the order of the sorted labels; unsorted ones would score the wrong class."""
+    x, y = blobs(240)
+    names = np.array(["beta", "gamma", "alpha"])[y]
+    options = {**BLOBS, "records": 240, "steps": 150, "classes": ["gamma", "beta", "alpha", "delta"]}
+    model = PrivateBayesClassifier("sgd", **options).fit(x, names)
+    assert list(model.classes_) == ["alpha", "beta", "delta", "gamma"]
+    columns = sorted(options["classes"])  # the order that metrics assume, whatever `classes_` says; chance is log 4
+    assert log_loss(names, model.predict_proba(x), labels=columns) < 0.5 < np.log(4)
+    assert model.score(x, names) > 0.9
+
+
+# -- data frames ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_frames_give_what_arrays_give() -> None:
+    x, y = blobs()
+    expected = PrivateBayesClassifier("sgd", **BLOBS).fit(x, y).predict_proba(x)
+    by_name = {**BLOBS, "bounds": dict.fromkeys("abc", (-15, 15))}
+    for frame, labels in (
+        (pd.DataFrame(x, columns=list("abc")), pd.Series(y)),
+        (pl.DataFrame(x, schema=list("abc")), pl.Series(y)),
+    ):
+        model = PrivateBayesClassifier("sgd", **by_name).fit(frame, labels)
+        assert list(model.feature_names_in_) == ["a", "b", "c"]
+        np.testing.assert_allclose(model.predict_proba(frame), expected, rtol=1e-5)
+        with pytest.raises(ValueError, match="feature names"):
+            model.predict(frame[["b", "a", "c"]])
+    partly = PrivateBayesClassifier("sgd", **{**BLOBS, "bounds": dict.fromkeys("ab", (-15, 15))})
+    with pytest.raises(ValueError, match=r"columns: 'c' not declared"):
+        partly.fit(pd.DataFrame(x, columns=list("abc")), y)
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_categories_by_schema() -> None:
+    x, y = blobs()
+    frame = pd.DataFrame({"a": x[:, 0], "kind": np.array(["red", "green", "blue"])[y]})
+    columns = [Column("a", bounds=(-15, 15)), Column("kind", categories=("red", "green", "blue"))]
+    schema = Schema(records=120, classes=3, columns=columns)
+    model = PrivateBayesClassifier("sgd", schema=schema, delta=1e-4, steps=60, seed=1).fit(frame, y)
+    assert model.score(frame, y) > 0.9
+    assert model.posterior_.mean().numel() == (1 + 3 + 1) * 3
+
+
+# -- models --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_own_module_sees_images() -> None:
+    x, y = load_digits(return_X_y=True)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    model = PrivateBayesClassifier(
+        "sgd", module=network, bounds=(0, 16), classes=10, records=300, delta=1e-4, steps=3, likelihood=Categorical(10)
+    )
+    model.fit(x[:300].reshape(-1, 8, 8), y[:300])
+    assert model.predict(x[300:305].reshape(-1, 8, 8)).shape == (5,)
+    with pytest.raises(TypeError, match="module=3: must be a torch Module"):
+        PrivateBayesClassifier("sgd", **BLOBS, module=3).fit(*blobs())
+
+
+def test_auto_reads_public_sizes_alone() -> None:
+    assert rules.default_hidden(1437, 64, 10, epsilon=3.0) == ()
+    assert rules.default_hidden(60_000, 784, 10, epsilon=3.0) == (64,)
+    assert rules.default_hidden(60_000, 784, 10, epsilon=1.0) == ()
+    # The bound itself: 3 * ((2 + 1) * 64 + (64 + 1) * 2) = 966.
+    assert rules.default_hidden(966, 2, 2, epsilon=1.0) == (64,)
+    assert rules.default_hidden(965, 2, 2, epsilon=1.0) == ()
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_regressor_predicts_in_the_units_of_the_target() -> None:
+    x, y = make_regression(400, 3, noise=5.0, random_state=0)
+    y = 1000 + y
+    options = {"bounds": (-4, 4), "target_bounds": (700, 1300), "records": 400, "delta": 1e-4, "steps": 100, "seed": 2}
+    model = PrivateBayesRegressor("sgnht", **options).fit(x, y)
+    mean, deviation = model.predict(x, return_std=True)
+    predictive = model.predictive(x)
+    assert model.score(x, y) > 0.7
+    np.testing.assert_allclose(mean, predictive.mean.numpy())
+    np.testing.assert_allclose(deviation**2, predictive.total.numpy(), rtol=1e-6)
+    low, high = predictive.interval(0.9).numpy().T
+    assert (low < mean).all()
+    assert (mean < high).all()
+    assert 1 < deviation.mean() < 300
+    learnt = PrivateBayesRegressor("sgd", likelihood=HeteroscedasticGaussian(), **options).fit(x, y)
+    assert learnt.posterior_.mean().numel() == (3 + 1) * 2
+
+
+# -- ArviZ ---------------------------------------------------------------------------------------------------
+
+
+def test_to_arviz_keeps_chains_and_weights() -> None:
+    draws = torch.arange(8.0).reshape(4, 2)
+    module = nn.Linear(1, 1)
+    even = Draws(module, Categorical(2), draws, torch.full((4,), 0.25), {"chains": 2, "largest_r_hat": 1.0})
+    tree = even.to_arviz()["posterior"]
+    assert tree["weight"].shape == (2, 2, 1, 1)
+    np.testing.assert_array_equal(tree["bias"].to_numpy()[..., 0], [[1, 3], [5, 7]])
+    assert tree.attrs["largest_r_hat"] == 1.0
+    uneven = Draws(module, Categorical(2), draws, torch.tensor([0.0, 0.25, 0.0, 0.75]))
+    np.testing.assert_array_equal(uneven.to_arviz()["posterior"]["bias"].to_numpy()[0, :, 0], [3, 7, 7, 7])
+
+
+def test_to_arviz_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "arviz_base", None)
+    one = Draws(nn.Linear(1, 1), Categorical(2), torch.zeros(2, 2), torch.full((2,), 0.5))
+    with pytest.raises(ImportError, match=r"arviz_base: not installed; pip install 'confide\[arviz\]'"):
+        one.to_arviz()
