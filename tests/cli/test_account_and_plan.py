@@ -111,6 +111,22 @@ def test_a_combination_without_a_sound_bound_is_refused_with_the_way_out(run: Ru
     assert "--sampling poisson" in result.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "account --rate 0.1 --steps 10 --delta 1e-5 --noise-multiplier 1e-9",
+        "account --rate 0.1 --steps 1000 --delta 1e-5 --noise-multiplier 0.001",
+        "account --rate 0.1 --steps 1000000000000 --delta 1e-5 --noise-multiplier 1",
+        "account --rate 0.1 --steps 100000000 --delta 1e-5 --noise-multiplier 1",
+        "plan --epsilon 1000000 --delta 1e-5 --records 1000 --batch 100 --steps 5",
+        "plan --epsilon 1 --delta 1e-5 --records 1000000 --batch 1 --epochs 1000",
+    ],
+)
+def test_numbers_beyond_all_use_are_refused(run: Run, words: str) -> None:
+    """No accountant can put them into a number; catches an overflow that reaches the user as a bug."""
+    assert is_refusal(run(*words.split()))
+
+
 def test_plan_prints_the_documented_object(run: Run) -> None:
     """Catches noise calibrated by the wrong accountant and steps rounded the wrong way."""
     values = run(*PLAN, "--json").json

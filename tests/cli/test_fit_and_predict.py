@@ -123,7 +123,7 @@ def test_digits_by_default_is_good_and_says_what_it_promises(
     monkeypatch.setenv("COLUMNS", "80")
     result = run("fit", "digits", "--method", "sgld", "--epsilon", 3, "--delta", 1e-4, "--out", tmp_path / "demo")
     assert result.code == 0
-    assert load_run(tmp_path / "demo").metrics["accuracy"] > 0.88
+    assert load_run(tmp_path / "demo").metrics["accuracy"] > 0.85
     assert "declared public; not protected" in result.out
     assert "calibration error" in result.out
     assert "differential privacy, add-remove" in result.out

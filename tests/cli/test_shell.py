@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import confide
-from confide._cli import shell, training
+from confide._cli import plan, shell, training
 from confide.cli import main
 from tests.cli.conftest import Result, is_refusal
 
@@ -76,8 +76,11 @@ def test_a_value_error_of_a_library_is_not_taken_for_a_refusal(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Exit 2 says "your input is wrong"; a bug must not say that, even where it surfaces in confide's own lines."""
+    words = ("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run")
     monkeypatch.setattr(training, "load", lambda source: int("not a number"))
-    assert run("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run").code == 1
+    assert run(*words).code == 1
+    monkeypatch.setattr(training, "load", lambda source: plan._up(float("nan")))  # math.ceil raises in a confide line
+    assert run(*words).code == 1
 
 
 def test_interrupted_from_the_keyboard(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ SUCCESS, UNFORESEEN, REFUSED, OVER_BUDGET, INTERRUPTED = 0, 1, 2, 3, 130
 DEBUG_VARIABLE = "CONFIDE_DEBUG"
 _PACKAGE = Path(__file__).resolve().parents[1]
 
-# Typer carries its own copy of click since 0.25 and used the click package before; the base class is the same idea.
+# Newer versions of typer carry their own copy of click, older ones use the package: taken from typer, it fits both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 

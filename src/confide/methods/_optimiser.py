@@ -65,7 +65,8 @@ class Descent:
 
         T plain steps of rate a leave noise of standard deviation a (s/b) sqrt(T) in every parameter (s the release's
         noise, b the expected batch): the rate is the largest at which that stays below LARGEST_NOISE and a clipped
-        gradient moves the parameters by at most LARGEST_STEP. Momentum adds up 1 / (1 - momentum) steps.
+        gradient moves the parameters by at most LARGEST_STEP; a loss more curved than the logistic one bounds it
+        further. Momentum adds up 1 / (1 - momentum) steps.
         """
         if self.learning_rate is not None:
             return self.learning_rate
@@ -74,6 +75,8 @@ class Descent:
             return min(ADAM_RATE, ADAM_WALK / math.sqrt(plan.steps))
         clip, noise = plan.mechanism.clip, plan.mechanism.noise_std
         rate = LARGEST_STEP / clip if math.isfinite(clip) else UNCLIPPED_RATE
+        if problem.curvature > 1:
+            rate = min(rate, 0.5 / problem.curvature)
         if noise > 0:
             rate = min(rate, LARGEST_NOISE * plan.expected_batch / (noise * math.sqrt(plan.steps)))
         return rate * (1 - self.momentum) if self.optimiser == "momentum" else rate

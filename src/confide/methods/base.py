@@ -44,6 +44,11 @@ class Problem:
     def records(self) -> int:
         return self.plan.records
 
+    @property
+    def curvature(self) -> float:
+        """Of the loss in an output; step sizes that follow from a public rule are divided by it."""
+        return max(1.0, getattr(self.likelihood, "curvature", 1.0))
+
     @cached_property
     def gradient_query(self) -> GradientQuery:
         """The gradient of the negative log-likelihood at the current position."""

@@ -12,7 +12,6 @@ from confide.methods.base import Problem
 from confide.posteriors import Draws
 from confide.queries import GradientQuery, Release
 
-DEFAULT_LEARNING_RATES = {"sgd": 0.5, "momentum": 0.1, "adam": 0.01}
 State = DescentState
 
 
@@ -27,10 +26,7 @@ class SGD(Descent):
 
     Papers: Song, Chaudhuri and Sarwate, GlobalSIP 2013; Abadi et al., CCS 2016; Kingma and Ba, ICLR 2015 (Adam).
 
-    prior          over all parameters, outside the clip; a Gaussian is weight decay
-    optimiser      "sgd", "momentum" or "adam"
-    learning_rate  None: 0.5, 0.1 and 0.01 for the three
-    momentum       averaging weight of the momentum optimiser
+    A Gaussian prior is weight decay. Settings are those of every method that descends: see Descent.
     """
 
     name: ClassVar[str] = "sgd"
@@ -45,9 +41,6 @@ class SGD(Descent):
         return self.descend_on_sum(problem, state, release)
 
     def posterior(self, problem: Problem, state: State) -> Draws:
-        facts = {"point_estimate": True, "optimiser": self.optimiser, "draws": 1}
+        facts = {"point_estimate": True, "optimiser": self.optimiser, "learning_rate": self.rate(problem), "draws": 1}
         draw = problem.position.detach().clone()[None]
         return Draws(problem.module, problem.likelihood, draw, torch.ones(1, dtype=draw.dtype), facts)
-
-    def rate(self, problem: Problem) -> float:
-        return self.learning_rate or DEFAULT_LEARNING_RATES[self.optimiser]

@@ -79,7 +79,7 @@ class SGHMC(Chain):
     def _step_size(self, problem: Problem, step: int) -> float:
         first = self.step_size
         if first is None:
-            first = LARGEST_STEP / problem.records
+            first = LARGEST_STEP / (problem.records * problem.curvature)
             noise_std = problem.plan.mechanism.noise_std
             if noise_std > 0:
                 ratio = problem.plan.expected_batch / (problem.records * noise_std)

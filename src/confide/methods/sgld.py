@@ -12,8 +12,8 @@ from confide.posteriors import Draws
 from confide.queries import Release
 
 LARGEST_LEARNING_RATE = 1.0
-"""Cap on n eta / 2, the step on the mean gradient, when the step size follows from the noise: beyond it the chain
-leaves the neighbourhood in which a clipped gradient points downhill."""
+"""Cap on n eta / 2, the step on the mean gradient, times the loss's curvature, when the step size follows from the noise:
+beyond it the chain leaves the neighbourhood in which a clipped gradient points downhill."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class SGLD(Chain):
     def _step_size(self, problem: Problem, step: int) -> float:
         first = self.step_size
         if first is None:
-            first = 2 * LARGEST_LEARNING_RATE / problem.records
+            first = 2 * LARGEST_LEARNING_RATE / (problem.records * problem.curvature)
             noise_std = problem.plan.mechanism.noise_std
             if noise_std > 0:
                 factor = 2.0 if self.convention == "posterior" else 1.0

@@ -88,7 +88,7 @@ class SGNHT(Chain):
     def _step_size(self, problem: Problem, step: int) -> float:
         first = self.step_size
         if first is None:
-            first = min(math.sqrt(LARGEST_STEP / problem.records), 0.5 / self.diffusion)
+            first = min(math.sqrt(LARGEST_STEP / (problem.records * problem.curvature)), 0.5 / self.diffusion)
             noise_std = problem.plan.mechanism.noise_std
             if noise_std > 0:
                 ratio = problem.plan.expected_batch / (problem.records * noise_std)

@@ -24,6 +24,10 @@ class Likelihood(Protocol):
     @property
     def outputs(self) -> int: ...
 
+    @property
+    def curvature(self) -> float:
+        """Largest second derivative of the loss in an output, about: what a step size must be small against."""
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """-log p(y | output), one value per record."""
 
@@ -46,6 +50,10 @@ class Categorical:
     def outputs(self) -> int:
         return self.classes
 
+    @property
+    def curvature(self) -> float:
+        return 1.0
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(output, y, reduction="none")
 
@@ -62,6 +70,10 @@ class Bernoulli:
     @property
     def outputs(self) -> int:
         return 1
+
+    @property
+    def curvature(self) -> float:
+        return 1.0
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         logit = output.reshape(len(output))
@@ -86,6 +98,10 @@ class Gaussian:
     @property
     def outputs(self) -> int:
         return 1
+
+    @property
+    def curvature(self) -> float:
+        return 1 / self.noise_scale**2
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         # The constant is left out: it moves no gradient and no draw.
@@ -114,6 +130,10 @@ class HeteroscedasticGaussian:
     @property
     def outputs(self) -> int:
         return 2
+
+    @property
+    def curvature(self) -> float:
+        return 10.0  # at a noise scale of about 0.3, where targets are scaled to [-1, 1]
 
     def scale(self, raw: Tensor) -> Tensor:
         return self.smallest + F.softplus(raw)
