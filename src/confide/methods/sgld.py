@@ -12,8 +12,8 @@ from confide.posteriors import Draws
 from confide.queries import Release
 
 LARGEST_LEARNING_RATE = 1.0
-"""Cap on n eta / 2, the step on the mean gradient, times the loss's curvature, when the step size follows from the noise:
-beyond it the chain leaves the neighbourhood in which a clipped gradient points downhill."""
+"""Cap on n eta / 2 times the curvature of the loss, when the step size follows from the noise. n eta / 2 is the step on
+the mean gradient; beyond the cap the chain leaves the neighbourhood in which a clipped gradient points downhill."""
 
 
 @dataclass(frozen=True)
