@@ -10,6 +10,7 @@ from torch import Tensor
 
 from confide.mechanism.clipping import calls, clipped_sum, engine, factors
 from confide.mechanism.clipping.factors import Style
+from confide.mechanism.clipping.plan import Examined
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.mechanism.clipping.structure import kept_generators
 from tests.mechanism.zoo import ZOO
@@ -100,6 +101,19 @@ def test_buffer_of_another_type() -> None:
     assert relative(found - 1, wanted - 1) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["mnist_network", "linear_on_long_sequences", "transformer", "mean_field_4_draws"])
+def test_steps_do_not_remember_each_other(name: str) -> None:
+    """Memory is kept between steps, for batches of changing size: nothing of an old batch may stay in a new sum."""
+    module, loss, x, y = ZOO[name].case()
+    size = sum(parameter.numel() for parameter in module.parameters())
+    for records in (3, 6, 1, 5):
+        found, wanted = torch.zeros(2, size, dtype=torch.float64)
+        norms = clipped_sum(module, loss, x[:records], y[:records], clip=0.1, out=found)
+        expected = reference_clipped_sum(module, loss, x[:records], y[:records], clip=0.1, out=wanted)
+        assert relative(found, wanted) < TOLERANCE
+        torch.testing.assert_close(norms, expected, rtol=TOLERANCE, atol=0)
+
+
 # broken variants must be caught ---------------------------------------------------------------------------------
 
 
@@ -114,15 +128,14 @@ def test_a_missed_call_of_a_reused_module_is_caught(monkeypatch: pytest.MonkeyPa
         self.members = self.members[:1]
 
     monkeypatch.setattr(calls.Cluster, "merge", only_the_first)
-    monkeypatch.setattr(
-        engine, "examine", lambda module, plan, *rest: (plan, layouts_of_every_call(plan, module, *rest))
-    )
+    monkeypatch.setattr(engine, "examine", lambda module, plan, *rest: (plan, calls_of(plan, module, *rest)))
     assert compare("module_used_twice") > 1e-3
 
 
-def layouts_of_every_call(plan: Any, module: Any, loss: Any, x: Any, y: Any) -> Any:
+def calls_of(plan: Any, module: Any, loss: Any, x: Any, y: Any) -> Examined:
     with engine.recorded_pass(module, plan, loss, x, y) as run:
-        return [engine.default_layout(entry, len(x), []) for entry in run.entries]
+        layouts = [engine.default_layout(entry, len(x), []) for entry in run.entries]
+        return Examined([entry.slot for entry in run.entries], layouts)
 
 
 def test_cross_terms_of_tied_weights_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,16 @@ def test_losses_that_mix_records_are_refused() -> None:
         run(module, relative_loss, x, y)
 
 
+def test_another_loss_is_examined_too() -> None:
+    def relative_loss(output: Tensor, y: Tensor) -> Tensor:
+        return classes(output, y) * output.mean()
+
+    module, loss, x, y = ZOO["mlp"].case()
+    run(module, loss, x, y)
+    with pytest.raises(UnclippableError, match="mixed"):
+        run(module, relative_loss, x, y)
+
+
 def test_losses_without_one_value_per_record_are_refused() -> None:
     module, _, x, y = ZOO["mlp"].case()
     with pytest.raises(ValueError, match="one value per record"):
@@ -176,6 +186,12 @@ def test_the_examination_happens_once() -> None:
     run(module, loss, x[:3], y[:3])  # another number of records is nothing new
     assert first > 1
     assert len(calls) == first + 1
+    counts = []
+    for _ in range(3):
+        run(module, lambda output, target: classes(output, target), x, y)  # the same code is the same loss
+        counts.append(len(calls))
+    assert counts[0] > first + 2
+    assert counts[1:] == [counts[0] + 1, counts[0] + 2]
 
 
 def test_an_empty_batch_is_a_normal_step() -> None:
@@ -299,7 +315,45 @@ def test_weights_used_outside_their_layer_go_to_the_fallback() -> None:
     run(module, loss, x, y)
     plan = engine_of(module).plan
     assert plan is not None
-    assert {plan.parameters[index].shape for index in plan.escaped} == {module.encoder.weight.shape}
+    assert {plan.parameters[index].shape for index in plan.choices.escaped} == {module.encoder.weight.shape}
+
+
+def test_layers_behind_parameters_that_start_at_zero_are_examined() -> None:
+    """No gradient passes a last layer of zeros, so with its own parameters nothing wrong would be seen before it."""
+    module, loss, x, y = ZOO["weight_used_outside_its_layer"].case()
+    trained = copy.deepcopy(module.head.state_dict())
+    nn.init.zeros_(module.head.weight)
+    run(module, loss, x, y)
+    assert module.head.weight.norm() == 0
+    module.head.load_state_dict(trained)
+    found = run(module, loss, x, y)
+    wanted = torch.zeros_like(found)
+    reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
+    torch.testing.assert_close(found, wanted)
+    mixing, _, x, y = plain(Lambda(centred, head=nn.Linear(5, CLASSES)), 5)
+    nn.init.zeros_(mixing.head.weight)
+    with pytest.raises(UnclippableError, match="mixed"):
+        run(mixing.double(), loss, x, y)
+
+
+def test_broadcast_parameters_are_copied_and_not_run_again() -> None:
+    """Class tokens, scales and position embeddings are common; the fallback would cost a pass over the network."""
+    for name in ("bare_parameter", "vision_transformer", "positions_without_records", "norms_of_ones_own"):
+        module, loss, x, y = ZOO[name].case()
+        run(module, loss, x, y)
+        plan = engine_of(module).plan
+        assert plan is not None
+        assert plan.choices.copies or plan.choices.shared
+        assert not plan.replays, name
+
+
+def test_parameters_that_cannot_be_copied_are_run_again() -> None:
+    for name in ("bare_matrix_under_dropout", "positions_used_in_two_ways", "bilinear_layer"):
+        module, loss, x, y = ZOO[name].case()
+        run(module, loss, x, y)
+        plan = engine_of(module).plan
+        assert plan is not None
+        assert plan.replays, name
 
 
 def test_layers_find_their_rules() -> None:
@@ -379,6 +433,21 @@ def test_a_network_that_takes_another_way_for_real_records() -> None:
     wanted = torch.zeros_like(found)
     reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
     torch.testing.assert_close(found, wanted)
+
+
+def test_another_way_is_refused_where_records_were_not_on_axis_0() -> None:
+    """With as many positions as records the axes cannot be told apart by size, so guessing would be dangerous."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = self.body(x.transpose(0, 1))
+        if x.abs().max() > 50:
+            hidden = self.body(torch.tanh(hidden))
+        return self.head(hidden.mean(0))
+
+    module, loss, x, y = plain(Lambda(forward, body=nn.Linear(5, 5), head=nn.Linear(5, CLASSES)), 6, 5)
+    run(module.double(), loss, x, y)
+    with pytest.raises(UnclippableError, match="another way"):
+        run(module, loss, x + 100, y)
 
 
 def test_parameters_the_loss_does_not_use() -> None:

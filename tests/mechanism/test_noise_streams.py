@@ -85,6 +85,18 @@ def test_a_lock_held_at_the_fork_does_not_stop_the_child(backend: str) -> None:
         assert len(in_child(lambda: draw(stream, 8))) == 8
 
 
+def test_a_child_does_not_wait_for_threads_left_behind(backend: str) -> None:
+    """Torch's worker threads stay in the parent: a child that shared work with them would hang."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        stream = NoiseStream(backend=backend)
+        draw(stream, 500_000)
+        assert len(in_child(lambda: draw(stream, 500_000)[:8])) == 8
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_copies_are_refused(duplicate: Callable[[NoiseStream], object]) -> None:
     with pytest.raises(TypeError, match="cannot be copied or pickled"):

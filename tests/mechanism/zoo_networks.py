@@ -228,6 +228,63 @@ def bare_parameter() -> Case:
 
 
 @animal
+def bare_matrix_under_dropout() -> Case:  # cannot be copied, so the module is run again with the same masks
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = self.drop(torch.einsum("bti,ij->btj", self.body(x), self.matrix))
+        noise = torch.randn(hidden.shape, dtype=hidden.dtype)
+        return self.head(F.dropout(hidden + 0.1 * noise, 0.2).mean(1))
+
+    layers: dict[str, Any] = {
+        "body": nn.Linear(5, 5), "head": nn.Linear(4, CLASSES), "drop": nn.Dropout1d(0.3),
+        "matrix": nn.Parameter(torch.randn(5, 4)),
+    }  # fmt: skip
+    return plain(Lambda(forward, **layers), 3, 5)
+
+
+@animal
+def vision_transformer() -> Case:  # class token and positions as bare parameters
+    def forward(self: Any, x: Tensor) -> Tensor:
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        hidden = torch.cat([self.token.expand(len(x), -1, -1), patches], 1) + self.places
+        return self.head(self.block(hidden)[:, 0] * self.scale)
+
+    layers: dict[str, Any] = {
+        "patches": nn.Conv2d(3, 8, 2, 2), "token": nn.Parameter(torch.randn(1, 1, 8)),
+        "places": nn.Parameter(torch.randn(10, 8)), "scale": nn.Parameter(torch.randn(())),
+        "block": nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True), "head": nn.Linear(8, CLASSES),
+    }  # fmt: skip
+    return plain(Lambda(forward, **layers), 3, 6, 6)
+
+
+class OwnNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+@animal
+def norms_of_ones_own() -> Case:  # the same kind of layer on tensors of different ranks
+    def forward(self: Any, x: Tensor) -> Tensor:
+        hidden = self.second(self.body(self.first(x)))
+        return self.head(self.third(hidden.mean(1)))
+
+    norms = {name: OwnNorm(5) for name in ("first", "second", "third")}
+    return plain(Lambda(forward, body=nn.Linear(5, 5), head=nn.Linear(5, CLASSES), **norms), 4, 5)
+
+
+@animal
+def positions_used_in_two_ways() -> Case:  # spread over the records in one place, transposed in the other
+    def forward(self: Any, x: Tensor) -> Tensor:
+        places = self.places(torch.arange(x.shape[1])[None])
+        return self.head((x + places) @ places[0].transpose(0, 1)).mean(1)
+
+    return plain(Lambda(forward, places=nn.Embedding(4, 5), head=nn.Linear(4, CLASSES)), 4, 5)
+
+
+@animal
 def layer_without_a_rule() -> Case:
     return plain(nn.Sequential(nn.Linear(5, 4), nn.PReLU(4), nn.Linear(4, CLASSES)), 5)
 

@@ -192,8 +192,9 @@ class TestWeights:
 
         assert (self.moved(Overwriting(prior=priors.Flat(), dropout_rate=0.5)) > 0).sum() > 100
 
-    def test_the_prior_joins_over_n(self) -> None:
-        method = MCDropout(prior=priors.Gaussian(0.5), learning_rate=0.2)
+    @pytest.mark.parametrize("optimiser", ["sgd", "momentum"])
+    def test_the_prior_joins_over_n(self, optimiser: Any) -> None:
+        method = MCDropout(prior=priors.Gaussian(0.5), learning_rate=0.2, optimiser=optimiser)
         problem = problem_of(method, network())
         before = problem.position.clone()
         method.tell(problem, method.init(problem), silence(problem))

@@ -49,7 +49,7 @@ BACKENDS = ("aes-ctr-native", "aes-ctr")
 # chunks or threads does not change a value.
 PAIRS = 4096
 BLOCK = 2 * PAIRS
-RESERVOIR_BLOCKS = 4  # drawn ahead for small requests; few enough that torch stays on one thread
+RESERVOIR_BLOCKS = 4  # drawn ahead for small requests: 32768 normals
 TORCH_CHUNK = 64  # blocks; the torch calls on a smaller chunk would cost more than its arithmetic
 NATIVE_CHUNK = 16  # blocks; half a megabyte of keystream stays in the cache
 
@@ -206,8 +206,8 @@ class NoiseStream:
 
     Safe to use from several threads. A forked child takes a key of its own (for a seeded stream, from the
     seed and the process id), so that parent and child never share noise; for the same reason a stream can be
-    neither copied nor pickled. `backend` is "aes-ctr-native" where the native kernel is at hand, "aes-ctr"
-    otherwise.
+    neither copied nor pickled. A child that draws also puts torch on one thread, for the others are gone.
+    `backend` is "aes-ctr-native" where the native kernel is at hand, "aes-ctr" otherwise.
     """
 
     def __init__(self, seed: int | None = None, *, backend: str | None = None) -> None:
@@ -218,6 +218,7 @@ class NoiseStream:
         if backend == "aes-ctr-native" and _native.kernel() is None:
             raise ValueError(f"backend={backend!r}: the native kernel is not installed here; use 'aes-ctr'")
         self._seed = seed
+        self._forked = False
         self._backend = backend or ("aes-ctr" if _native.kernel() is None else "aes-ctr-native")
         self._rekey(os.urandom(32) if seed is None else _derived_key(seed))
         _alive.add(self)
@@ -230,6 +231,7 @@ class NoiseStream:
         self._gaussians: dict[torch.dtype, _Gaussian] = {}
 
     def _after_fork(self) -> None:
+        self._forked = True
         self._rekey(os.urandom(32) if self._seed is None else _derived_key(self._seed, os.getpid()))
 
     @property
@@ -256,6 +258,8 @@ class NoiseStream:
             return out
         with self._lock:
             if out.dtype not in self._gaussians:
+                if self._forked:  # torch's threads did not survive the fork: waiting for them would never end
+                    torch.set_num_threads(1)
                 gaussian = _Gaussian(out.dtype, self._backend, self._bulk, self._refinements)
                 self._gaussians[out.dtype] = gaussian
             self._gaussians[out.dtype].write(flat, float(std))

@@ -15,7 +15,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-
 _INPUTS_AT_ONCE = 512
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from confide.mechanism.clipping import rules as rules
@@ -12,13 +11,12 @@ from confide.mechanism.clipping.engine import Bound, engine_of
 from confide.mechanism.clipping.factors import STYLES as STYLES
 from confide.mechanism.clipping.factors import Style as Style
 from confide.mechanism.clipping.factors import check_clip, check_style
-from confide.mechanism.clipping.layout import map_tensors
 from confide.mechanism.clipping.rows import clipped_sum_of_rows as clipped_sum_of_rows
 from confide.mechanism.clipping.rules.refusals import UnclippableError as UnclippableError
 from confide.mechanism.clipping.rules.registry import Call as Call
 from confide.mechanism.clipping.rules.registry import Contribution as Contribution
 from confide.mechanism.clipping.rules.registry import rule_for as rule_for
-from confide.mechanism.clipping.running import Inputs, Loss, records_of
+from confide.mechanism.clipping.running import Inputs, Loss
 
 MEMORY_BUDGET = 256 << 20
 
@@ -59,13 +57,5 @@ def clipped_sum(
         raise ValueError(f"memory_budget={memory_budget}: must be a number of bytes > 0")
     if micro_batch is not None and micro_batch < 1:
         raise ValueError(f"micro_batch={micro_batch}: must be at least 1, or None")
-    engine = engine_of(module)
-    bound = Bound(clip, style, out, memory_budget)
-    records = records_of(x)
-    if micro_batch is None or micro_batch >= records:
-        return engine.step(module, loss, x, y, bound)
-    norms = []
-    for start in range(0, records, micro_batch):
-        part_x, part_y = map_tensors(lambda tensor, first=start: tensor[first : first + micro_batch], (x, y))
-        norms.append(engine.step(module, loss, part_x, part_y, bound))
-    return torch.cat(norms)
+    bound = Bound(clip, style, out, memory_budget, micro_batch)
+    return engine_of(module).step(module, loss, x, y, bound)

@@ -21,13 +21,16 @@ from torch import Tensor, nn
 
 from confide.mechanism.clipping.calls import Cluster, clusters_of, contributions_of, default_layout
 from confide.mechanism.clipping.factors import Style, clip_factors
-from confide.mechanism.clipping.layout import CallLayout
-from confide.mechanism.clipping.plan import Plan, build_plan, signature_of
+from confide.mechanism.clipping.layout import CallLayout, map_tensors
+from confide.mechanism.clipping.plan import Examined, Plan, build_plan, signature_of
 from confide.mechanism.clipping.rules.refusals import UnclippableError
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, record, recorded_pass, records_of
 from confide.mechanism.clipping.structure import examine
 from confide.mechanism.clipping.tape import Tape
 from confide.mechanism.clipping.workspace import Workspace
+
+# Buffers of up to this many numbers are not worth letting go between steps.
+SMALL = 1 << 16
 
 Gradients: TypeAlias = list[list[Tensor | None]]
 
@@ -40,6 +43,7 @@ class Bound:
     style: Style
     out: Tensor
     budget: int
+    micro_batch: int | None
 
 
 class Engine:
@@ -48,22 +52,23 @@ class Engine:
     def __init__(self) -> None:
         self.plan: Plan | None = None
         self.space = Workspace()
+        self.views: ParameterViews | None = None
 
     def current_plan(self, module: nn.Module, loss: Loss, x: Inputs, y: Any) -> Plan:
         """The plan of the module as it is now, examined for inputs of this shape."""
         if self.plan is None or self.plan.signature != signature_of(module):
             self.plan = build_plan(module)
-        key = shape_key(x)
-        if key not in self.plan.layouts:
+        key = examination_key(loss, x)
+        if key not in self.plan.examined:
             try:
-                self.plan, layouts = examine(module, self.plan, loss, x, y)
+                self.plan, examined = examine(module, self.plan, loss, x, y)
             except UnclippableError:
                 raise
             except Exception:
                 if records_of(x) > 0:
                     raise
                 return self.plan  # an empty batch never fails; the next one is examined
-            self.plan.layouts[key] = layouts
+            self.plan.examined[key] = examined
         return self.plan
 
     def step(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: Bound) -> Tensor:
@@ -73,17 +78,31 @@ class Engine:
         records = records_of(x)
         if records == 0:
             return bound.out.new_zeros(0)
+        largest = records if bound.micro_batch is None else bound.micro_batch
+        if plan.copied:
+            largest = min(largest, max(1, bound.budget // plan.copied_bytes))
+        if largest >= records:
+            return self._piece(plan, module, loss, x, y, bound)
+        norms = []
+        for start in range(0, records, largest):
+            piece = slice(start, start + largest)
+            part_x, part_y = map_tensors(lambda tensor, piece=piece: tensor[piece], (x, y))
+            norms.append(self._piece(plan, module, loss, part_x, part_y, bound))
+        return torch.cat(norms)
+
+    def _piece(self, plan: Plan, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: Bound) -> Tensor:
+        examined = plan.examined[examination_key(loss, x)]
         if not plan.explicit:  # nothing to put back afterwards
-            return self._sum(plan, record(Tape(plan), module, loss, x, y), x, bound)
+            return self._sum(plan, examined, record(Tape(plan), module, loss, x, y), bound)
         with recorded_pass(module, plan, loss, x, y) as run:
-            return self._sum(plan, run, x, bound)
+            return self._sum(plan, examined, run, bound)
 
     @torch.no_grad()
-    def _sum(self, plan: Plan, run: Pass, x: Inputs, bound: Bound) -> Tensor:
+    def _sum(self, plan: Plan, examined: Examined, run: Pass, bound: Bound) -> Tensor:
         records = run.losses.shape[0]
         if not run.entries or not run.losses.requires_grad:
             return bound.out.new_zeros(records)
-        gradients, layouts = run.gradients(), layouts_of(plan, run, x)
+        gradients, layouts = run.gradients(), layouts_of(examined, run)
         self.space.begin(bound.budget)
         found = contributions_of(run.tape, gradients, layouts, records, self.space)
         if not found:  # the loss depends on none of the parameters
@@ -92,7 +111,7 @@ class Engine:
         squares = group_squares(clusters)
         total = squared_total(squares)
         if math.isfinite(total.sum().item()):
-            return add_clipped(clusters, squares, total, plan, bound)
+            return add_clipped(clusters, squares, total, plan, bound, self._views(plan, bound.out))
         return self._sum_of_finite(plan, run, gradients, layouts, bound, torch.isfinite(total))
 
     def _sum_of_finite(
@@ -110,23 +129,36 @@ class Engine:
         found = contributions_of(run.tape, gradients, layouts, len(finite), self.space, chosen)
         clusters = clusters_of(found, plan, self.space)
         squares = group_squares(clusters)
-        return norms.index_copy_(0, chosen, add_clipped(clusters, squares, squared_total(squares), plan, bound))
+        views = self._views(plan, bound.out)
+        return norms.index_copy_(0, chosen, add_clipped(clusters, squares, squared_total(squares), plan, bound, views))
+
+    def _views(self, plan: Plan, out: Tensor) -> ParameterViews:
+        """Views of the buffer; those of a small one are kept for the next step, where making them would be felt."""
+        if self.views is None or self.views.out is not out or self.views.plan is not plan:
+            views = ParameterViews(out, plan)
+            self.views = views if plan.size <= SMALL and not views.copied else None
+            return views
+        return self.views
 
 
-def shape_key(x: Inputs) -> tuple[Any, ...]:
-    """What the layouts of a module depend on, besides the module."""
-    return tuple((tensor.shape[1:], tensor.dtype) for tensor in (x if isinstance(x, tuple) else (x,)))
+def examination_key(loss: Loss, x: Inputs) -> tuple[Any, ...]:
+    """What an examination depends on, besides the module: shapes and types, and the loss by its code."""
+    code = getattr(loss, "__code__", None) or type(loss)
+    return code, *((tensor.shape[1:], tensor.dtype) for tensor in (x if isinstance(x, tuple) else (x,)))
 
 
-def layouts_of(plan: Plan, run: Pass, x: Inputs) -> Sequence[CallLayout]:
-    """The examined layouts; where this batch took another way through the module, records must be on axis 0."""
-    known, records = plan.layouts[shape_key(x)], run.losses.shape[0]
-    if len(known) == len(run.entries):
-        fits = (layout.fits(entry.shapes, records) for entry, layout in zip(run.entries, known, strict=True))
-        if all(fits):
-            return known
+def layouts_of(examined: Examined, run: Pass) -> Sequence[CallLayout]:
+    """The examined layouts. Where this batch took another way through the module, and all records were seen on axis
+    0 before, they are taken to be there again; anything else could mistake another axis for the records'."""
+    records = run.losses.shape[0]
+    if [entry.slot for entry in run.entries] == examined.slots:
+        for entry, layout in zip(run.entries, examined.layouts, strict=True):
+            if not layout.fits(entry.shapes, records):
+                break
+        else:
+            return examined.layouts
     found = [default_layout(entry, records, run.tape.drawn(entry)) for entry in run.entries]
-    if not all(all(layout.outputs) for layout in found):
+    if not examined.records_first or not all(all(layout.outputs) for layout in found):
         raise UnclippableError("module: its layers are called in another way than for made-up records of this shape")
     return found
 
@@ -146,7 +178,12 @@ def squared_total(squares: dict[int, Tensor]) -> Tensor:
 
 
 def add_clipped(
-    clusters: Sequence[Cluster], squares: dict[int, Tensor], total: Tensor, plan: Plan, bound: Bound
+    clusters: Sequence[Cluster],
+    squares: dict[int, Tensor],
+    total: Tensor,
+    plan: Plan,
+    bound: Bound,
+    views: ParameterViews,
 ) -> Tensor:
     """The weighted sums, onto the buffer; the norms come back.
 
@@ -159,7 +196,6 @@ def add_clipped(
         factors = {group: clip_factors(values.sqrt(), share) for group, values in squares.items()}
     else:
         factors = dict.fromkeys(squares, clip_factors(norms, bound.clip, bound.style))
-    views = ParameterViews(bound.out, plan)
     for cluster in clusters:
         cluster.add_weighted(factors[cluster.group], views.parts)
     views.finish()
@@ -170,7 +206,7 @@ class ParameterViews:
     """Views of the flat buffer in the shapes of the parameters; through a scratch copy where the types differ."""
 
     def __init__(self, out: Tensor, plan: Plan) -> None:
-        self.out = out
+        self.out, self.plan = out, plan
         self.copied = any(parameter.dtype != out.dtype for parameter in plan.parameters)
         if self.copied:
             self.parts = [torch.zeros_like(parameter, requires_grad=False) for parameter in plan.parameters]

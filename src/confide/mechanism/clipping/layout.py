@@ -79,6 +79,8 @@ class CallLayout:
 
     def fits(self, shapes: Sequence[torch.Size], records: int) -> bool:
         """Whether outputs of these shapes can be laid out like this for that many records."""
+        if self.plain and len(shapes) == 1:
+            return shapes[0][0] == records
         return len(shapes) == len(self.outputs) and all(
             place is None or (len(shape) > place.axis and shape[place.axis] == place.fold * records)
             for shape, place in zip(shapes, self.outputs, strict=True)

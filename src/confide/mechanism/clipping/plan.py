@@ -15,9 +15,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from confide.mechanism.clipping.layout import CallLayout
 from confide.mechanism.clipping.rules.explicit import Explicit, find_explicit
 from confide.mechanism.clipping.rules.refusals import refuse
-from confide.mechanism.clipping.rules.registry import Rule, find_rule
+from confide.mechanism.clipping.rules.registry import Call, Rule, find_rule
 from confide.models.bayesian import BayesianLayer, bayesian_layers
 
 
@@ -33,18 +34,36 @@ class Target:
         return whole if self.rows is None else whole[self.rows[0] : self.rows[1]]
 
 
+@dataclass(frozen=True)
+class Choices:
+    """What the examination of a module decided.
+
+    escaped     parameters whose uses cannot all be seen: the fallback runs the whole module for them
+    copies      parameters of which every record is given a copy of its own, by where the records' axis goes
+    shared      layers whose one output serves all records (an embedding of positions): given to each of them
+    """
+
+    escaped: frozenset[int] = frozenset()
+    copies: tuple[tuple[int, int], ...] = ()
+    shared: tuple[tuple[str, int], ...] = ()
+
+
 @dataclass(eq=False)
 class Slot:
-    """One layer and the parameters it answers for, by the names its rule uses."""
+    """One layer and the parameters it answers for, by the names its rule uses.
+
+    `spread` says where the records' axis goes in a copied parameter or a shared output (see `spread_over`).
+    """
 
     reference: weakref.ref[nn.Module]
     rule: Rule | None
     targets: dict[str, Target]
     group: int
     explicit: Explicit | None = None
-    trainable: frozenset[str] = frozenset()
-
-    parameters: frozenset[int] = frozenset()
+    spread: int | None = None
+    copied: bool = False
+    trainable: frozenset[str] = field(init=False)
+    parameters: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.trainable = frozenset(self.targets)
@@ -56,6 +75,30 @@ class Slot:
         assert layer is not None, "a slot never outlives its module"
         return layer
 
+    @property
+    def replayed(self) -> bool:
+        return self.rule is None and self.explicit is None
+
+
+def spread_over(records: int, values: Tensor, axes: int) -> Tensor:
+    """The same values for every record, as a view: the leading axis of size 1 grows (axes = -1), or a new one comes
+    before `axes` axes of size 1."""
+    if axes < 0:
+        return values.expand(records, *values.shape[1:])
+    return values.expand(records, *[1] * axes, *values.shape)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The calls of one pass through a module: which slot, and where its records are."""
+
+    slots: list[Slot]
+    layouts: list[CallLayout]
+
+    @property
+    def records_first(self) -> bool:
+        return all(place is None or place.plain for layout in self.layouts for place in layout.outputs)
+
 
 @dataclass
 class Plan:
@@ -66,21 +109,20 @@ class Plan:
     groups: int
     signature: list[Any]
     draws: int
-    escaped: frozenset[int] = frozenset()
-    layouts: dict[Any, list[Any]] = field(default_factory=dict)
+    choices: Choices
+    examined: dict[Any, Examined] = field(default_factory=dict)
     parts: dict[Any, Slot] = field(default_factory=dict)
-    sizes: list[int] = field(init=False)
-    size: int = field(init=False)
-    explicit: bool = field(init=False)
-    replays: bool = field(init=False)
-    bayesian: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.sizes = [parameter.numel() for parameter in self.parameters]
         self.size = sum(self.sizes)
+        self.copied = [slot for slot in self.slots if slot.copied]
+        self.heard = [slot for slot in self.slots if slot.explicit is None and not slot.copied]
         self.explicit = any(slot.explicit is not None for slot in self.slots)
-        self.replays = any(slot.rule is None and slot.explicit is None for slot in self.slots)
+        self.replays = any(slot.replayed for slot in self.slots)
         self.bayesian = any(isinstance(slot.layer, BayesianLayer) for slot in self.slots)
+        copied = [self.parameters[index] for slot in self.copied for index in slot.parameters]
+        self.copied_bytes = self.draws * sum(value.numel() * value.element_size() for value in copied)
 
 
 def signature_of(module: nn.Module) -> list[Any]:
@@ -95,8 +137,9 @@ def signature_of(module: nn.Module) -> list[Any]:
     return facts
 
 
-def build_plan(module: nn.Module, escaped: frozenset[int] = frozenset()) -> Plan:
-    """Assign every trainable parameter to slots; those whose index is in `escaped` to the whole module."""
+def build_plan(module: nn.Module, choices: Choices | None = None) -> Plan:
+    """Assign every trainable parameter to slots."""
+    choices = choices or Choices()
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     index = {id(parameter): position for position, parameter in enumerate(parameters)}
     owners = [
@@ -104,14 +147,16 @@ def build_plan(module: nn.Module, escaped: frozenset[int] = frozenset()) -> Plan
         for layer, named in _owners(module)
     ]
     groups = _groups([{target.parameter for target in targets.values()} for _, targets in owners])
+    elsewhere = choices.escaped | {parameter for parameter, _ in choices.copies}
+    shared = {id(module.get_submodule(name)): axes for name, axes in choices.shared}
     slots: list[Slot] = []
     for layer, targets in owners:
-        wanted = {name: target for name, target in targets.items() if target.parameter not in escaped}
+        wanted = {name: target for name, target in targets.items() if target.parameter not in elsewhere}
         if wanted:
-            slots.append(_slot(layer, wanted, groups))
-    slots += _whole_module_slots(module, index, escaped, groups)
+            slots.append(_slot(layer, wanted, groups, shared.get(id(layer))))
+    slots += _whole_module_slots(module, index, choices, groups)
     count = len(set(groups.values()))
-    return Plan(parameters, slots, count, signature_of(module), _draws(module), escaped)
+    return Plan(parameters, slots, count, signature_of(module), _draws(module), choices)
 
 
 def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
@@ -135,24 +180,42 @@ def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Paramet
             yield layer, named
 
 
-def _slot(layer: nn.Module, wanted: dict[str, Target], groups: dict[int, int]) -> Slot:
+def _slot(layer: nn.Module, wanted: dict[str, Target], groups: dict[int, int], spread: int | None) -> Slot:
     group = groups[next(iter(wanted.values())).parameter]
     explicit = find_explicit(layer)
     replayed = explicit is not None or parametrize.is_parametrized(layer)
     rule = None if replayed else find_rule(layer, frozenset(wanted))
-    return Slot(weakref.ref(layer), rule, wanted, group, explicit)
+    return Slot(weakref.ref(layer), rule, wanted, group, explicit, spread)
 
 
 def _whole_module_slots(
-    module: nn.Module, index: dict[int, int], escaped: frozenset[int], groups: dict[int, int]
+    module: nn.Module, index: dict[int, int], choices: Choices, groups: dict[int, int]
 ) -> list[Slot]:
-    """Fallback slots for escaped parameters, one per group of per-layer clipping, so that the groups stay."""
-    targets: dict[int, dict[str, Target]] = {}
+    """Slots of copied parameters, and fallback slots of escaped ones, apart by group of per-layer clipping."""
+    copies = dict(choices.copies)
+    slots: list[Slot] = []
+    escaped: dict[int, dict[str, Target]] = {}
     for name, parameter in module.named_parameters():
         position = index.get(id(parameter), -1)
-        if position in escaped:
-            targets.setdefault(groups[position], {})[name] = Target(position)
-    return [Slot(weakref.ref(module), None, wanted, group) for group, wanted in targets.items()]
+        if position in choices.escaped:
+            escaped.setdefault(groups[position], {})[name] = Target(position)
+        elif position in copies:
+            targets = {name: Target(position)}
+            slots.append(
+                Slot(weakref.ref(module), COPIED, targets, groups[position], spread=copies[position], copied=True)
+            )
+    return slots + [Slot(weakref.ref(module), None, wanted, group) for group, wanted in escaped.items()]
+
+
+def _copied_gradients(call: Call) -> dict[str, Tensor]:
+    """The gradient of a record's own copy of a parameter is the record's gradient."""
+    (name,) = call.trainable
+    parameter = call.layer.get_parameter(name)
+    summed = call.gradient.reshape(call.records, -1, parameter.numel()).sum(1)
+    return {name: summed.view(call.records, *parameter.shape)}
+
+
+COPIED = Rule(_copied_gradients, positions=True)
 
 
 def _groups(layers: list[set[int]]) -> dict[int, int]:

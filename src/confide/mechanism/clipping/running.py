@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from confide.mechanism.clipping.layout import map_tensors
 from confide.mechanism.clipping.plan import Plan
@@ -25,10 +26,16 @@ def folded(tree: Any, draws: int) -> Any:
     return tree if draws == 1 else map_tensors(lambda tensor: torch.cat([tensor] * draws), tree)
 
 
-def per_record_losses(module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int) -> Tensor:
-    """One loss per record, averaged over the weight draws before any gradient is taken."""
+def per_record_losses(
+    module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int, copies: dict[str, Tensor] | None = None
+) -> Tensor:
+    """One loss per record, averaged over the weight draws before any gradient is taken.
+
+    `copies` are used in place of the parameters of those names.
+    """
     inputs, targets = folded(x, draws), folded(y, draws)
-    output = module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+    given = inputs if isinstance(inputs, tuple) else (inputs,)
+    output = functional_call(module, copies, given) if copies else module(*given)
     losses = loss(output, targets)
     rows = records_of(inputs)
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
@@ -72,14 +79,15 @@ def record(tape: Tape, module: nn.Module, loss: Loss, x: Inputs, y: Any, leaves:
     """Run the module once, with all calls on the tape."""
     plan = tape.plan
     with torch.enable_grad(), observed(leaves) if plan.bayesian else nullcontext():
-        tape.start()
+        tape.start(plan.draws * records_of(x))
         try:
+            copies = tape.copies(leaves) if plan.copied else None
             if plan.replays:
                 tape.random = Draws()
                 with Keeping(tape.random):
-                    losses = per_record_losses(module, loss, x, y, plan.draws)
+                    losses = per_record_losses(module, loss, x, y, plan.draws, copies)
             else:
-                losses = per_record_losses(module, loss, x, y, plan.draws)
+                losses = per_record_losses(module, loss, x, y, plan.draws, copies)
         finally:
             tape.stop()
     for entry in tape.entries:

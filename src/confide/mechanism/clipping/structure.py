@@ -14,81 +14,96 @@ on a private record (only where no made-up batch runs through the module are a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from confide.mechanism.clipping.calls import clusters_of, contributions_of
 from confide.mechanism.clipping.factors import PRECISION
-from confide.mechanism.clipping.layout import CallLayout, Layout, map_tensors, tensors_in
-from confide.mechanism.clipping.plan import Plan, build_plan
+from confide.mechanism.clipping.layout import CallLayout, Layout, tensors_in
+from confide.mechanism.clipping.made_up import FEW, MORE, MakeBatch, choose_batch, undisturbed
+from confide.mechanism.clipping.made_up import kept_generators as kept_generators
+from confide.mechanism.clipping.plan import Choices, Examined, Plan, Slot, build_plan
 from confide.mechanism.clipping.rules.refusals import UnclippableError
-from confide.mechanism.clipping.running import Inputs, Loss, Pass, per_record_losses, recorded_pass, records_of
+from confide.mechanism.clipping.running import Inputs, Loss, Pass, per_record_losses, recorded_pass
+from confide.mechanism.clipping.shortcuts import with_shortcuts
 from confide.mechanism.clipping.tape import Entry
 from confide.mechanism.clipping.workspace import Workspace
 
-FEW, MORE = 3, 4
 BUDGET = 64 << 20
-
-
-class Batch(NamedTuple):
-    """Inputs and targets."""
-
-    x: Any
-    y: Any
-
-
-# how many records, and whether the first of them is to be another one than usual
-MakeBatch: TypeAlias = Callable[[int, bool], Batch]
 MIXES = "records are mixed; every record must pass through the module on its own (use GroupNorm for BatchNorm)"
 
 
-def examine(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any) -> tuple[Plan, list[CallLayout]]:
+def examine(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any) -> tuple[Plan, Examined]:
     """The plan, with parameters moved to the fallback where needed, and the layout of every call for this shape."""
     with undisturbed(module):
-        batch = _choose_batch(module, plan, loss, x, y)
+        batch = choose_batch(module, plan, loss, x, y)
         _check_losses(module, plan, loss, batch)
-        layouts, missed = _examine_once(module, plan, loss, batch)
-        if missed:
-            plan = build_plan(module, plan.escaped | missed)
-            layouts, missed = _examine_once(module, plan, loss, batch)
+        if not plan.examined:
+            plan = _with_shortcuts(module, plan, loss, batch)
+        examined, missed = _examine_once(module, plan, loss, batch)
+        while missed - plan.choices.escaped:
+            plan = build_plan(module, _escaping(plan.choices, missed))
+            examined, missed = _examine_once(module, plan, loss, batch)
         if missed:
             names = [name for name, value in module.named_parameters() if _index(plan, value) in missed]
             raise UnclippableError(
                 f"{', '.join(names)}: the gradients of single records cannot be found, because a layer that uses them "
                 "draws random numbers or changes its state in a way that cannot be repeated"
             )
-    return plan, layouts
+    return plan, examined
+
+
+def _with_shortcuts(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -> Plan:
+    plain = _losses(module, plan, loss, batch)
+
+    def works(trial: Plan, parameters: frozenset[int]) -> bool:
+        try:
+            same = torch.allclose(_losses(module, trial, loss, batch), plain)
+            return same and not parameters & _examine_once(module, trial, loss, batch)[1]
+        except Exception:  # a shape that does not fit: this is not the way
+            return False
+
+    def silent(trial: Plan) -> list[Slot]:
+        few, more = batch(FEW, False), batch(MORE, False)
+        with recorded_pass(module, trial, loss, more.x, more.y) as larger:
+            pass
+        with recorded_pass(module, trial, loss, few.x, few.y) as run:
+            layouts = _layouts(run, larger)
+        found = [entry.slot for entry, layout in zip(run.entries, layouts, strict=True) if not any(layout.outputs)]
+        return list({id(slot): slot for slot in found}.values())
+
+    return with_shortcuts(module, plan, works, silent)
+
+
+def _losses(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -> Tensor:
+    """The losses of a recorded pass, always with the same random numbers."""
+    few = batch(FEW, False)
+    torch.manual_seed(0)
+    with kept_generators(module), recorded_pass(module, plan, loss, few.x, few.y) as run:
+        return run.losses.detach()
 
 
 def _index(plan: Plan, value: Tensor) -> int:
     return next((index for index, parameter in enumerate(plan.parameters) if parameter is value), -1)
 
 
-def _examine_once(
-    module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch
-) -> tuple[list[CallLayout], frozenset[int]]:
+def _escaping(choices: Choices, missed: frozenset[int]) -> Choices:
+    copies = tuple(choice for choice in choices.copies if choice[0] not in missed)
+    return Choices(choices.escaped | missed, copies, choices.shared)
+
+
+def _examine_once(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -> tuple[Examined, frozenset[int]]:
     """Layouts of all calls and the parameters whose gradients they do not account for."""
     few, more = batch(FEW, False), batch(MORE, False)
     with recorded_pass(module, plan, loss, more.x, more.y, leaves=False) as larger:
         pass
     with recorded_pass(module, plan, loss, few.x, few.y, leaves=False) as run:
         if not run.entries or not run.losses.requires_grad:
-            return [], frozenset()
-        guessed = _layouts(run, larger)
-        lost = frozenset(
-            index
-            for entry, layout in zip(run.entries, guessed, strict=True)
-            if not any(layout.outputs)  # one output for all records, such as an embedding of positions
-            for index in entry.slot.parameters
-        )
-        if lost:
-            return guessed, lost
-        layouts = _separated(run, guessed, plan)
-        return layouts, _missed(run, plan, layouts)
+            return Examined([], []), frozenset()
+        layouts = _separated(run, _layouts(run, larger), plan)
+        return Examined([entry.slot for entry in run.entries], layouts), _missed(run, plan, layouts)
 
 
 # layouts --------------------------------------------------------------------------------------------------------
@@ -140,6 +155,9 @@ def _separated(run: Pass, layouts: list[CallLayout], plan: Plan) -> list[CallLay
         probes.append((record, run.gradients(weights, keep=True)))
     result = []
     for position, (entry, layout) in enumerate(zip(run.entries, layouts, strict=True)):
+        if not any(layout.outputs):  # one output for all records, such as an embedding of positions
+            result.append(layout)
+            continue
         seen = [(record, gradients[position]) for record, gradients in probes]
         orders = (plan.draws > 1, plan.draws == 1)  # draws are stacked outside the records, all else inside
         fitting = [_ordered(layout, order) for order in orders if _stays(_ordered(layout, order), seen)]
@@ -195,7 +213,10 @@ def _check_losses(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -
 def _missed(run: Pass, plan: Plan, layouts: list[CallLayout]) -> frozenset[int]:
     """Parameters whose unclipped sum is not the ordinary gradient."""
     expected = torch.autograd.grad(run.losses.sum(), plan.parameters, retain_graph=True, allow_unused=True)
-    gradients = run.gradients()
+    gradients = [
+        given if any(layout.outputs) else [None] * len(given)  # without records in it a call accounts for nothing
+        for given, layout in zip(run.gradients(), layouts, strict=True)
+    ]
     views = [torch.zeros_like(parameter) for parameter in plan.parameters]
     with torch.no_grad():
         space = Workspace()
@@ -219,90 +240,3 @@ def _missed(run: Pass, plan: Plan, layouts: list[CallLayout]) -> frozenset[int]:
 
 def _tolerance(dtype: torch.dtype) -> float:
     return 1e-8 if dtype == torch.float64 else 1e-3
-
-
-# made-up records ------------------------------------------------------------------------------------------------
-
-
-def _choose_batch(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any) -> MakeBatch:
-    """The first kind of made-up batch on which the module runs and its losses are finite."""
-    lookups = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
-    rows = min((layer.num_embeddings for layer in lookups), default=1)
-    kinds = [("normal", rows, False), ("uniform", 1, False), ("uniform", 1, True)]
-    failure: Exception | None = None
-    for kind in kinds:
-
-        def batch(records: int, other: bool, kind: tuple[str, int, bool] = kind) -> Batch:
-            targets = ("uniform", 1, kind[2])
-            return Batch(made_up(x, records, other, *kind), made_up(y, records, other, *targets))
-
-        try:
-            few = batch(FEW, False)
-            with torch.no_grad():
-                losses = per_record_losses(module, loss, few.x, few.y, plan.draws)
-        except Exception as error:  # whatever the module does not like about made-up records
-            failure = failure or error
-            continue
-        if torch.isfinite(losses).all():
-            return batch
-    return _real_batch(x, y, failure)
-
-
-def made_up(tree: Any, records: int, other: bool, floats: str, integers: int, truth: bool) -> Any:
-    """Tensors of the shape and type of the batch's, with other numbers and `records` rows; the first may be another."""
-    generator = torch.Generator().manual_seed(records)
-
-    def make(tensor: Tensor) -> Tensor:
-        shape = (records, *tensor.shape[1:])
-        if tensor.dtype == torch.bool:
-            return torch.full(shape, truth, device=tensor.device)
-        if not tensor.is_floating_point():
-            return torch.randint(0, integers, shape, generator=generator).to(tensor)
-        draw = torch.randn if floats == "normal" else torch.rand
-        return draw(shape, generator=generator, dtype=torch.float64).to(tensor)
-
-    batch = map_tensors(make, tree)
-    if other:
-        map_tensors(lambda tensor, fresh: tensor[0].copy_(fresh[0]), batch, tensors_in(map_tensors(make, tree)))
-    return batch
-
-
-def _real_batch(x: Inputs, y: Any, failure: Exception | None) -> MakeBatch:
-    """A few records of the batch, repeated as often as needed."""
-    if records_of(x) == 0:
-        raise failure or UnclippableError("loss: not finite on made-up records, and there is no real one to examine")
-
-    def batch(records: int, other: bool) -> Batch:
-        chosen = torch.arange(records) % records_of(x)
-        chosen[0] = 1 % records_of(x) if other else 0
-        return Batch(*(map_tensors(lambda tensor: tensor[chosen], tree) for tree in (x, y)))
-
-    return batch
-
-
-@contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Leave buffers and random states as they were."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    with torch.random.fork_rng(devices=[]), kept_generators(module):
-        torch.manual_seed(0)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-
-
-@contextmanager
-def kept_generators(module: nn.Module) -> Iterator[None]:
-    """Put back the state of generators that layers own."""
-    owned = [
-        value for layer in module.modules() for value in vars(layer).values() if isinstance(value, torch.Generator)
-    ]
-    states = [generator.get_state() for generator in owned]
-    try:
-        yield
-    finally:
-        for generator, state in zip(owned, states, strict=True):
-            generator.set_state(state)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from confide.mechanism.clipping.layout import tensors_in
-from confide.mechanism.clipping.plan import Plan, Slot, Target
+from confide.mechanism.clipping.plan import Plan, Slot, Target, spread_over
 from confide.mechanism.clipping.rules.randomness import Draws
 from confide.mechanism.clipping.rules.registry import find_rule
 
@@ -46,14 +46,16 @@ class Tape:
         self.active = False
         self.random: Draws | None = None
         self.handles: list[Any] = []
+        self.records = 0
 
     def drawn(self, entry: Entry) -> list[Tensor]:
         """The random draws made during a call that may be run again."""
         return [] if self.random is None else self.random.values[slice(*entry.draws)]
 
-    def start(self) -> None:
-        """Listen to the layers of the plan."""
-        self.handles = [self._listen(slot) for slot in self.plan.slots if slot.explicit is None]
+    def start(self, records: int) -> None:
+        """Listen to the layers of the plan while so many records, each under all draws, run through the module."""
+        self.records = records
+        self.handles = [self._listen(slot) for slot in self.plan.heard]
         self.active = True
 
     def stop(self) -> None:
@@ -75,12 +77,32 @@ class Tape:
             return _Replayable(self, slot)
         capture = slot.rule.capture
 
-        def heard(layer: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-            if self.active:
-                self._write(slot, inputs, keywords, output, None if capture is None else capture(layer))
+        def heard(layer: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
+            if not self.active:
+                return None
+            given, made = (inputs, output) if slot.spread is None else self._spread(slot.spread, inputs, output)
+            self._write(slot, given, keywords, made, None if capture is None else capture(layer))
+            return None if slot.spread is None else made
 
         # first in line, so that hooks of the user that change the output come after
         return slot.layer.register_forward_hook(heard, prepend=True, with_kwargs=True)
+
+    def _spread(self, axes: int, inputs: tuple[Any, ...], output: Tensor) -> tuple[tuple[Any, ...], Tensor]:
+        """A call that serves all records, as if each of them had made it."""
+        given = tuple(spread_over(self.records, value, min(axes, 0)) for value in inputs)
+        return given, spread_over(self.records, output, axes)
+
+    def copies(self, leaves: bool) -> dict[str, Tensor]:
+        """Parameters of which every record has a copy, recorded like outputs of layers."""
+        given = {}
+        for slot in self.plan.copied:
+            ((name, target),) = slot.targets.items()
+            value = self.plan.parameters[target.parameter]
+            axes = slot.spread if slot.spread is not None else 0
+            copy = spread_over(self.records, value.detach() if leaves else value, axes)
+            given[name] = copy.requires_grad_() if leaves else copy
+            self._write(slot, (), {}, given[name], None)
+        return given
 
     def _write(
         self, slot: Slot, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any, captured: Any

@@ -148,10 +148,10 @@ class MeanFieldOuterProducts(Contribution):
 
     def _rho_norms(self, slope: Tensor) -> Tensor:
         norms = self.lefts.new_zeros(self.records)
+        slopes = torch.mul(self.noise, slope, out=self.space.take(slope, *self.noise.shape))
         product = self.space.take(slope, *slope.shape)
-        squared = slope.square()
         for first, second in self.pairs:
-            torch.mul(self.noise[first], self.noise[second], out=product).mul_(squared)
+            torch.mul(slopes[first], slopes[second], out=product)
             found = (self.rights[first] * self.rights[second]) @ product.t()
             found.mul_(self.lefts[first]).mul_(self.lefts[second])
             norms.add_(found.sum(1), alpha=1 if first == second else 2)

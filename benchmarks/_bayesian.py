@@ -1,0 +1,97 @@
+"""Bayesian layers on the 784-1200-1200-10 network, beside confide's DP-SGD step on the same network.
+
+A step draws the weights (or activations) anew, clips, adds noise and updates means and spreads. The `plain` steps are
+the same without clipping and noise, by ordinary autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from benchmarks import _models
+from benchmarks._contenders import confide, confide_step, plain, sgd
+from benchmarks._harness import Maker, Step
+
+MODEL, WIDTHS = "mlp1200", (784, 1200, 1200, 10)
+
+
+def bayes_by_backprop() -> Mapping[str, Maker]:
+    """One and four draws; norms exact or bounded from above, a valid clip that needs fewer products."""
+    makers: dict[str, Maker] = {"dp_sgd": dp_sgd, "plain_sgd": plain_sgd}
+    for draws in (1, 4):
+        makers[f"plain_{draws}_draws"] = partial(plain_step, partial(mean_field, "exact"), draws)
+        for norms in ("exact", "bound"):
+            makers[f"confide_{draws}_draws_{norms}"] = partial(private_step, partial(mean_field, norms), draws)
+    return makers
+
+
+def variational_dropout() -> Mapping[str, Maker]:
+    """Activations drawn instead of weights."""
+    return {
+        "dp_sgd": dp_sgd,
+        "plain_sgd": plain_sgd,
+        "plain": partial(plain_step, dropout_layer, 1),
+        "confide": partial(private_step, dropout_layer, 1),
+    }
+
+
+def dp_sgd() -> Step:
+    return confide(_models.build(MODEL))
+
+
+def plain_sgd() -> Step:
+    return plain(_models.build(MODEL))
+
+
+def mean_field(norms: str, inputs: int, outputs: int) -> nn.Module:
+    from confide.models.bayesian import MeanFieldLinear
+
+    return MeanFieldLinear(inputs, outputs, norms=norms)  # type: ignore[arg-type]
+
+
+def dropout_layer(inputs: int, outputs: int) -> nn.Module:
+    from confide.models.bayesian import VariationalDropoutLinear
+
+    return VariationalDropoutLinear(inputs, outputs)
+
+
+def network(layer: Callable[[int, int], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(WIDTHS):
+        layers += [layer(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def private_step(layer: Callable[[int, int], nn.Module], draws: int) -> Step:
+    from confide.models.bayesian import draw_
+
+    case, module = _models.build(MODEL), network(layer)
+    clipped = confide_step(module, case.loss, case.x, case.y)
+
+    def step() -> None:
+        draw_(module, draws=draws)
+        clipped()
+
+    return step
+
+
+def plain_step(layer: Callable[[int, int], nn.Module], draws: int) -> Step:
+    from confide.models.bayesian import draw_, fold_draws
+
+    case, module = _models.build(MODEL), network(layer)
+    optimizer = sgd(module)
+    x, y = fold_draws(case.x, draws), fold_draws(case.y, draws)
+
+    def step() -> None:
+        draw_(module, draws=draws)
+        optimizer.zero_grad()
+        case.loss(module(x), y).mean().backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,97 @@
+"""Private training steps against the peers: `python -m benchmarks.clipping [--json] [--quick] [--only NAME ...]`.
+
+Every contender does a whole step (clipping, noise, update) on the same weights and records; ratios are to the plain,
+non-private SGD step of the same model in the same round. `bbp` and `variational_dropout` compare Bayesian layers with
+confide's own DP-SGD step on the same network; `scaling` fits how the time grows with the batch and with the model.
+On a busy machine --one-thread measures processor time instead of wall-clock time.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from benchmarks import _bayesian, _harness, _models
+from benchmarks._contenders import CONTENDERS
+from benchmarks._harness import Clock, Maker, Report, Step
+from benchmarks._scaling import scaling
+
+PRELOAD = ["torch", "torch.func", "opacus", "jax", "benchmarks._bayesian"]
+BAYESIAN = {"bbp": _bayesian.bayes_by_backprop, "variational_dropout": _bayesian.variational_dropout}
+NAMES = [*_models.BUILDERS, *BAYESIAN, "scaling"]
+QUICK_SECONDS, FULL_SECONDS = 2.0, 60.0  # for one model, shared by its contenders
+# Gigabytes and seconds for each step: in a quick run two contenders on one model are enough to show it.
+QUICK_SKIPS = {"mlp1200": ("vmap",), "mlp1000": ("opacus_hooks", "vmap", "jax")}
+
+
+def contenders_of(model: str) -> Mapping[str, Maker]:
+    """Makers of every contender's step on one model."""
+    return {name: partial(_make, make, model) for name, make in CONTENDERS.items()}
+
+
+def _make(make: Callable[[_models.Case], Step], model: str) -> Step:
+    return make(_models.build(model))
+
+
+def compare_model(name: str, quick: bool, clock: Clock) -> Report:
+    """Ratios and memory of all contenders on one model."""
+    makers = contenders_of(name)
+    skipped = QUICK_SKIPS.get(name, ()) if quick else ()
+    racing = {who: make for who, make in makers.items() if who not in skipped}
+    results = _harness.race(racing, QUICK_SECONDS if quick else FULL_SECONDS, "plain", clock)
+    _harness.add_peak_memory(results, partial(contenders_of, name), PRELOAD)
+    return {who: results.get(who, {"skipped": "left out of a quick run"}) for who in makers}
+
+
+def compare_bayesian(name: str, quick: bool, clock: Clock) -> Report:
+    results = _harness.race(BAYESIAN[name](), QUICK_SECONDS if quick else FULL_SECONDS, "dp_sgd", clock)
+    if not quick:
+        _harness.add_peak_memory(results, BAYESIAN[name], PRELOAD)
+    return results
+
+
+def run(names: list[str], quick: bool, clock: Clock) -> Report:
+    result: Report = {"machine": _harness.machine(), "models": {}}
+    _harness.warn_if_busy(result["machine"])
+    for name in names:
+        _harness.say(f"{name} ...")
+        if name in BAYESIAN:
+            result[name] = compare_bayesian(name, quick, clock)
+        elif name == "scaling":
+            result[name] = scaling(QUICK_SECONDS if quick else FULL_SECONDS, clock)
+        else:
+            result["models"][name] = compare_model(name, quick, clock)
+    result["machine"]["load_after"] = _harness.machine()["load"]
+    return result
+
+
+def print_tables(result: Report) -> None:
+    for name, rows in result["models"].items():
+        _harness.print_table(f"{name} (ratio to plain SGD)", rows)
+    for name in BAYESIAN:
+        if name in result:
+            _harness.print_table(f"{name} (ratio to DP-SGD)", result[name])
+    for what, rows in result.get("scaling", {}).items():
+        print(f"\nstep time against {what}, log-log slope")
+        for name, row in rows.items():
+            print(f"  {name:24}{row['error'] if 'error' in row else format(row['slope'], '9.2f')}")
+
+
+def main() -> None:
+    arguments = _harness.parser(__doc__)
+    arguments.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    _harness.add_clock(arguments)
+    options = arguments.parse_args()
+    warnings.simplefilter("ignore")  # of the peers, about their own future
+    clock = _harness.use_one_thread() if options.one_thread else time.perf_counter
+    result = run(options.only, options.quick, clock)
+    if options.json:
+        _harness.print_json(result)
+    else:
+        print_tables(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Made-up records for the examination of a module, and the module as it was afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from confide.mechanism.clipping.layout import map_tensors, tensors_in
+from confide.mechanism.clipping.plan import Plan
+from confide.mechanism.clipping.rules.refusals import UnclippableError
+from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses, records_of
+
+FEW, MORE = 3, 4
+
+
+class Batch(NamedTuple):
+    """Inputs and targets."""
+
+    x: Any
+    y: Any
+
+
+# how many records, and whether the first of them is to be another one than usual
+MakeBatch: TypeAlias = Callable[[int, bool], Batch]
+
+
+def choose_batch(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any) -> MakeBatch:
+    """The first kind of made-up batch on which the module runs and its losses are finite."""
+    lookups = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    rows = min((layer.num_embeddings for layer in lookups), default=1)
+    kinds = [("normal", rows, False), ("uniform", 1, False), ("uniform", 1, True)]
+    failure: Exception | None = None
+    for kind in kinds:
+
+        def batch(records: int, other: bool, kind: tuple[str, int, bool] = kind) -> Batch:
+            targets = ("uniform", 1, kind[2])
+            return Batch(made_up(x, records, other, *kind), made_up(y, records, other, *targets))
+
+        try:
+            few = batch(FEW, False)
+            with torch.no_grad():
+                losses = per_record_losses(module, loss, few.x, few.y, plan.draws)
+        except Exception as error:  # whatever the module does not like about made-up records
+            failure = failure or error
+            continue
+        if torch.isfinite(losses).all():
+            return batch
+    return _real_batch(x, y, failure)
+
+
+def made_up(tree: Any, records: int, other: bool, floats: str, integers: int, truth: bool) -> Any:
+    """Tensors of the shape and type of the batch's, with other numbers and `records` rows; the first may be another."""
+    generator = torch.Generator().manual_seed(records)
+
+    def make(tensor: Tensor) -> Tensor:
+        shape = (records, *tensor.shape[1:])
+        if tensor.dtype == torch.bool:
+            return torch.full(shape, truth, device=tensor.device)
+        if not tensor.is_floating_point():
+            return torch.randint(0, integers, shape, generator=generator).to(tensor)
+        draw = torch.randn if floats == "normal" else torch.rand
+        return draw(shape, generator=generator, dtype=torch.float64).to(tensor)
+
+    batch = map_tensors(make, tree)
+    if other:
+        map_tensors(lambda tensor, fresh: tensor[0].copy_(fresh[0]), batch, tensors_in(map_tensors(make, tree)))
+    return batch
+
+
+def _real_batch(x: Inputs, y: Any, failure: Exception | None) -> MakeBatch:
+    """A few records of the batch, repeated as often as needed."""
+    if records_of(x) == 0:
+        raise failure or UnclippableError("loss: not finite on made-up records, and there is no real one to examine")
+
+    def batch(records: int, other: bool) -> Batch:
+        chosen = torch.arange(records) % records_of(x)
+        chosen[0] = 1 % records_of(x) if other else 0
+        return Batch(*(map_tensors(lambda tensor: tensor[chosen], tree) for tree in (x, y)))
+
+    return batch
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Examine a module with other parameters than its own, and leave everything as it was.
+
+    Parameters that start at zero would hide the layers before them: no gradient reaches those yet, and whatever is
+    wrong with them would be found out too late. So all parameters are moved a little while the module is examined.
+    """
+    kept = [tensor.data for tensor in (*module.parameters(), *module.buffers())]
+    before = [tensor.clone() for tensor in kept]
+    with torch.random.fork_rng(devices=[]), kept_generators(module):
+        torch.manual_seed(0)
+        for parameter in module.parameters():
+            _move(parameter.data)
+        try:
+            yield
+        finally:
+            for tensor, value in zip(kept, before, strict=True):
+                tensor.copy_(value)
+
+
+def _move(values: Tensor) -> None:
+    """Add noise of the size that ordinary initialisations have."""
+    if values.is_floating_point() and values.numel() > 0:
+        inputs = values[0].numel() if values.dim() > 1 else 25
+        values.add_(torch.randn(values.shape).to(values), alpha=0.5 / math.sqrt(inputs))
+
+
+@contextmanager
+def kept_generators(module: nn.Module) -> Iterator[None]:
+    """Put back the state of generators that layers own."""
+    owned = [
+        value for layer in module.modules() for value in vars(layer).values() if isinstance(value, torch.Generator)
+    ]
+    states = [generator.get_state() for generator in owned]
+    try:
+        yield
+    finally:
+        for generator, state in zip(owned, states, strict=True):
+            generator.set_state(state)
