@@ -6,6 +6,7 @@ config -> plan (calibrated) -> PrivateData + Ledger -> init -> [ask -> answer ->
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from confide.checkpoints import Checkpoints, begin
 from confide.data.schema import Schema
 from confide.mechanism.gaussian import SampledGaussian
 from confide.methods.base import Method, Problem
@@ -66,6 +68,7 @@ def fit(
     likelihood: Likelihood | None = None,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
 ) -> Run:
     """Fit `module` to private data by `method` under `plan`.
 
@@ -73,21 +76,23 @@ def fit(
     anything is charged; then the whole plan is charged before the first record is read, so a budget
     that does not suffice refuses at once and nothing is spent. `seed` fixes the method's own randomness only; the
     noise that protects the records is never seeded here. `progress(done, total)` is called after every step.
+    `checkpoint` names a directory from which a run that was killed goes on; see `confide.checkpoints`.
     """
     started = time.perf_counter()
     _check_sizes(data.schema, plan)
     problem = make_problem(method, module, data.schema, plan, likelihood, seed)
     state = method.init(problem)
     data.rehearse(method.ask(problem, state))
-    for mechanism, steps in plan.blocks:
-        data.charge(mechanism, steps, purpose=f"fit {method.name}")
-    for done, mechanism in enumerate(plan.mechanisms(), start=1):
-        release = data.answer(method.ask(problem, state), mechanism)
-        state = method.tell(problem, state, release)
-        if progress is not None:
-            progress(done, plan.steps)
+    with begin(checkpoint, method, problem, data, state) as journey:
+        state = journey.state
+        for done, mechanism in journey.steps():
+            release = data.answer(method.ask(problem, state), mechanism)
+            state = method.tell(problem, state, release)
+            journey.keep(done, state)
+            if progress is not None:
+                progress(done, plan.steps)
     posterior = method.posterior(problem, state)
-    privacy = Privacy(plan.events(), plan.delta, plan.adjacency, seeded=data.seeded)
+    privacy = Privacy(journey.events(), plan.delta, plan.adjacency, seeded=data.seeded)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
 
 

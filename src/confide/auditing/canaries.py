@@ -1,0 +1,213 @@
+"""Canaries: records whose answer is a known direction, sent through the real boundary.
+
+A canary is a row of the data like any other. It is drawn by the sampler, its answer goes through the clipping engine
+beside those of ordinary records, and noise is added to the sum of all. Only the answer itself is made up: canary i says
+
+    s_t RAW C u_i,        |u_i| = 1,   s_t = +1, -1, +1, ... over the steps,
+
+which is RAW times too long, so that it counts for C u_i if the clip works and for more if it does not. The u_i are
+orthonormal where there is room, so that canaries do not disturb each other. The sign alternates, so that noise which is
+used twice cancels in the score while a canary adds up:
+
+    score_i = sum over t of s_t <R_t, u_i> / std_t.
+
+A canary that is left out of the game is a row that is not finite: the boundary counts it as zero, which under Poisson
+and full-batch sampling is the same as a data set without it, and every row keeps its place. Which rows are canaries,
+and which canary, is written in one more column of the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from confide.boundary import PrivateData
+from confide.mechanism.clipping import Call, rule_for
+from confide.mechanism.gaussian import SampledGaussian
+from confide.queries import GradientQuery, Loss, Query, Release, StatisticQuery
+
+RAW = 10.0
+ORDINARY = -1.0
+
+
+class Probe(nn.Module):
+    """<parameters of one layer, direction of the canary>, one number per record; its gradient is the direction.
+
+    It shares the layer's own parameters. One probe per layer, so that per-layer clipping sees the layers it would see
+    without canaries.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter], directions: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, parameter in parameters.items():
+            self.register_parameter(name, parameter)
+        self.directions = directions
+
+    def forward(self, canary: Tensor) -> Tensor:
+        parts = [
+            self.directions[name][canary].flatten(1) @ parameter.flatten()
+            for name, parameter in self.named_parameters()
+        ]
+        return torch.stack(parts).sum(0)
+
+
+@rule_for(Probe)
+def _probe(call: Call) -> dict[str, Tensor]:
+    layer, canary = call.layer, call.input
+    assert isinstance(layer, Probe)
+    found = {}
+    for name in call.trainable:
+        chosen = layer.directions[name][canary]
+        found[name] = chosen * call.gradient.view(-1, *[1] * (chosen.dim() - 1))
+    return found
+
+
+class Marked(nn.Module):
+    """A module beside the probes of its layers: its output, the canaries' losses, and which records are canaries."""
+
+    def __init__(self, inner: nn.Module, directions: Tensor, shape: torch.Size) -> None:
+        super().__init__()
+        self.inner = inner
+        self.probes = nn.ModuleList(_probes(inner, directions))
+        self.shape = shape
+        self.length = 0.0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        features, canary = split(x, self.shape)
+        known = canary.clamp(min=0)
+        marks = torch.stack([probe(known) for probe in self.probes]).sum(0)
+        return self.inner(features), self.length * marks, canary >= 0
+
+
+def _probes(inner: nn.Module, directions: Tensor) -> list[Probe]:
+    """One probe per layer; the directions are cut along the flat order of the module's trainable parameters."""
+    trainable = [parameter for parameter in inner.parameters() if parameter.requires_grad]
+    pieces = directions.split([parameter.numel() for parameter in trainable], dim=1)
+    cut = {
+        id(parameter): piece.reshape(len(directions), *parameter.shape)
+        for parameter, piece in zip(trainable, pieces, strict=True)
+    }
+    probes = []
+    for layer in inner.modules():
+        # A parameter that several layers share is probed once, by the first of them.
+        own = {
+            name: parameter
+            for name, parameter in layer.named_parameters(recurse=False)
+            if id(parameter) in cut and parameter.requires_grad
+        }
+        if own:
+            probes.append(Probe(own, {name: cut.pop(id(parameter)) for name, parameter in own.items()}))
+    return probes
+
+
+def split(x: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """The features in their own shape, and the number of the canary (-1 for ordinary records)."""
+    return x[:, :-1].reshape(len(x), *shape), x[:, -1].round().long()
+
+
+def marked_rows(x: Tensor, included: Sequence[bool] | np.ndarray[Any, Any]) -> Tensor:
+    """Ordinary records, then one row per canary; those that are left out are not finite."""
+    flat = x.flatten(1)
+    ordinary = torch.cat([flat, torch.full((len(flat), 1), ORDINARY, dtype=flat.dtype)], 1)
+    canaries = torch.zeros(len(included), ordinary.shape[1], dtype=flat.dtype)
+    canaries[:, -1] = torch.arange(len(included), dtype=flat.dtype)
+    canaries[~torch.as_tensor(np.asarray(included, dtype=bool))] = torch.nan
+    return torch.cat([ordinary, canaries])
+
+
+@lru_cache(maxsize=4)
+def unit_directions(count: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """`count` unit vectors in random directions, orthogonal to each other if there is room for that."""
+    generator = torch.Generator().manual_seed(seed)
+    raw = torch.randn(count, size, generator=generator, dtype=torch.float64)
+    rows: Tensor = torch.linalg.qr(raw.T).Q.T if count <= size else raw / raw.norm(dim=1, keepdim=True)
+    return rows.to(dtype).contiguous()
+
+
+class CanarySource:
+    """Answers a method's queries from private data with canaries among the records, and keeps the scores.
+
+    data      rows made by `marked_rows`
+    shape     of one record's features
+    canaries  how many rows at the end are canaries
+    rows      number of all rows, for the score of somebody who takes batches to be read in order
+    modules   marked modules by the id of their own, to be shared by sources that have the same canaries
+    """
+
+    def __init__(
+        self,
+        data: PrivateData,
+        shape: torch.Size,
+        canaries: int,
+        rows: int,
+        seed: int = 0,
+        modules: dict[int, Marked] | None = None,
+    ) -> None:
+        self.schema, self.seeded = data.schema, data.seeded
+        self.scores = np.zeros(canaries)
+        self.in_order_scores = np.zeros(canaries)
+        self._data, self._shape, self._seed, self._rows = data, shape, seed, rows
+        self._places = np.arange(rows - canaries, rows)
+        self._directions: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._modules = {} if modules is None else modules
+        self._step = 0
+
+    def rehearse(self, query: Query) -> None:
+        self._data.rehearse(self._marked(query, self.directions(query.size, query.dtype), 1.0))
+
+    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
+        self._data.charge(mechanism, steps, purpose)
+
+    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
+        sign = -1.0 if self._step % 2 else 1.0
+        directions = self.directions(query.size, query.dtype)
+        release = self._data.answer(self._marked(query, directions, sign * RAW * mechanism.clip), mechanism, purpose)
+        found = (directions @ release.sum).double().numpy() * (sign / (release.noise_std or 1.0))
+        self.scores += found
+        self.in_order_scores += np.where(self._due(mechanism), found, 0.0)
+        self._step += 1
+        return release
+
+    def directions(self, size: int, dtype: torch.dtype) -> Tensor:
+        key = (size, dtype)
+        if key not in self._directions:
+            self._directions[key] = unit_directions(len(self.scores), size, dtype, self._seed)
+        return self._directions[key]
+
+    def _due(self, mechanism: SampledGaussian) -> np.ndarray[Any, Any]:
+        """Which canaries this step would hold if batches were read in order, first to last, over and over."""
+        batch = round(mechanism.rate * self._rows)
+        place = (self._places - self._step * batch) % self._rows
+        return np.asarray(place < batch)
+
+    def _marked(self, query: Query, directions: Tensor, length: float) -> Query:
+        if isinstance(query, StatisticQuery):
+            return _marked_statistic(query, directions, length, self._shape)
+        known = self._modules.get(id(query.module))
+        if known is None:
+            known = self._modules[id(query.module)] = Marked(query.module, directions, self._shape)
+        known.length = length
+        return GradientQuery(known, _marked_loss(query.loss))
+
+
+def _marked_loss(loss: Loss) -> Loss:
+    def marked(output: Any, y: Tensor) -> Tensor:
+        plain, marks, canary = output
+        return torch.where(canary, marks, loss(plain, y))
+
+    return marked
+
+
+def _marked_statistic(query: StatisticQuery, directions: Tensor, length: float, shape: torch.Size) -> StatisticQuery:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        features, canary = split(x, shape)
+        rows = query.function(features, y)
+        marks = directions[canary.clamp(min=0)].to(rows.dtype) * length
+        return torch.where((canary >= 0)[:, None], marks, rows)
+
+    return StatisticQuery(function, query.size, query.dtype)
