@@ -1,13 +1,14 @@
 # make demo       set up, fit a private Bayesian classifier on the digits, write out/demo/report.html
 # make test       set up, lint, types, tests
 # make test-slow  the long statistical runs
+# make docs       out/docs/methods.md: every method that is found, from its docstring
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Every install goes through the constraints, so that versions are pinned and torch stays the CPU build.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint format benchmarks clean
+.PHONY: demo test test-slow lint format docs clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +43,9 @@ test-slow: $(VENV)/.test
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.base
+	$(BIN)/python docs/methods_page.py out/docs/methods.md
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache

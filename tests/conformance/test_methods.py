@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -147,3 +149,14 @@ def test_methods_are_discovered() -> None:
     assert methods.SGLD is methods.get("sgld")
     with pytest.raises(ValueError, match=r"unknown; known: .*sgld"):
         methods.get("sgd2")
+
+
+def test_every_method_is_in_the_documentation(tmp_path: Path) -> None:
+    """The page is made from what is found, so a new file appears in it; a method without a docstring would not."""
+    page = tmp_path / "methods.md"
+    script = Path(__file__).parents[2] / "docs" / "methods_page.py"
+    subprocess.run([sys.executable, str(script), str(page)], check=True)
+    text = page.read_text(encoding="utf-8")
+    for name in METHODS:
+        assert f"## {name}\n" in text
+        assert len((methods.get(name).__doc__ or "").split()) > 40
