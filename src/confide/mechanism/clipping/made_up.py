@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from confide.mechanism.clipping.layout import map_tensors, tensors_in
 from confide.mechanism.clipping.plan import Plan
 from confide.mechanism.clipping.rules.refusals import UnclippableError
-from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses, records_of
+from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 
 FEW, MORE = 3, 4
 
@@ -50,7 +50,10 @@ def choose_batch(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any) -
             continue
         if torch.isfinite(losses).all():
             return batch
-    return _real_batch(x, y, failure)
+    # Private records are never tried instead: whether the module likes them would then decide what is raised.
+    raise failure or UnclippableError(
+        "loss: not finite on any made-up records, so the module cannot be examined; scale its inputs to about [-1, 1]"
+    )
 
 
 def made_up(tree: Any, records: int, other: bool, floats: str, integers: int, truth: bool) -> Any:
@@ -69,19 +72,6 @@ def made_up(tree: Any, records: int, other: bool, floats: str, integers: int, tr
     batch = map_tensors(make, tree)
     if other:
         map_tensors(lambda tensor, fresh: tensor[0].copy_(fresh[0]), batch, tensors_in(map_tensors(make, tree)))
-    return batch
-
-
-def _real_batch(x: Inputs, y: Any, failure: Exception | None) -> MakeBatch:
-    """A few records of the batch, repeated as often as needed."""
-    if records_of(x) == 0:
-        raise failure or UnclippableError("loss: not finite on made-up records, and there is no real one to examine")
-
-    def batch(records: int, other: bool) -> Batch:
-        chosen = torch.arange(records) % records_of(x)
-        chosen[0] = 1 % records_of(x) if other else 0
-        return Batch(*(map_tensors(lambda tensor: tensor[chosen], tree) for tree in (x, y)))
-
     return batch
 
 

@@ -3,7 +3,7 @@
 Book-keeping trusts three things that a module can break: that every use of a parameter is seen, that records sit
 where they are thought to sit, and that no record touches another. All three are structural, so they are examined
 once per module and input shape on made-up records of the same shape and type. No error and no decision depends
-on a private record (only where no made-up batch runs through the module are a few real records used instead).
+on a private record: a module through which no made-up batch runs is refused.
 
     layouts      batches of 3 and of 4 records: the axis that grows carries the records
     separation   the gradient of one record's loss must vanish at the rows of all others, and changing one
