@@ -12,12 +12,14 @@ from rich.markup import escape
 WIDTH = 77  # of a terminal with 80 columns, typer's padding leaves 78
 
 
-def teach(app: Any, function: Callable[..., None], examples: Sequence[str], closing: str = "") -> None:
-    """Add a command whose help is the function's docstring, followed by `closing` and by examples."""
+def teach(
+    app: Any, function: Callable[..., None], examples: Sequence[str], closing: str = "", name: str | None = None
+) -> None:
+    """Add a command, named like its function if not otherwise, whose help is the docstring, `closing` and examples."""
     shown = "\n".join(f"  {line}" for example in examples for line in example.split("\n"))
     title = "Example:" if len(examples) == 1 else "Examples:"
     epilog = f"{closing}\n\n{title}\n{shown}" if closing else f"{title}\n{shown}"
-    app.command(help=flowing(function.__doc__ or ""), epilog=epilog)(function)
+    app.command(name, help=flowing(function.__doc__ or ""), epilog=epilog)(function)
 
 
 def flowing(text: str) -> str:

@@ -1,0 +1,239 @@
+"""What a paper is made of: experiments that give tables and figures.
+
+A table sets the paper's figure beside ours, with the sound epsilon of our run and its sentence of explanation. A cell
+measured over several seeds is a `Measured`: mean and standard deviation. Results are written after every experiment,
+so that a long run that is stopped loses nothing that was finished.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+
+# Okabe and Ito (2008), told apart with every common kind of colour blindness.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#6B7280")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "confide",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "text.parse_math": False,
+    "axes.prop_cycle": f"cycler('color', {list(COLOURS)})",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One figure, measured once per seed."""
+
+    values: tuple[float, ...]
+    digits: int = 4
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation; None for a single seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def __str__(self) -> str:
+        if self.deviation is None:
+            return f"{self.mean:.{self.digits}f}"
+        return f"{self.mean:.{self.digits}f} ± {self.deviation:.{self.digits}f}"
+
+
+Cell: TypeAlias = Measured | float | int | str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under column heads, with sentences below that say what a reader must know."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
+        if wrong is not None:
+            raise ValueError(f"rows: {wrong} has {len(wrong)} cells under {len(self.columns)} columns")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing: `draw(figure)` fills an empty matplotlib figure of `size` inches."""
+
+    name: str
+    caption: str
+    draw: Callable[[Any], None]
+    size: tuple[float, float] = (6.4, 4.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment found."""
+
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Context:
+    """How an experiment is to be run.
+
+    data      directory with the benchmark data sets; None: stand-ins that need no files, only with `quick`
+    quick     about a minute for the whole paper: small, one seed, to see that everything works
+    seeds     one run for each; they fix networks and starting points
+    progress  called with what is being done, how much of it is done, and how much there is
+    noise_seed   for tests only: fixes noise and sampling too, so that nothing may be claimed for the runs
+    """
+
+    data: Path | None = None
+    quick: bool = False
+    seeds: tuple[int, ...] = (0, 1, 2)
+    progress: Progress = field(default=lambda what, done, total: None)
+    noise_seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of a paper."""
+
+    name: str
+    about: str
+    run: Callable[[Context], Outcome]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A published paper and the experiments of it that can be run."""
+
+    name: str
+    title: str
+    citation: str
+    experiments: tuple[Experiment, ...]
+
+    def chosen(self, only: Sequence[str] = ()) -> tuple[Experiment, ...]:
+        """The experiments of these names; all of them for none."""
+        known = [experiment.name for experiment in self.experiments]
+        unknown = next((name for name in only if name not in known), None)
+        if unknown is not None:
+            raise ValueError(f"only={unknown!r}: {self.name} has no such experiment; it has {', '.join(known)}")
+        return tuple(experiment for experiment in self.experiments if not only or experiment.name in only)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An experiment, what it found and how long it took."""
+
+    experiment: Experiment
+    outcome: Outcome
+    seconds: float
+
+
+def run(paper: Paper, context: Context, out: Path | None = None, only: Sequence[str] = ()) -> Iterator[Finished]:
+    """Run a paper's experiments one after the other; with `out`, everything finished so far is written there."""
+    done: list[Finished] = []
+    for experiment in paper.chosen(only):
+        started = time.perf_counter()
+        outcome = experiment.run(context)
+        done.append(Finished(experiment, outcome, time.perf_counter() - started))
+        if out is not None:
+            write(paper, context, done, out)
+        yield done[-1]
+
+
+def write(paper: Paper, context: Context, done: Sequence[Finished], out: Path) -> None:
+    """results.json, tables.md and the newest experiment's figures (SVG and PNG)."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(to_dict(paper, context, done), indent=1, allow_nan=False) + "\n")
+    (out / "tables.md").write_text(to_markdown(paper, done))
+    for figure in done[-1].outcome.figures:
+        save_figure(figure, out)
+
+
+def to_dict(paper: Paper, context: Context, done: Sequence[Finished]) -> dict[str, Any]:
+    """Plain JSON values of everything that was found."""
+    return {
+        "paper": paper.name,
+        "quick": context.quick,
+        "seeds": list(context.seeds),
+        "experiments": [
+            {
+                "name": item.experiment.name,
+                "about": item.experiment.about,
+                "seconds": round(item.seconds, 1),
+                "tables": [_table_values(table) for table in item.outcome.tables],
+                "figures": [{"name": figure.name, "caption": figure.caption} for figure in item.outcome.figures],
+            }
+            for item in done
+        ],
+    }
+
+
+def _table_values(table: Table) -> dict[str, Any]:
+    rows = [[_cell_value(cell) for cell in row] for row in table.rows]
+    return {"title": table.title, "columns": list(table.columns), "rows": rows, "notes": list(table.notes)}
+
+
+def _cell_value(cell: Cell) -> Any:
+    if isinstance(cell, Measured):
+        values = [value if math.isfinite(value) else None for value in cell.values]
+        finite = all(math.isfinite(value) for value in cell.values)
+        return {
+            "values": values,
+            "mean": cell.mean if finite else None,
+            "deviation": cell.deviation if finite else None,
+        }
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def shown(cell: Cell) -> str:
+    """A cell as text: a missing figure is a dash, an infinite epsilon is "not private"."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, float):
+        return "not private" if math.isinf(cell) else f"{cell:.4g}"
+    return str(cell)
+
+
+def to_markdown(paper: Paper, done: Sequence[Finished]) -> str:
+    """All tables as one page."""
+    parts = [f"# {paper.title}", paper.citation]
+    for item in done:
+        parts.append(f"## {item.experiment.name}: {item.experiment.about}")
+        for table in item.outcome.tables:
+            lines = [" | ".join(table.columns), " | ".join("---" for _ in table.columns)]
+            lines += [" | ".join(shown(cell) for cell in row) for row in table.rows]
+            parts += [f"**{table.title}**", "\n".join(f"| {line} |" for line in lines)]
+            parts += table.notes
+        parts += [f"![{figure.caption}]({figure.name}.png)" for figure in item.outcome.figures]
+    return "\n\n".join(parts) + "\n"
+
+
+def save_figure(figure: Figure, out: Path) -> None:
+    """The drawing as SVG and PNG, in the style of the reports."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    with matplotlib.rc_context(_STYLE):
+        canvas = Canvas(figsize=figure.size, layout="constrained")
+        FigureCanvasAgg(canvas)
+        figure.draw(canvas)
+        for kind in ("svg", "png"):
+            canvas.savefig(out / f"{figure.name}.{kind}", dpi=150)
