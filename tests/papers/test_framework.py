@@ -39,6 +39,9 @@ def test_a_finished_experiment_is_written_before_the_next_one_begins(tmp_path: P
     row = found["experiments"][0]["tables"][0]["rows"][0]
     assert row[2]["values"] == [0.91, 0.93]
     assert row[3] is None, "an infinite epsilon is not a JSON number"
+    assert found["rows"][0]["name"] == "accuracy"
+    assert found["rows"][0]["ours"] == pytest.approx(0.92)
+    assert found["rows"][0]["kind"] == "not private"
     page = (tmp_path / "out" / "tables.md").read_text()
     assert "| accuracy | 0.9 | 0.92 ± 0.01 | not private |" in page
     assert (tmp_path / "out" / "curve.svg").stat().st_size > 1000

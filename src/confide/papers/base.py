@@ -172,6 +172,7 @@ def to_dict(paper: Paper, context: Context, done: Sequence[Finished]) -> dict[st
         "paper": paper.name,
         "quick": context.quick,
         "seeds": list(context.seeds),
+        "rows": [row for item in done for table in item.outcome.tables for row in plain_rows(table)],
         "experiments": [
             {
                 "name": item.experiment.name,
@@ -183,6 +184,37 @@ def to_dict(paper: Paper, context: Context, done: Sequence[Finished]) -> dict[st
             for item in done
         ],
     }
+
+
+def plain_rows(table: Table) -> Iterator[dict[str, Any]]:
+    """The rows of a table that has the columns "paper" and "ours" (or "sound"), as flat records.
+
+    The name is what stands before the paper's figure; the epsilon is that of the column "sound epsilon" or "DP by PLD".
+    """
+    places = {name: place for place, name in enumerate(table.columns)}
+    ours = places.get("ours", places.get("sound"))
+    if "paper" not in places or ours is None:
+        return
+    epsilon_place = places.get("sound epsilon", places.get("DP by PLD"))
+    for row in table.rows:
+        cell = row[ours]
+        epsilon = None if epsilon_place is None else row[epsilon_place]
+        worst = max(epsilon.values) if isinstance(epsilon, Measured) else epsilon
+        yield {
+            "table": table.title,
+            "name": " ".join(shown(part) for part in row[: places["paper"]]),
+            "paper": _cell_value(row[places["paper"]]),
+            "ours": _cell_value(cell)["mean"] if isinstance(cell, Measured) else _cell_value(cell),
+            "std": _cell_value(cell)["deviation"] if isinstance(cell, Measured) else None,
+            "epsilon": _cell_value(worst),
+            "kind": _kind(worst),
+        }
+
+
+def _kind(epsilon: Cell) -> str:
+    if isinstance(epsilon, float | int):
+        return "not private" if math.isinf(epsilon) else "upper bound"
+    return "no epsilon belongs to this row"
 
 
 def _table_values(table: Table) -> dict[str, Any]:
