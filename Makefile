@@ -1,7 +1,7 @@
 # make demo       set up, fit a private Bayesian classifier on the digits, write out/demo/report.html
 # make test       set up, lint, types, tests
 # make test-slow  the long statistical runs
-# make docs       out/docs/methods.md: every method that is found, from its docstring
+# make docs       the documentation as a site, out/site/index.html; warnings are errors
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -44,8 +44,8 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.base
-	$(BIN)/python docs/methods_page.py out/docs/methods.md
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache
