@@ -31,13 +31,14 @@ def bayes_by_backprop() -> Mapping[str, Maker]:
 
 
 def variational_dropout() -> Mapping[str, Maker]:
-    """Activations drawn instead of weights."""
-    return {
-        "dp_sgd": dp_sgd,
-        "plain_sgd": plain_sgd,
-        "plain": partial(plain_step, dropout_layer, 1),
-        "confide": partial(private_step, dropout_layer, 1),
-    }
+    """Activations drawn instead of weights; variances tied to the privacy noise (the method's default) or learnt."""
+    makers: dict[str, Maker] = {"dp_sgd": dp_sgd, "plain_sgd": plain_sgd}
+    for kind in ("tied", "learnt"):
+        makers[f"plain_{kind}"] = partial(plain_step, partial(dropout_layer, kind, "exact"), 1)
+    makers["confide_tied"] = partial(private_step, partial(dropout_layer, "tied", "exact"), 1)
+    for norms in ("exact", "bound"):
+        makers[f"confide_learnt_{norms}"] = partial(private_step, partial(dropout_layer, "learnt", norms), 1)
+    return makers
 
 
 def dp_sgd() -> Step:
@@ -54,10 +55,12 @@ def mean_field(norms: str, inputs: int, outputs: int) -> nn.Module:
     return MeanFieldLinear(inputs, outputs, norms=norms)  # type: ignore[arg-type]
 
 
-def dropout_layer(inputs: int, outputs: int) -> nn.Module:
-    from confide.models.bayesian import VariationalDropoutLinear
+def dropout_layer(kind: str, norms: str, inputs: int, outputs: int) -> nn.Module:
+    from confide.models.dropout import SharedNoiseLinear
 
-    return VariationalDropoutLinear(inputs, outputs)
+    layer = SharedNoiseLinear(inputs, outputs, norms=norms)  # type: ignore[arg-type]
+    layer.weight_log_variance.requires_grad_(kind == "learnt")
+    return layer
 
 
 def network(layer: Callable[[int, int], nn.Module]) -> nn.Module:
@@ -69,13 +72,14 @@ def network(layer: Callable[[int, int], nn.Module]) -> nn.Module:
 
 
 def private_step(layer: Callable[[int, int], nn.Module], draws: int) -> Step:
+    from confide.mechanism.noise import NoiseStream
     from confide.models.bayesian import draw_
 
-    case, module = _models.build(MODEL), network(layer)
+    case, module, weights = _models.build(MODEL), network(layer), NoiseStream()
     clipped = confide_step(module, case.loss, case.x, case.y)
 
     def step() -> None:
-        draw_(module, draws=draws)
+        draw_(module, weights, draws)
         clipped()
 
     return step

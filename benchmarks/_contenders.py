@@ -125,25 +125,23 @@ def jax(case: Case) -> Step:
 
 
 def confide(case: Case) -> Step:
-    """The clipping engine, adding onto a buffer that holds noise; `.grad` are views of that buffer."""
+    """The clipping engine, adding onto a buffer that holds noise; the update as `confide.fit` does it."""
     return confide_step(case.module, case.loss, case.x, case.y)
 
 
 def confide_step(module: nn.Module, loss: Callable[..., Tensor], x: Tensor, y: Tensor, **options: Any) -> Step:
+    """Parameters and gradient are one vector each, so the update is one operation."""
     from confide.mechanism.clipping import clipped_sum
     from confide.mechanism.noise import NoiseStream
+    from confide.models.flat import flatten_
 
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    flat = torch.zeros(sum(p.numel() for p in trainable))
-    for parameter, part in zip(trainable, flat.split([p.numel() for p in trainable]), strict=True):
-        parameter.grad = part.view_as(parameter)
-    optimizer = sgd(module, 1.0 / len(x))
-    noise = NoiseStream()
+    position, noise = flatten_(module), NoiseStream()
+    total = torch.empty_like(position)
 
     def step() -> None:
-        noise.normal_(flat, NOISE_MULTIPLIER * CLIP)
-        clipped_sum(module, loss, x, y, clip=CLIP, out=flat, **options)
-        optimizer.step()
+        noise.normal_(total, NOISE_MULTIPLIER * CLIP)
+        clipped_sum(module, loss, x, y, clip=CLIP, out=total, **options)
+        position.add_(total, alpha=-LEARNING_RATE / len(x))
 
     return step
 

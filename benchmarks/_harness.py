@@ -268,3 +268,4 @@ def print_table(title: str, results: Report) -> None:
         print(f"  {name:24}{ratio}  {spread}{row['ms']:11.2f}{memory}{row['rounds']:8}")
         if "peak_error" in row:
             print(f"  {'':24}no memory measured: {row['peak_error']}")
+    sys.stdout.flush()

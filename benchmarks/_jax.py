@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from torch import nn
 
-from benchmarks._models import Block, Case, Transformer, logistic_loss
+from benchmarks._models import Block, Case, Transformer, cross_entropy
 
 Apply = Callable[[Any, Any], Any]
 
@@ -17,7 +17,7 @@ Apply = Callable[[Any, Any], Any]
 def make_step(case: Case, clip: float, noise_multiplier: float, learning_rate: float) -> Callable[[], None]:
     """One compiled step: gradients of all records, clipping, sum, noise, update."""
     apply = layer(case.module)
-    loss = _logistic if case.loss is logistic_loss else _cross_entropy
+    loss = _cross_entropy if case.loss is cross_entropy else _logistic
 
     def record_loss(weights: Any, x: Any, y: Any) -> Any:
         return loss(apply(weights, x), y)
@@ -56,7 +56,7 @@ def _cross_entropy(output: Any, y: Any) -> Any:
 
 
 def _logistic(output: Any, y: Any) -> Any:
-    return jax.nn.softplus(-y * output[0])
+    return jax.nn.softplus(output[0]) - y * output[0]
 
 
 def layer(module: nn.Module, prefix: str = "") -> Apply:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from confide.models.likelihoods import Bernoulli
+
 
 @dataclass(frozen=True)
 class Case:
@@ -33,10 +35,6 @@ class Case:
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output, y, reduction="none")
-
-
-def logistic_loss(output: Tensor, y: Tensor) -> Tensor:
-    return F.softplus(-y * output.squeeze(-1))
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -120,13 +118,13 @@ def images(batch: int, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def logistic_data(batch: int, features: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(batch, features), torch.randint(2, (batch,)) * 2.0 - 1.0
+    return torch.randn(batch, features), torch.randint(2, (batch,)).float()
 
 
 BUILDERS: dict[str, Callable[[], Case]] = {
     "mlp1200": lambda: Case("mlp1200", mlp(784, 1200, 1200, 10), *images(256, 784), cross_entropy),
     "cnn": lambda: Case("cnn", mnist_cnn(), *images(256, 1, 28, 28), cross_entropy),
-    "logistic": lambda: Case("logistic", nn.Linear(100, 1), *logistic_data(512, 100), logistic_loss),
+    "logistic": lambda: Case("logistic", nn.Linear(100, 1), *logistic_data(512, 100), Bernoulli().loss),
     "mlp1000": lambda: Case("mlp1000", mlp(784, 1000, 10), *images(600, 784), cross_entropy),
     "transformer": lambda: Case(
         "transformer",

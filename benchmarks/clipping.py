@@ -18,12 +18,13 @@ from benchmarks._contenders import CONTENDERS
 from benchmarks._harness import Clock, Maker, Report, Step
 from benchmarks._scaling import scaling
 
-PRELOAD = ["torch", "torch.func", "opacus", "jax", "benchmarks._bayesian"]
+PRELOAD = ["torch", "torch.func", "torch._dynamo", "opacus", "jax", "benchmarks._bayesian"]
 BAYESIAN = {"bbp": _bayesian.bayes_by_backprop, "variational_dropout": _bayesian.variational_dropout}
 NAMES = [*_models.BUILDERS, *BAYESIAN, "scaling"]
-QUICK_SECONDS, FULL_SECONDS = 2.0, 60.0  # for one model, shared by its contenders
-# Gigabytes and seconds for each step: in a quick run two contenders on one model are enough to show it.
-QUICK_SKIPS = {"mlp1200": ("vmap",), "mlp1000": ("opacus_hooks", "vmap", "jax")}
+QUICK_SECONDS, FULL_SECONDS = 2.0, 25.0  # for one model, shared by its contenders
+# Gigabytes and seconds for each step: in a quick run one contender on one model is enough to show it.
+QUICK_SKIPS = {"mlp1200": ("vmap", "jax"), "mlp1000": ("opacus_hooks", "vmap", "jax")}
+QUICK_MEMORY = ("plain", "confide", "opacus_ghost")
 
 
 def contenders_of(model: str) -> Mapping[str, Maker]:
@@ -41,7 +42,8 @@ def compare_model(name: str, quick: bool, clock: Clock) -> Report:
     skipped = QUICK_SKIPS.get(name, ()) if quick else ()
     racing = {who: make for who, make in makers.items() if who not in skipped}
     results = _harness.race(racing, QUICK_SECONDS if quick else FULL_SECONDS, "plain", clock)
-    _harness.add_peak_memory(results, partial(contenders_of, name), PRELOAD)
+    measured = {who: row for who, row in results.items() if not quick or who in QUICK_MEMORY}
+    _harness.add_peak_memory(measured, partial(contenders_of, name), PRELOAD)
     return {who: results.get(who, {"skipped": "left out of a quick run"}) for who in makers}
 
 
@@ -52,31 +54,36 @@ def compare_bayesian(name: str, quick: bool, clock: Clock) -> Report:
     return results
 
 
-def run(names: list[str], quick: bool, clock: Clock) -> Report:
+def run(names: list[str], quick: bool, clock: Clock, show: Callable[[str, Report], None]) -> Report:
+    """All that is asked for; `show` is given each part as soon as it is there."""
     result: Report = {"machine": _harness.machine(), "models": {}}
     _harness.warn_if_busy(result["machine"])
-    for name in names:
-        _harness.say(f"{name} ...")
+    start = time.perf_counter()
+    for number, name in enumerate(names, 1):
+        _harness.say(f"{name} ({number} of {len(names)}, {time.perf_counter() - start:.0f} s so far) ...")
         if name in BAYESIAN:
             result[name] = compare_bayesian(name, quick, clock)
         elif name == "scaling":
             result[name] = scaling(QUICK_SECONDS if quick else FULL_SECONDS, clock)
         else:
             result["models"][name] = compare_model(name, quick, clock)
+        show(name, result[name] if name in result else result["models"][name])
     result["machine"]["load_after"] = _harness.machine()["load"]
     return result
 
 
-def print_tables(result: Report) -> None:
-    for name, rows in result["models"].items():
-        _harness.print_table(f"{name} (ratio to plain SGD)", rows)
-    for name in BAYESIAN:
-        if name in result:
-            _harness.print_table(f"{name} (ratio to DP-SGD)", result[name])
-    for what, rows in result.get("scaling", {}).items():
+def print_part(name: str, rows: Report) -> None:
+    if name != "scaling":
+        _harness.print_table(f"{name} (ratio to {'DP-SGD' if name in BAYESIAN else 'plain SGD'})", rows)
+        return
+    for what, lines in rows.items():
         print(f"\nstep time against {what}, log-log slope")
-        for name, row in rows.items():
-            print(f"  {name:24}{row['error'] if 'error' in row else format(row['slope'], '9.2f')}")
+        for who, row in lines.items():
+            print(f"  {who:24}{row['error'] if 'error' in row else format(row['slope'], '9.2f')}", flush=True)
+
+
+def show_nothing(name: str, rows: Report) -> None:
+    """With --json the result is printed whole, at the end."""
 
 
 def main() -> None:
@@ -86,11 +93,9 @@ def main() -> None:
     options = arguments.parse_args()
     warnings.simplefilter("ignore")  # of the peers, about their own future
     clock = _harness.use_one_thread() if options.one_thread else time.perf_counter
-    result = run(options.only, options.quick, clock)
+    result = run(options.only, options.quick, clock, show_nothing if options.json else print_part)
     if options.json:
         _harness.print_json(result)
-    else:
-        print_tables(result)
 
 
 if __name__ == "__main__":

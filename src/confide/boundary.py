@@ -10,7 +10,7 @@ declared classes, a gradient that overflows) counts as zero; an empty batch is a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from confide.data.schema import Schema
+from confide.data.streaming import MappedRecords
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
+from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.mechanism.sampling import BatchSampler
+from confide.mechanism.secure import LatticeNoise
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
 from confide.queries import GradientQuery, Query, Release
@@ -33,7 +36,8 @@ LARGEST_CLIP = 1e30
 class PrivateData:
     """Records behind the boundary. Not iterable, not indexable, without a length, not picklable, not copyable.
 
-    x, y      features and targets, one row per record; tensors or arrays
+    x, y      features and targets, one row per record; tensors or arrays. More records than memory: x from
+              `confide.data.streaming.from_parquet`, which holds the targets too, and y=None
     schema    the public facts: classes, nominal number of records, bounds
     ledger    where every answer is charged; in memory unless given
     name      the data set's name in the ledger, so that budgets add up over runs
@@ -53,7 +57,8 @@ class PrivateData:
         watch: Callable[[SampledGaussian, Tensor], None] | None = None,
         seed: int | None = None,
     ) -> None:
-        features, targets, valid = _as_records(x, y, schema)
+        mapped = isinstance(x, MappedRecords)
+        features, targets, valid = (x.features, x.targets, x.usable) if mapped else _as_records(x, y, schema)
         self.schema = schema
         self.ledger = Ledger() if ledger is None else ledger
         self.name = name
@@ -63,16 +68,25 @@ class PrivateData:
         self.__valid = valid
         self.__watch = watch
         self.__noise = NoiseStream(seed)
+        self.__lattice = LatticeNoise(self.__noise)
         self.__sampler = BatchSampler(len(features), NoiseStream(None if seed is None else seed + 1))
         self.__prepaid: dict[SampledGaussian, int] = {}
         self.__buffers: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
         """Pay for `steps` answers in one entry, before any record is read. A refusal costs nothing."""
-        event: Event = mechanism.event(steps)
-        self.ledger.charge(event, purpose=purpose, dataset=self.name)
-        paid = steps if mechanism.sampling != "shuffle" else event.count * mechanism.batches_per_pass
-        self.__prepaid[mechanism] = self.__prepaid.get(mechanism, 0) + paid
+        self.charge_all([(mechanism, steps)], purpose)
+
+    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
+        """Pay for the steps of every mechanism, or, if the budget does not suffice for all, for none."""
+        events: list[Event] = [mechanism.event(steps) for mechanism, steps in parts]
+        if len(events) == 1:
+            self.ledger.charge(events[0], purpose=purpose, dataset=self.name)
+        elif events:
+            self.ledger.charge_all(events, purpose=purpose, dataset=self.name)
+        for (mechanism, steps), event in zip(parts, events, strict=True):
+            paid = steps if mechanism.sampling != "shuffle" else event.count * mechanism.batches_per_pass
+            self.__prepaid[mechanism] = self.__prepaid.get(mechanism, 0) + paid
 
     def rehearse(self, query: Query) -> None:
         """Try the query on made-up records of the right shape: what cannot work fails here, before any charge."""
@@ -87,15 +101,24 @@ class PrivateData:
             self.charge(mechanism, 1, purpose)
         self.__prepaid[mechanism] -= 1
         x, y = self.__batch(mechanism)
-        total = self.__buffer(query)
-        if mechanism.noise_std > 0:
-            self.__noise.normal_(total, mechanism.noise_std)
+        total, std = self.__buffer(query), mechanism.noise_std
+        if std > 0 and not mechanism.secure:
+            self.__noise.normal_(total, std)
         else:
             total.zero_()
         norms = _add_answers(query, x, y, mechanism, total)
+        if mechanism.secure:
+            std = self.__lattice.add_(total, mechanism)
         if self.__watch is not None:
             self.__watch(mechanism, norms)
-        return Release(total, mechanism.noise_std, mechanism.event(), mechanism.expected_batch)
+        return Release(total, std, mechanism.event(), mechanism.expected_batch)
+
+    def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
+        """One draw from the tempered posterior of a logistic regression on two classes: pay, then read all records."""
+        if self.schema.class_count != 2:
+            raise ValueError(f"classes={self.schema.classes}: a posterior draw needs a schema with two classes")
+        self.ledger.charge(mechanism.event(), purpose=purpose, dataset=self.name)
+        return mechanism.draw(self.__features[self.__valid], self.__targets[self.__valid], self.__noise)
 
     def __batch(self, mechanism: SampledGaussian) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(self.__sampler.draw(mechanism))

@@ -45,7 +45,8 @@ def fit_chains(
         chain_seed = None if seed is None else seed + chain
         runs.append(fit(method, module, data, plan, likelihood=likelihood, seed=chain_seed, progress=shown))
     posterior = _pooled([run.posterior for run in runs])
-    privacy = Privacy(plan.events() * chains, plan.delta, plan.adjacency, seeded=data.seeded)
+    events = tuple(event for run in runs for event in run.privacy.events)  # what sources charge beside the plan, too
+    privacy = Privacy(events, plan.delta, plan.adjacency, seeded=data.seeded)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
 
 

@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from confide.mechanism.gaussian import SampledGaussian
@@ -64,6 +65,7 @@ class Journey:
         self.method, self.problem, self.data, self.state = method, problem, data, state
         self.purpose = f"fit {method.name}"
         self.charged: list[tuple[int, int]] = []
+        self._beside_before = len(self._beside())
 
     @property
     def plan(self) -> Plan:
@@ -75,9 +77,13 @@ class Journey:
         return 0
 
     def charge(self, parts: list[tuple[int, int]]) -> None:
-        """Pay for steps, given as (number of the block, steps)."""
-        for block, steps in parts:
-            self.data.charge(self.plan.blocks[block][0], steps, purpose=self.purpose)
+        """Pay for steps, given as (number of the block, steps): for all of them or, if that is refused, for none."""
+        wanted = [(self.plan.blocks[block][0], steps) for block, steps in parts]
+        if hasattr(self.data, "charge_all"):
+            self.data.charge_all(wanted, purpose=self.purpose)
+        else:
+            for mechanism, steps in wanted:
+                self.data.charge(mechanism, steps, purpose=self.purpose)
         self.charged += parts
 
     def steps(self) -> Iterator[tuple[int, SampledGaussian]]:
@@ -92,8 +98,13 @@ class Journey:
     def events(self) -> tuple[Event, ...]:
         """What was paid for, repeated steps included, and what the source charged beside the plan."""
         blocks = self.plan.blocks
-        beside: tuple[Event, ...] = getattr(self.data, "events_beside", tuple)()
-        return (*(blocks[block][0].event(steps) for block, steps in self.charged), *beside)
+        planned = (blocks[block][0].event(steps) for block, steps in self.charged)
+        return (*planned, *self._beside()[self._beside_before :])
+
+    def _beside(self) -> tuple[Event, ...]:
+        """What the source has charged beside plans so far, in this run and in earlier ones."""
+        found: tuple[Event, ...] = getattr(self.data, "events_beside", tuple)()
+        return found
 
 
 @contextmanager
@@ -244,7 +255,7 @@ class KeptJourney(Journey):
             name = name if same is value else self._blob(value)
             if inside:
                 self.known[id(value)] = (value, name)
-            return {"tensor": name}
+            return {"tensor": name, "stride": list(value.stride())}
         if isinstance(value, tuple):
             return {"tuple": [self._packed(member, where, known, True) for member in value]}
         if isinstance(value, float):
@@ -366,10 +377,18 @@ def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        return tensors[value["tensor"]].clone()
+        return _laid_out(tensors[value["tensor"]], value["stride"])
     if "float" in value:
         return float.fromhex(value["float"])
     return tuple(_unpacked(member, tensors) for member in value["tuple"])
+
+
+def _laid_out(tensor: Tensor, stride: list[int]) -> Tensor:
+    """A copy in the memory order the tensor had: sums in another order would differ in their last bits."""
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride, strict=True))
+    if 0 in stride or span != tensor.numel():  # parts of the memory are shared or left out; any order is as good
+        return tensor.clone()
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
 
 def _sealed(body: dict[str, Any]) -> bytes:

@@ -69,6 +69,7 @@ def fit(
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
+    secure: bool = False,
 ) -> Run:
     """Fit `module` to private data by `method` under `plan`.
 
@@ -76,9 +77,11 @@ def fit(
     anything is charged; then the whole plan is charged before the first record is read, so a budget
     that does not suffice refuses at once and nothing is spent. `seed` fixes the method's own randomness only; the
     noise that protects the records is never seeded here. `progress(done, total)` is called after every step.
-    `checkpoint` names a directory from which a run that was killed goes on; see `confide.checkpoints`.
+    `checkpoint` names a directory from which a run that was killed goes on; see `confide.checkpoints`. `secure` puts
+    the noise on a lattice, against attacks on low-order bits; see `confide.mechanism.secure`.
     """
     started = time.perf_counter()
+    plan = plan.secured() if secure else plan
     _check_sizes(data.schema, plan)
     problem = make_problem(method, module, data.schema, plan, likelihood, seed)
     state = method.init(problem)

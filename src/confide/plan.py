@@ -51,6 +51,10 @@ class Plan:
         """What the whole run costs."""
         return tuple(mechanism.event(steps) for mechanism, steps in self.blocks)
 
+    def secured(self) -> Plan:
+        """The same plan with noise on a lattice."""
+        return replace(self, blocks=tuple((replace(mechanism, secure=True), steps) for mechanism, steps in self.blocks))
+
     def mechanisms(self) -> Iterator[SampledGaussian]:
         """The mechanism of every step, in order."""
         for mechanism, steps in self.blocks:

@@ -6,6 +6,7 @@ the second run gives a bit-identical posterior, nothing but the releases reached
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from confide.data.schema import Schema
@@ -28,6 +29,9 @@ class Recorder:
     def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
         self._source.charge(mechanism, steps, purpose)  # type: ignore[attr-defined]
 
+    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
+        self._source.charge_all(parts, purpose)  # type: ignore[attr-defined]
+
     def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
         release: Release = self._source.answer(query, mechanism, purpose)  # type: ignore[attr-defined]
         self.releases.append(replace(release, sum=release.sum.clone()))
@@ -46,6 +50,9 @@ class Replay:
         """There are no records whose shape could be tried."""
 
     def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
+        """Nothing is read, so nothing is charged."""
+
+    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
         """Nothing is read, so nothing is charged."""
 
     def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:

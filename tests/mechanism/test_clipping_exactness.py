@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from confide.mechanism.clipping import calls, clipped_sum, engine, factors
+from confide.mechanism.clipping import calls, chain, clipped_sum, engine, factors
 from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.plan import Examined
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
@@ -117,10 +117,12 @@ def test_steps_do_not_remember_each_other(name: str) -> None:
 # broken variants must be caught ---------------------------------------------------------------------------------
 
 
-def test_a_clip_one_percent_off_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = factors.clip_factors
-    monkeypatch.setattr(engine, "clip_factors", lambda norms, clip, *rest: honest(norms, 1.01 * clip, *rest))
-    assert compare("mlp") > 1e-3
+@pytest.mark.parametrize("name", ["mlp", "dilated_convolution"])
+def test_a_clip_one_percent_off_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = factors.shrunk
+    for place in (factors, chain):
+        monkeypatch.setattr(place, "shrunk", lambda clip, dtype: honest(1.01 * clip, dtype))
+    assert compare(name) > 1e-3
 
 
 def test_a_missed_call_of_a_reused_module_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -126,7 +125,7 @@ def test_the_lowest_word_reaches_far_beyond_eight_and_a_half_sigma(
     assert planted_radius(backend, dtype, radius=0) == pytest.approx(end, abs=0.01)
     assert planted_radius(backend, dtype, radius=0, further=2**40) > 8.5
     # Without the further bits a float32 tail would end at 6.6: the check above can fail.
-    monkeypatch.setattr(noise, "_refine", lambda *_: None)
+    monkeypatch.setattr(noise._Refinement, "apply", lambda *_: None)
     assert (planted_radius(backend, dtype, radius=0) > 8.5) == (dtype == torch.float64)
 
 
@@ -178,27 +177,33 @@ def test_the_keystream_is_aes_counter_mode_with_lanes_apart() -> None:
     for lane in (noise.NORMALS, noise.REFINEMENTS, noise.UNIFORMS):
         counters = b"".join(((lane << 120) + i).to_bytes(16, "big") for i in range(4))
         expected = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(counters)
-        assert noise._Keystream(key, lane).words(8).tobytes() == expected
+        assert noise._Keystream(algorithms.AES(key), lane).words(8).tobytes() == expected
     words = NoiseStream(seed=7)._words.words(8)
     np.testing.assert_array_equal(NoiseStream(seed=7).uniform(8), (words >> np.uint64(11)) * 2.0**-53)
 
 
 def record_blocks(stream: NoiseStream) -> list[bytes]:
-    """Every 16-byte block of keystream that a stream goes on to draw."""
+    """Every 16-byte block of keystream that a stream goes on to draw, on whatever thread."""
     seen: list[bytes] = []
-    for keystream in (stream._bulk, stream._refinements, stream._words):
-        fill, words = keystream.fill, keystream.words
 
-        def spy_fill(buffer: bytearray, size: int, fill: Callable[..., None] = fill) -> None:
+    def spy_on(keystream: noise._Keystream) -> noise._Keystream:
+        fill, words, split_off = keystream.fill, keystream.words, keystream.split_off
+
+        def spy_fill(buffer: bytearray, size: int) -> None:
             fill(buffer, size)
             seen.extend(bytes(buffer[i : i + 16]) for i in range(0, size, 16))
 
-        def spy_words(count: int, words: Callable[..., NDArray[np.uint64]] = words) -> NDArray[np.uint64]:
+        def spy_words(count: int) -> NDArray[np.uint64]:
             drawn = words(count)
             seen.extend(drawn[i : i + 2].tobytes() for i in range(0, count, 2))
             return drawn
 
         keystream.fill, keystream.words = spy_fill, spy_words  # type: ignore[method-assign]
+        keystream.split_off = lambda sizes: [spy_on(part) for part in split_off(sizes)]  # type: ignore[method-assign]
+        return keystream
+
+    for keystream in (stream._bulk, stream._refinements, stream._words):
+        spy_on(keystream)
     return seen
 
 
@@ -226,7 +231,7 @@ def test_no_block_of_keystream_is_used_twice_and_reuse_is_noticed(
 
     class Restarting(noise._Keystream):  # a counter that starts again with each fill
         def fill(self, buffer: bytearray, size: int) -> None:
-            original(bytes(32), 0).fill(buffer, size)
+            original(algorithms.AES(bytes(32)), 0).fill(buffer, size)
 
     original = noise._Keystream
     monkeypatch.setattr(noise, "_Keystream", Restarting)

@@ -7,7 +7,7 @@ import math
 import os
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
-from confide.mechanism import _native
+from confide.mechanism import _native, noise
 from confide.mechanism._native import build as native_build
 from confide.mechanism.noise import NoiseStream
 from tests.mechanism.noise_tools import AVAILABLE, LEVEL, Array, draw
@@ -107,6 +107,36 @@ def test_the_key_stays_out_of_sight() -> None:
     stream = NoiseStream()
     assert repr(stream) == f"NoiseStream(seeded=False, backend='{stream.backend}')"
     assert not any(isinstance(value, bytes) for value in vars(stream).values())
+
+
+# Threads
+
+
+@pytest.fixture
+def with_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_threads_change_no_value(
+    backend: str, with_threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches stretches of the counter that overlap, and refinements that follow in another order."""
+    monkeypatch.setattr(noise, "REFINED_LOG2", 12)  # so that there are many of them
+    sizes = (noise.BLOCK * 3 * noise.THREAD_BLOCKS + 77, 5, noise.BLOCK * 2 * noise.THREAD_BLOCKS)
+
+    def drawn(threads: int) -> tuple[Array, int]:
+        with_threads(threads)
+        stream = NoiseStream(seed=8, backend=backend)
+        return np.concatenate([draw(stream, size) for size in sizes]), stream.bytes_drawn
+
+    alone, drawn_alone = drawn(1)
+    for threads in (2, 3):
+        shared, drawn_shared = drawn(threads)
+        np.testing.assert_array_equal(shared, alone)
+        assert drawn_shared == drawn_alone
+    assert len(np.unique(alone)) > 0.99 * len(alone)
 
 
 # Uniforms and integers

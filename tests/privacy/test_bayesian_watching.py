@@ -3,6 +3,7 @@ neither changes the run nor shows anything."""
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import confide
 from confide import methods
+from confide.artefacts import save_run
 from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.fit import fit
@@ -264,3 +266,66 @@ class TestWholeRun:
         for found in (by_product, by_hoelder):
             assert found.bayesian.epsilon is not None
             assert 0 < found.bayesian.epsilon < 20
+
+
+class TestAsAUserWouldWriteIt:
+    """Everything from one module, in a ledger of several blocks, into a directory that must not know the number."""
+
+    def test_one_name_to_import(self) -> None:
+        from confide.privacy import bayesian
+
+        assert bayesian.Watch is Watch
+        assert bayesian.HoldOut is HoldOut
+        with pytest.raises(AttributeError, match="Sentinel"):
+            _ = bayesian.Sentinel
+
+    def test_blocks_are_charged_together_or_not_at_all(self) -> None:
+        """Catches a hold-out that hides `charge_all`: a budget for the first block alone would then be spent."""
+        data = source([1.0] * RECORDS)
+        data.ledger.limit(epsilon=4.0, delta=1e-5)
+        held = HoldOut(data, vectors([0.5] * 3), np.zeros(3))
+        parts = [(mechanism(noise_multiplier=4.0), 1), (mechanism(noise_multiplier=0.1), 5)]
+        with pytest.raises(confide.BudgetExceeded):
+            held.charge_all(parts)
+        assert not data.ledger.entries()
+        held.charge_all(parts[:1])
+        assert len(data.ledger.entries()) == 1
+
+    def test_a_source_that_charges_one_by_one(self) -> None:
+        class Simple:
+            schema, seeded = Schema(records=RECORDS), True
+            charged: list[int] = []  # noqa: RUF012
+
+            def charge(self, asked: SampledGaussian, steps: int, purpose: str = "") -> None:
+                self.charged.append(steps)
+
+        held = HoldOut(Simple(), vectors([0.5] * 3), np.zeros(3))  # type: ignore[arg-type]
+        held.charge_all([(mechanism(), 2), (mechanism(), 3)])
+        assert Simple.charged == [2, 3]
+
+    def test_released_artefacts_do_not_know_the_estimate(self, tmp_path: Any) -> None:
+        run, held = TestWholeRun().fitted(True, Watch())
+        assert held is not None
+        found = averaged(held.sequences(), 1e-5).release(acknowledge="a test").bayesian.epsilon
+        assert found is not None
+        assert found < 0.99 * run.privacy.epsilon()
+        run.save(str(tmp_path / "run"))
+        text = "".join((tmp_path / "run" / name).read_text() for name in ("run.json", "report.html"))
+        assert "data-dependent" not in text
+        assert f"{found:.4f}" not in text
+
+    def test_they_do_when_the_user_says_so(self, tmp_path: Any) -> None:
+        """A released estimate goes in with both numbers, kinds and the reason; a hidden one shows nothing there."""
+        run, held = TestWholeRun().fitted(True, Watch())
+        assert held is not None
+        hidden = averaged(held.sequences(), 1e-5)
+        save_run(run, tmp_path / "hidden", config={"bayesian": hidden})
+        said = json.loads((tmp_path / "hidden" / "run.json").read_text())["config"]["bayesian"]
+        assert said == "Confidential(hidden: computed from private records)"
+        shown = hidden.release(acknowledge="made-up records")
+        save_run(run, tmp_path / "run", config={"bayesian": shown.to_dict()})
+        kept = json.loads((tmp_path / "run" / "run.json").read_text())["config"]["bayesian"]
+        assert kept["epsilon"]["bayesian"] == shown.bayesian.epsilon
+        assert kept["epsilon"]["pld"] == pytest.approx(run.privacy.epsilon(), rel=1e-6)
+        assert kept["kind"] == {"pld": "upper bound", "bayesian": "data-dependent"}
+        assert kept["disclosure"].endswith("made-up records")

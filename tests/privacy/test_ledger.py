@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.privacy.ledger_tools import (
     STEP,
     CountingPrice,
     charge_until_refused,
+    closed_form,
     gaussian_epsilon,
     most,
 )
@@ -156,6 +158,20 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path, price: CountingPrice) -
     with Ledger(tmp_path / "budget.db") as ledger, pytest.raises(BudgetExceeded):
         ledger.charge(STEP, count=1000)
     assert (tmp_path / "budget.db").read_bytes() == before
+
+
+def test_several_events_are_charged_together_or_not_at_all(ledger: Ledger, price: CountingPrice) -> None:
+    """Charged one by one, the first would be paid and the second refused."""
+    ledger.limit(closed_form([replace(STEP, count=10)], DELTA), DELTA)
+    small, large = replace(STEP, count=6), replace(GaussianEvent(5.0), count=6)
+    with pytest.raises(BudgetExceeded, match=r"6 Gaussian steps, noise 10.* and 6 Gaussian steps, noise 5"):
+        ledger.charge_all([small, large], dataset="d")
+    assert ledger.entries() == ()
+    both = ledger.charge_all([replace(STEP, count=4), replace(STEP, count=6)], dataset="d")
+    assert [entry.position for entry in both] == [2, 3]
+    assert ledger.entries() == both
+    assert ledger.charge_all([]) == ()
+    ledger.verify(both[-1].head)
 
 
 def test_a_large_charge_that_fails_does_not_stop_a_small_one(ledger: Ledger, price: CountingPrice) -> None:

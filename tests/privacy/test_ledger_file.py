@@ -18,7 +18,7 @@ import pytest
 
 from confide.privacy import _ledger_store
 from confide.privacy.events import GaussianEvent
-from confide.privacy.ledger import Head, Ledger, LedgerError
+from confide.privacy.ledger import Head, Ledger, LedgerError, for_reading
 from tests.privacy.ledger_tools import in_a_process
 
 STEP = GaussianEvent(1.0)
@@ -397,3 +397,35 @@ def test_without_the_right_to_write_there_is_no_ledger(file_mode: int | None, fo
         os.chmod(folder, 0o777)
     assert said in said_so
     assert "\n" not in said_so
+
+
+def read_as_nobody(path: str) -> int | str:
+    if os.getuid() == 0:
+        os.setuid(65534)
+    try:
+        with for_reading(Path(path)) as readable, Ledger(readable) as ledger:
+            return len(ledger.entries())
+    except LedgerError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_reading_needs_no_right_to_write(closed: bool) -> None:
+    """Open or not, so with entries in the write-ahead file too. Catches a copy that leaves that file behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "budget.db"
+        ledger = Ledger(path)
+        for _ in range(3):
+            ledger.charge(STEP)
+        if closed:
+            ledger.close()
+        for file in Path(folder).iterdir():
+            file.chmod(0o444)
+        os.chmod(folder, 0o555)
+        before = sorted(Path(folder).iterdir())
+        assert in_a_process(read_as_nobody, str(path)) == 3
+        assert sorted(Path(folder).iterdir()) == before
+        path.chmod(0o000)
+        assert "cannot be read" in str(in_a_process(read_as_nobody, str(path)))
+        os.chmod(folder, 0o777)
+        ledger.close()

@@ -41,6 +41,7 @@ def fit(
     delta: given.Delta = 1e-5,
     adjacency: AdjacencyName = "add-remove",
     sampling: SamplingName = "poisson",
+    secure: given.Secure = False,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
     out: given.Out,
@@ -68,6 +69,7 @@ def fit(
     dataset = training.load(source)
     prepared = training.settle(dataset, source, schedule)
     plan = training.plan_of(schedule, prepared.encoder.schema)
+    plan = plan.secured() if secure else plan
     charged_as = name or dataset.name
     with progress_bar(f"{method} on {dataset.name}") as progress:
         run = training.run_fit(model, prepared, plan, ledger, charged_as, progress)

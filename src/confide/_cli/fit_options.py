@@ -90,7 +90,7 @@ Batch = Annotated[
     int | None,
     typer.Option(
         metavar="B",
-        help="Expected records per step. Rule for n declared records: sqrt(n), at least 128, at most n / 4.",
+        help="Expected records per step. Rule for n declared records: n / 32, at least 128, at most n / 4.",
         rich_help_panel=RUN,
         show_default=False,
     ),
@@ -99,7 +99,7 @@ Epochs = Annotated[
     float | None,
     typer.Option(
         metavar="E",
-        help="Passes over the data. Rule: 40 up to 10000 records, then 400000 / n, at least 10.",
+        help="Passes over the data. Rule: 40.",
         rich_help_panel=RUN,
         show_default=False,
     ),
@@ -172,6 +172,14 @@ Out = Annotated[
         help="New directory for posterior.safetensors, run.json and report.html.",
         rich_help_panel=OUTPUT,
         show_default=False,
+    ),
+]
+Secure = Annotated[
+    bool,
+    typer.Option(
+        "--secure",
+        help="Noise on a lattice, against attacks on the low-order bits of floating-point numbers; same epsilon.",
+        rich_help_panel=PRIVACY,
     ),
 ]
 Seed = Annotated[

@@ -15,7 +15,7 @@ from confide._cli import options
 from confide._cli.options import PRIVACY, AdjacencyName, Delta, Json
 from confide._cli.shell import CommandError, emit_json, one_line, output
 from confide._cli.teaching import teach
-from confide.privacy.ledger import Ledger, Limit
+from confide.privacy.ledger import Ledger, Limit, for_reading
 
 USUAL_DELTA = 1e-5
 SHOW_EXAMPLE = "confide ledger show budget.db"
@@ -50,7 +50,7 @@ def show(file: File, delta: ShownDelta = None, as_json: Json = False) -> None:
         options.delta(delta)
     if not file.exists():
         raise CommandError(f"{file}: no such ledger; `confide fit --ledger` or `confide ledger limit` makes one")
-    with Ledger(file) as ledger:
+    with for_reading(file) as readable, Ledger(readable) as ledger:
         values = ledger_values(ledger, file, delta)
     if as_json:
         emit_json(values)

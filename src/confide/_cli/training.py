@@ -10,7 +10,7 @@ save      all results at once, so that a failure leaves nothing behind
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -83,6 +83,10 @@ class LateLedger:
     def charge(self, event: Event, purpose: str = "", dataset: str = "") -> Entry:
         with Ledger(self.path) as ledger:
             return ledger.charge(event, purpose=purpose, dataset=dataset)
+
+    def charge_all(self, events: Sequence[Event], purpose: str = "", dataset: str = "") -> tuple[Entry, ...]:
+        with Ledger(self.path) as ledger:
+            return ledger.charge_all(events, purpose=purpose, dataset=dataset)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class SampledGaussian:
     rate              probability that a given record is in a batch
     records           public nominal number of records; the expected batch is rate * records
     private           False permits z = 0 and an infinite clip; such a run is marked as not private everywhere
+    secure            noise on a lattice, against attacks on low-order bits; costs time, not epsilon
     """
 
     noise_multiplier: float
@@ -34,6 +35,7 @@ class SampledGaussian:
     sampling: Sampling = "poisson"
     clipping: ClippingStyle = "flat"
     private: bool = True
+    secure: bool = False
 
     def __post_init__(self) -> None:
         z, clip = self.noise_multiplier, self.clip
@@ -45,6 +47,8 @@ class SampledGaussian:
             raise ValueError(f"clip={clip}: must be a finite number > 0 (infinite only with private=False)")
         if not clip > 0:
             raise ValueError(f"clip={clip}: must be > 0")
+        if self.secure and not self.private:
+            raise ValueError("secure=True: there is no noise to secure with private=False")
         if not 0 < self.rate <= 1:
             raise ValueError(f"rate={self.rate}: must be in (0, 1]")
         if self.records < 1:
@@ -60,6 +64,7 @@ class SampledGaussian:
 
     @property
     def noise_std(self) -> float:
+        """z C. A release on a lattice has up to a part in 4000 more, and says so itself."""
         return self.noise_multiplier * self.clip if self.private else 0.0
 
     @property

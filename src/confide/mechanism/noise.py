@@ -19,17 +19,20 @@ are independent and N(0, 1). What remains of the discreteness of U and V:
   low-order bits of floating-point noise (Mironov, 2012, CCS).
 
 With the native kernel (built at installation where a compiler exists) float32 blocks are transformed by
-vectorised C++ instead of torch; the keystream is the same, and so are the values up to rounding.
+vectorised C++ instead of torch; the keystream is the same, and so are the values up to rounding. Long requests
+are then shared out to as many threads as torch has, each at its own stretch of the counter.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn, SupportsIndex
 
 import numpy as np
@@ -39,6 +42,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from confide.mechanism import _native
+from confide.mechanism._native.threads import threads
 
 __all__ = ["BACKENDS", "NoiseStream"]
 
@@ -52,27 +56,41 @@ BLOCK = 2 * PAIRS
 RESERVOIR_BLOCKS = 4  # drawn ahead for small requests: 32768 normals
 TORCH_CHUNK = 64  # blocks; the torch calls on a smaller chunk would cost more than its arithmetic
 NATIVE_CHUNK = 16  # blocks; half a megabyte of keystream stays in the cache
+THREAD_BLOCKS = 24  # for a thread of its own: 200 000 normals, several times what it costs to wake it
 
 REFINED_LOG2 = 20  # U < 2^-20 is refined: rare enough to cost nothing
 NORMALS, REFINEMENTS, UNIFORMS = range(3)  # lanes of the counter
 
 _WORD = {torch.float32: torch.int32, torch.float64: torch.int64}
+_LIMITS = {dtype: torch.finfo(dtype) for dtype in _WORD}
 
 
 class _Keystream:
     """AES-256-CTR whose counter starts at lane * 2^120, so that the lanes of one key never meet."""
 
-    def __init__(self, key: bytes, lane: int) -> None:
-        start = (lane << 120).to_bytes(16, "big")
-        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
-        self._zeros = memoryview(b"")
-        self.bytes_drawn = 0
+    _zeros = memoryview(b"")  # what is encrypted; shared, for nobody writes to it
+
+    def __init__(self, cipher: algorithms.AES, lane: int, start: int = 0) -> None:
+        self._cipher, self._lane = cipher, lane
+        self._seek(start)
+
+    def _seek(self, position: int) -> None:
+        """Go on at that many bytes, a whole count of 16, from the start of the lane."""
+        counter = ((self._lane << 120) + position // 16).to_bytes(16, "big")
+        self._encryptor = Cipher(self._cipher, modes.CTR(counter)).encryptor()
+        self.bytes_drawn = position
+
+    def split_off(self, sizes: list[int]) -> list[_Keystream]:
+        """Keystreams for the next stretches of so many bytes, whole counts of 16; this one goes on behind them."""
+        starts = list(itertools.accumulate(sizes, initial=self.bytes_drawn))
+        self._seek(starts.pop())
+        return [_Keystream(self._cipher, self._lane, start) for start in starts]
 
     def fill(self, buffer: bytearray, size: int) -> None:
         """Overwrite the first `size` bytes of a buffer that has 16 to spare (the cipher insists)."""
-        if len(self._zeros) < size:
-            self._zeros = memoryview(bytes(size))
-        self.bytes_drawn += self._encryptor.update_into(self._zeros[:size], buffer)
+        if len(_Keystream._zeros) < size:
+            _Keystream._zeros = memoryview(bytes(size))
+        self.bytes_drawn += self._encryptor.update_into(_Keystream._zeros[:size], buffer)
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """The next `count` words of 64 bits."""
@@ -143,16 +161,30 @@ def _refined_below(word_bits: int) -> int:
     return 1 << (word_bits - 1 - REFINED_LOG2)
 
 
-def _refine(space: _Workspace, out: Tensor, std: float, keystream: _Keystream) -> None:
-    """Recompute the pairs of tiny U = (j + v) / 2^(bits - 2), each with 64 fresh bits for v, in order."""
-    odd = space.odd_words(len(out))
-    blocks, places = (odd < _refined_below(space.word_bits)).nonzero(as_tuple=True)
-    j = (odd[blocks, places] >> 1).double().numpy()
-    v = (keystream.words(len(j)).astype(np.float64) + 0.5) * 2.0**-64
-    radius = np.sqrt(2.0 * ((space.word_bits - 2) * math.log(2.0) - np.log(j + v)))
-    angle = space.words[blocks, 1, places].double().numpy() * (2 * math.pi * 2.0**-space.word_bits)
-    for row, wave in enumerate((np.cos(angle), np.sin(angle))):
-        out[blocks, row, places] = torch.from_numpy(radius * wave).to(out.dtype) * std
+@dataclass(frozen=True)
+class _Refinement:
+    """The pairs of tiny U = (j + v) / 2^(bits - 2) in one chunk; they wait for 64 fresh bits each, the v."""
+
+    out: Tensor
+    blocks: Tensor
+    places: Tensor
+    j: NDArray[np.float64]
+    angle: NDArray[np.float64]
+    bits: int
+
+    @classmethod
+    def found_in(cls, space: _Workspace, out: Tensor) -> _Refinement:
+        odd = space.odd_words(len(out))
+        blocks, places = (odd < _refined_below(space.word_bits)).nonzero(as_tuple=True)
+        j = (odd[blocks, places] >> 1).double().numpy()
+        angle = space.words[blocks, 1, places].double().numpy() * (2 * math.pi * 2.0**-space.word_bits)
+        return cls(out, blocks, places, j, angle, space.word_bits - 2)
+
+    def apply(self, std: float, keystream: _Keystream) -> None:
+        v = (keystream.words(len(self.j)).astype(np.float64) + 0.5) * 2.0**-64
+        radius = np.sqrt(2.0 * (self.bits * math.log(2.0) - np.log(self.j + v)))
+        for row, wave in enumerate((np.cos(self.angle), np.sin(self.angle))):
+            self.out[self.blocks, row, self.places] = torch.from_numpy(radius * wave).to(self.out.dtype) * std
 
 
 class _Gaussian:
@@ -160,8 +192,9 @@ class _Gaussian:
 
     def __init__(self, dtype: torch.dtype, backend: str, bulk: _Keystream, refinements: _Keystream) -> None:
         kernel = _native.kernel() if backend == "aes-ctr-native" and dtype == torch.float32 else None
+        self._native = kernel is not None
         self._transform = _torch_transform if kernel is None else _native_transform(kernel)
-        self._space = _Workspace(dtype, TORCH_CHUNK if kernel is None else NATIVE_CHUNK)
+        self._spaces = [_Workspace(dtype, TORCH_CHUNK if kernel is None else NATIVE_CHUNK)]
         self._bulk, self._refinements = bulk, refinements
         self._ahead = torch.empty(RESERVOIR_BLOCKS * BLOCK, dtype=dtype)
         # Served through numpy, whose calls on short arrays take a third of the time of torch's.
@@ -171,8 +204,8 @@ class _Gaussian:
     def write(self, out: Tensor, std: float) -> None:
         size = out.numel()
         done = self._serve(out, std)
-        while size - done >= BLOCK:
-            blocks = min((size - done) // BLOCK, self._space.blocks)
+        blocks = (size - done) // BLOCK
+        if blocks:
             self._make(out[done : done + blocks * BLOCK].view(blocks, 2, PAIRS), std)
             done += blocks * BLOCK
         while done < size:
@@ -188,9 +221,32 @@ class _Gaussian:
         return stop - start
 
     def _make(self, out: Tensor, std: float) -> None:
-        self._bulk.fill(self._space.buffer, len(out) * self._space.block_bytes)
-        if self._transform(self._space, out, std):
-            _refine(self._space, out, std, self._refinements)
+        """Fill whole blocks, on several threads where that pays; the rare refinements follow in order."""
+        workers = min(torch.get_num_threads(), len(out) // THREAD_BLOCKS) if self._native else 1
+        if workers > 1:
+            parts = list(out.tensor_split(workers))
+            while len(self._spaces) < workers:
+                self._spaces.append(_Workspace(out.dtype, NATIVE_CHUNK))
+            streams = self._bulk.split_off([len(part) * self._spaces[0].block_bytes for part in parts])
+            waiting = [
+                threads().submit(self._fill, part, std, stream, space)
+                for part, stream, space in zip(parts[1:], streams[1:], self._spaces[1:], strict=False)
+            ]
+            found = self._fill(parts[0], std, streams[0], self._spaces[0])
+            for each in waiting:
+                found += each.result()
+        else:
+            found = self._fill(out, std, self._bulk, self._spaces[0])
+        for refinement in found:
+            refinement.apply(std, self._refinements)
+
+    def _fill(self, out: Tensor, std: float, stream: _Keystream, space: _Workspace) -> list[_Refinement]:
+        found = []
+        for chunk in out.split(space.blocks):
+            stream.fill(space.buffer, len(chunk) * space.block_bytes)
+            if self._transform(space, chunk, std):
+                found.append(_Refinement.found_in(space, chunk))
+        return found
 
 
 class NoiseStream:
@@ -226,7 +282,7 @@ class NoiseStream:
     def _rekey(self, key: bytes) -> None:
         self._lock = threading.Lock()  # a new one, for a thread that is gone may hold the old
         self._bulk, self._refinements, self._words = (
-            _Keystream(key, lane) for lane in (NORMALS, REFINEMENTS, UNIFORMS)
+            _Keystream(algorithms.AES(key), lane) for lane in (NORMALS, REFINEMENTS, UNIFORMS)
         )
         self._gaussians: dict[torch.dtype, _Gaussian] = {}
 
@@ -306,6 +362,11 @@ class NoiseStream:
             chosen = chosen[np.sort(first)]
         return chosen
 
+    def _fill_words(self, buffer: bytearray, count: int) -> None:
+        """The next `count` words of 64 bits into a buffer that has 16 bytes to spare."""
+        with self._lock:
+            self._words.fill(buffer, 8 * count)
+
     def _draw(self, count: int) -> NDArray[np.uint64]:
         if count < 0:
             raise ValueError(f"n={count}: must be >= 0")
@@ -337,7 +398,7 @@ def _check_fill(out: Tensor, std: float) -> None:
         raise ValueError(f"out.device={out.device}: must be on the CPU; fill there and copy")
     if not out.is_contiguous():
         raise ValueError(f"out.stride()={out.stride()}: must be contiguous; fill a new tensor and copy")
-    limits = torch.finfo(out.dtype)
+    limits = _LIMITS[out.dtype]
     # A std that underflows would silently write no noise, and one that overflows infinities.
     if not (std == 0.0 or limits.tiny <= std <= limits.max / 16):
         raise ValueError(f"std={std}: must be 0, or between {limits.tiny:g} and {limits.max / 16:g}")

@@ -12,6 +12,7 @@ hold private things: nothing of them can be printed, copied or pickled, and meth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,6 +151,14 @@ class HoldOut(Trusted):
     def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
         """Passed on: looking at hold-out records releases nothing, so it costs nothing."""
         self.__source.charge(mechanism, steps, purpose)
+
+    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
+        """Passed on, in one entry where the source can do that."""
+        if hasattr(self.__source, "charge_all"):
+            self.__source.charge_all(parts, purpose)
+            return
+        for mechanism, steps in parts:
+            self.__source.charge(mechanism, steps, purpose)
 
     def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
         """Look, then pass the query on."""

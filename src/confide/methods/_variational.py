@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.mechanism.noise import NoiseStream
 from confide.methods._optimiser import Descent, DescentState
 from confide.methods.base import Problem
-from confide.models.bayesian import draw_
+from confide.models.bayesian import Source, draw_
 from confide.models.conversion import Distribution, distributions, plain
 from confide.models.flat import named_slices
 from confide.models.priors import add_divergence_gradient_
 from confide.posteriors_variational import DiagonalGaussian
 from confide.queries import GradientQuery, Release
+
+LARGE = 1 << 17
+"""With so many parameters the time of torch's generator is felt."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class MeanField(Descent):
         return self.start(problem)
 
     def ask(self, problem: Problem, state: DescentState) -> GradientQuery:
-        draw_(problem.module, problem.generator, self.draws)
+        draw_(problem.module, weight_stream(problem), self.draws)
         return problem.gradient_query
 
     def tell(self, problem: Problem, state: DescentState, release: Release) -> DescentState:
@@ -84,6 +88,13 @@ class MeanField(Descent):
             "median_deviation": deviation[deviation > 0].median().item(),
         }
         return DiagonalGaussian(network, problem.likelihood, mean, deviation, self.predictive_draws, about)
+
+
+def weight_stream(problem: Problem) -> Source:
+    """What weights are drawn from: for a large network a fast stream, its seed from the method's own generator."""
+    if problem.position.numel() < LARGE or problem.position.device.type != "cpu":
+        return problem.generator
+    return NoiseStream(int(torch.randint(2**62, (), generator=problem.generator)))
 
 
 def check_positive(name: str, value: float) -> None:

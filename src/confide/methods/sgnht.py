@@ -36,11 +36,13 @@ class SGNHT(Chain):
 
         v'     = (1 - h xi) v - h ( (n/b) R + grad r(theta) ) + N(0, 2 A h - (h (n/b) s)^2)
         theta' = theta + h v'
-        xi'    = xi + h ( |v'|^2 / d - 1 )
+        xi'    = xi + h ( (1 - h xi / 2) |v'|^2 / d - 1 )
 
     The thermostat xi rises until the velocities have unit temperature, whatever noise there is beyond 2 A h: that of
     batches, and that of a release which carries more than needed. So the temperature stays 1 where other samplers run
-    hot, as long as the noise is the same in all directions. xi is a function of v', so it costs nothing.
+    hot, as long as the noise is the same in all directions. xi is a function of v', so it costs nothing. Steps of
+    friction h xi leave velocities of variance 1 / (1 - h xi / 2) at unit temperature of theta, hence the factor;
+    without it, theta would be that much too cold.
 
     Papers: Ding et al., NeurIPS 2014; Li, Chen, Liu and Carin, AISTATS 2019.
 
@@ -70,7 +72,7 @@ class SGNHT(Chain):
         if missing > 1e-9 * needed:
             add_normal_(problem, velocity, math.sqrt(missing))
         problem.position.add_(velocity, alpha=h)
-        heat = min(velocity.square().mean().item() - 1, LARGEST_HEAT)
+        heat = min(velocity.square().mean().item() * (1 - h * state.thermostat / 2) - 1, LARGEST_HEAT)
         thermostat = state.thermostat + h * heat
         # Beyond 1/h the friction would reverse velocities; the bound is public, so clamping costs nothing.
         thermostat = min(max(thermostat, 0.0), 1 / h)

@@ -9,17 +9,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping import rule_for
-from confide.mechanism.clipping.rules.bayesian import (
-    LOCAL,
-    variational_dropout_convolution,
-    variational_dropout_linear,
-)
 from confide.methods._optimiser import DescentState
 from confide.methods._variational import MeanField
 from confide.methods.base import Problem
 from confide.models.conversion import SMALLEST_DEVIATION, distributions, local_noise
-from confide.models.dropout import SharedNoiseConv2d, SharedNoiseLinear
 from confide.models.flat import named_slices
 from confide.models.priors import Divergence, LogUniform
 from confide.posteriors_variational import DiagonalGaussian
@@ -148,12 +141,3 @@ class VariationalDropout(MeanField):
 def log_alpha(means: Tensor, deviations: Tensor) -> Tensor:
     """log(deviation^2 / mean^2), the logarithm of the dropout variance."""
     return 2 * (deviations.log() - means.abs().clamp(min=SMALLEST_DEVIATION).log())
-
-
-for _layer, _rule in (
-    (SharedNoiseLinear, variational_dropout_linear),
-    (SharedNoiseConv2d, variational_dropout_convolution),
-):
-    # Sharing the noise changes what is drawn, not how the gradients follow from it.
-    _positions = _layer is SharedNoiseLinear
-    rule_for(_layer, parameters=LOCAL, positions=_positions, capture=_layer.recall)(_rule)

@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
+from confide.mechanism._native.arithmetic import mean_field
+
 Pair: TypeAlias = int | tuple[int, int]
 
 
@@ -98,17 +100,18 @@ class _MeanField(BayesianLayer):
 
     weight_noise: Tensor | None
     bias_noise: Tensor | None
+    weight_jacobian: Tensor | None
+    bias_jacobian: Tensor | None
 
     def __init__(self, shape: tuple[int, ...], bias: bool, initial_rho: float, norms: Norms) -> None:
         super().__init__()
-        if norms not in ("exact", "bound"):
-            raise ValueError(f"norms={norms!r}: must be 'exact' or 'bound'")
+        _check_norms(norms)
         self.norms = norms
         self.weight_mean = nn.Parameter(torch.empty(shape))
         self.weight_rho = nn.Parameter(torch.full(shape, float(initial_rho)))
         self.bias_mean = nn.Parameter(torch.empty(shape[0])) if bias else None
         self.bias_rho = nn.Parameter(torch.full(shape[:1], float(initial_rho))) if bias else None
-        self.weight_noise = self.bias_noise = None
+        self.weight_noise = self.bias_noise = self.weight_jacobian = self.bias_jacobian = None
         _reset_mean(self.weight_mean, self.bias_mean)
 
     def sample_(self, generator: Source = None, draws: int = 1) -> Self:
@@ -129,18 +132,29 @@ class _MeanField(BayesianLayer):
         """The weights and biases of all draws, (draws, *shape)."""
         if self.weight_noise is None:
             raise RuntimeError(f"{type(self).__name__}: call sample_() before the forward pass, or use_mean_()")
-        bias = None
+        weight, self.weight_jacobian = _perturbed(self.weight_mean, self.weight_rho, self.weight_noise)
+        bias = self.bias_jacobian = None
         if self.bias_mean is not None and self.bias_rho is not None and self.bias_noise is not None:
-            bias = _perturbed(self.bias_mean, self.bias_rho, self.bias_noise)
-        return _perturbed(self.weight_mean, self.weight_rho, self.weight_noise), bias
+            bias, self.bias_jacobian = _perturbed(self.bias_mean, self.bias_rho, self.bias_noise)
+        return weight, bias
+
+    def jacobian(self, which: Literal["weight", "bias"]) -> Tensor:
+        """d drawn / d rho = noise * sigmoid(rho) for every draw, as of the last forward pass; handed out once."""
+        known: Tensor | None = getattr(self, f"{which}_jacobian")
+        setattr(self, f"{which}_jacobian", None)
+        if known is not None:
+            return known
+        noise: Tensor = getattr(self, f"{which}_noise")
+        return noise * torch.sigmoid(getattr(self, f"{which}_rho"))
 
 
-def _perturbed(mean: Tensor, rho: Tensor, noise: Tensor) -> Tensor:
+def _perturbed(mean: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:
+    """mean + softplus(rho) * noise and, where it comes for nothing, its derivative in rho."""
     if not _OBSERVATION.leaves:
-        return torch.addcmul(mean, F.softplus(rho), noise)
+        return torch.addcmul(mean, F.softplus(rho), noise), None
     with torch.no_grad():
-        value = torch.addcmul(mean, _fast_softplus(rho), noise)
-    return value.requires_grad_(mean.requires_grad or rho.requires_grad)
+        value, derivative = mean_field(mean, rho, noise) or (torch.addcmul(mean, _fast_softplus(rho), noise), None)
+    return value.requires_grad_(mean.requires_grad or rho.requires_grad), derivative
 
 
 def _fast_softplus(values: Tensor) -> Tensor:
@@ -221,18 +235,23 @@ class _LocalReparameterisation(BayesianLayer):
     """Parameters weight_mean, weight_log_variance and bias (without a distribution of its own).
 
     Each row of a batch gets activation noise of its own, drawn in the forward pass, so draws need no storage.
+    norms="bound" lets clipping replace the variances of an output by their largest in the norm of the log variances: a
+    valid clip without a product of its own, exact while the variances of an output are equal.
     """
 
     noise_over_deviation: Tensor | None
+    remembered_variance: Tensor | None
 
-    def __init__(self, shape: tuple[int, ...], bias: bool, initial_log_variance: float) -> None:
+    def __init__(self, shape: tuple[int, ...], bias: bool, initial_log_variance: float, norms: Norms) -> None:
         super().__init__()
+        _check_norms(norms)
+        self.norms = norms
         self.weight_mean = nn.Parameter(torch.empty(shape))
         self.weight_log_variance = nn.Parameter(torch.full(shape, float(initial_log_variance)))
         self.bias = nn.Parameter(torch.empty(shape[0])) if bias else None
         self.generator: torch.Generator | None = None
         self.noisy = True
-        self.noise_over_deviation = None
+        self.noise_over_deviation = self.remembered_variance = None
         _reset_mean(self.weight_mean, self.bias)
 
     def sample_(self, generator: Source = None, draws: int = 1) -> Self:
@@ -256,12 +275,23 @@ class _LocalReparameterisation(BayesianLayer):
         if not self.noisy:
             self._remember(torch.zeros_like(mean, requires_grad=False))
             return mean
-        variance = self._map(inputs * inputs, self.weight_log_variance.exp(), None)
+        variance = self._map(inputs * inputs, self._variance(), None)
         deviation = (variance + SMALLEST_VARIANCE).sqrt()
         noise = torch.randn(mean.shape, generator=self.generator, dtype=mean.dtype, device=mean.device)
         if _OBSERVATION.watching:
             self._remember(noise / deviation.detach())
         return mean + deviation * noise
+
+    def _variance(self) -> Tensor:
+        """exp(log variance), remembered for the rule."""
+        variance = self.weight_log_variance.exp()
+        self.remembered_variance = variance.detach() if _OBSERVATION.watching else None
+        return variance
+
+    def variance(self) -> Tensor:
+        """The variances of the last forward pass; handed out once."""
+        known, self.remembered_variance = self.remembered_variance, None
+        return self.weight_log_variance.detach().exp() if known is None else known
 
     def _remember(self, noise_over_deviation: Tensor) -> None:
         """What a rule needs of the last call: d out / d variance = noise / (2 deviation)."""
@@ -284,9 +314,15 @@ class VariationalDropoutLinear(_LocalReparameterisation):
     """A linear layer under variational dropout, additive parametrisation."""
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, *, initial_log_variance: float = -8.0
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        initial_log_variance: float = -8.0,
+        norms: Norms = "exact",
     ) -> None:
-        super().__init__((out_features, in_features), bias, initial_log_variance)
+        super().__init__((out_features, in_features), bias, initial_log_variance, norms)
         self.in_features, self.out_features = in_features, out_features
 
     def _map(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -310,7 +346,7 @@ class VariationalDropoutConv2d(_LocalReparameterisation):
         initial_log_variance: float = -8.0,
     ) -> None:
         shape = (out_channels, in_channels // groups, *_pair(kernel_size))
-        super().__init__(shape, bias, initial_log_variance)
+        super().__init__(shape, bias, initial_log_variance, "exact")
         self.kernel_size, self.groups = _pair(kernel_size), groups
         self.stride, self.padding, self.dilation = _pair(stride), _pair(padding), _pair(dilation)
 
@@ -352,6 +388,11 @@ def _noise_like(mean: Tensor, draws: int, source: Source) -> Tensor:
     if source is None or isinstance(source, torch.Generator):
         return noise.normal_(generator=source)
     return source.normal_(noise, 1.0)
+
+
+def _check_norms(norms: str) -> None:
+    if norms not in ("exact", "bound"):
+        raise ValueError(f"norms={norms!r}: must be 'exact' or 'bound'")
 
 
 def _check_draws(draws: Any) -> None:

@@ -96,7 +96,7 @@ class _SharedNoise:
         if not layer.noisy:
             layer._remember(torch.zeros_like(mean, requires_grad=False))
             return mean
-        variance = layer._map(inputs * inputs, layer.weight_log_variance.exp(), None)
+        variance = layer._map(inputs * inputs, layer._variance(), None)
         deviation = (variance + SMALLEST_VARIANCE).sqrt()
         noise = self._noise(mean)
         layer._remember(noise / deviation.detach())

@@ -64,10 +64,11 @@ class Account:
         unit = single(event)
         target[unit] = target.get(unit, 0) + event.count
 
-    def plus(self, event: Event, partition: str | None) -> Account:
-        """A copy with one more charge."""
+    def plus_all(self, events: Iterable[Event], partition: str | None) -> Account:
+        """A copy with more charges."""
         copy = Account(dict(self.whole), {name: dict(part) for name, part in self.parts.items()})
-        copy.add(event, partition)
+        for event in events:
+            copy.add(event, partition)
         return copy
 
     def events(self) -> tuple[Event, ...]:

@@ -22,7 +22,9 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 import weakref
@@ -300,6 +302,28 @@ class Store:
             raise LedgerError(f"{self.name}: {reason.format(error=said)}") from error
         except OSError as error:
             raise LedgerError(f"{self.name}: {error.strerror}; check the path and its permissions") from error
+
+
+@contextmanager
+def for_reading(path: Path) -> Iterator[Path]:
+    """A ledger that may only be read, as a copy that SQLite can open; one that may be written, as itself.
+
+    SQLite writes beside a file even to read it. A copy caught in the middle of somebody's charge breaks the chain, so
+    it is refused when opened and never shown wrong.
+    """
+    place = Path(os.path.realpath(path))
+    if os.access(place, os.W_OK) and os.access(place.parent, os.W_OK):
+        yield place
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / place.name
+        try:
+            for beside in ("-wal", ""):
+                if beside == "" or Path(f"{place}{beside}").exists():
+                    shutil.copyfile(f"{place}{beside}", f"{copy}{beside}")
+        except OSError as error:
+            raise LedgerError(f"ledger {str(path)!r}: cannot be read ({error.strerror})") from None
+        yield copy
 
 
 def _count_or_none(connection: sqlite3.Connection) -> int | None:

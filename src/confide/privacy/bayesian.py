@@ -12,12 +12,13 @@ Three rules, from the easiest to believe in to the one that holds (Triastcyn and
 None is a DP guarantee, so each comes back beside the DP number of the same run, and stays on the trusted side until it
 is released on the user's word or paid for with noise.
 
-    watch = Watch()                                                  # confide.mechanism.watching
+    from confide.privacy import bayesian
+    watch = bayesian.Watch()
     data = confide.PrivateData(x, y, schema=schema, watch=watch)
-    source = HoldOut(data, x_fresh, y_fresh)
+    source = bayesian.HoldOut(data, x_fresh, y_fresh)
     run = confide.fit(method, module, source, plan)
-    averaged(source.sequences(), delta=1e-5).release(acknowledge="hold-out records are public")
-    product(watch.distances(), delta=1e-5)                           # for comparison with the paper
+    bayesian.averaged(source.sequences(), delta=1e-5).release(acknowledge="hold-out records are public")
+    bayesian.product(watch.distances(), delta=1e-5)                  # for comparison with the paper
 
 What stays open, for every rule: the run is adaptive. Distances are those of the iterates that came out, while the
 theorems want them fixed in advance or bounded over all iterates. A filter that drops a record once its own budget is
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from confide.privacy._bayesian_average import averaged, chernoff_mean_bound, discrete_laplace
 from confide.privacy._bayesian_moments import (
@@ -60,14 +62,20 @@ from confide.privacy.bounds import DATA_DEPENDENT, Bound
 from confide.privacy.interpretation import attacker, naive_accuracy
 from confide.privacy.pld import PLD
 
+if TYPE_CHECKING:
+    from confide.mechanism.watching import HoldOut, Watch
+
 __all__ = [
+    "WHOLE_ORDERS",
     "Attack",
     "BayesianEstimate",
     "Confidential",
     "Distances",
     "FreeRun",
+    "HoldOut",
     "Sequences",
     "Trusted",
+    "Watch",
     "averaged",
     "binary_mean_bound",
     "chernoff_mean_bound",
@@ -88,6 +96,16 @@ __all__ = [
     "sequences_of",
     "smallest_honest_moment",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Those who watch a run need torch, which nothing else in this folder does.
+    if name in ("HoldOut", "Watch"):
+        from confide.mechanism import watching
+
+        return getattr(watching, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _HOLDS = "not a DP guarantee; meant for records drawn like these"
 _ADAPTIVE = "that distances along the run do not depend on whether a record took part"

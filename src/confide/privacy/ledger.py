@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import count as count_up
@@ -29,10 +29,10 @@ from confide.privacy._ledger_entries import (
     row_key,
     summary,
 )
-from confide.privacy._ledger_store import Head, LedgerError, Record, Store
+from confide.privacy._ledger_store import Head, LedgerError, Record, Store, for_reading
 from confide.privacy.events import Adjacency, Event, NonPrivateEvent, event_to_dict
 
-__all__ = ["BudgetExceeded", "Entry", "Head", "Ledger", "LedgerError", "Limit"]
+__all__ = ["BudgetExceeded", "Entry", "Head", "Ledger", "LedgerError", "Limit", "for_reading"]
 
 # A charge is priced outside the lock, so that others can go on. Where others are always quicker, the price
 # of this try is worked out under the lock instead, so that everybody comes to an end.
@@ -115,31 +115,37 @@ class Ledger:
 
         Call it before the data is read. Once it returns, the charge is paid, whatever happens afterwards.
         """
-        event = plain_event(event_to_dict(event), count)
+        return self.charge_all([event], purpose, dataset, partition, count)[0]
+
+    def charge_all(
+        self,
+        events: Sequence[Event],
+        purpose: str = "",
+        dataset: str = "",
+        partition: str | None = None,
+        count: int = 1,
+    ) -> tuple[Entry, ...]:
+        """Writes down every one of the events, an entry each, or raises `BudgetExceeded` and writes none of them."""
+        plain = [plain_event(event_to_dict(event), count) for event in events]
         check_names(purpose, dataset, partition)
-        values = {
-            "purpose": purpose,
-            "dataset": dataset,
-            "partition": partition,
-            "event": event_to_dict(event),
-        }
+        names = {"purpose": purpose, "dataset": dataset, "partition": partition}
         for attempt in count_up():
             with self._store.transaction(write=True):
                 head, limit = self._catch_up(), self._limit
                 if limit is None:
-                    return self._append("charge", values, head)
+                    return self._append_charges(plain, names, head)
                 before = self._account(dataset)
-                worlds = before.plus(event, partition).worlds(limit.adjacency)
+                worlds = before.plus_all(plain, partition).worlds(limit.adjacency)
                 if attempt < _TRIES_OUTSIDE_THE_LOCK:
                     within = self._within(worlds, limit)
                 else:
                     within = self._epsilon(worlds, limit.delta, limit.adjacency) <= limit.epsilon
                 if within:
-                    return self._append("charge", values, head)
+                    return self._append_charges(plain, names, head)
                 worlds_before = before.worlds(limit.adjacency)
             if within is False:
-                self._refuse(event, dataset, worlds_before, worlds, limit)
-            self._find_out(worlds, event, limit)
+                self._refuse(plain, dataset, worlds_before, worlds, limit)
+            self._find_out(worlds, plain, limit)
         raise AssertionError("unreachable")
 
     def limit(self, epsilon: float, delta: float, adjacency: Adjacency = "add-remove") -> Limit:
@@ -291,6 +297,13 @@ class Ledger:
         stamp = datetime.now(UTC).isoformat(timespec="microseconds")
         return self._parse(self._store.append({"type": kind, "time": stamp, **values}, head))
 
+    def _append_charges(self, events: Sequence[Event], names: dict[str, Any], head: Head) -> tuple[Entry, ...]:
+        entries = []
+        for event in events:
+            entries.append(self._append("charge", {**names, "event": event_to_dict(event)}, head))
+            head = entries[-1].head
+        return tuple(entries)
+
     def _read_all(self) -> Iterator[Entry]:
         with self._store.transaction(write=False):
             records, _ = self._store.read_after(self._store.origin)
@@ -320,8 +333,12 @@ class Ledger:
         known = [prices.within(world, limit.epsilon) for world in worlds]
         return False if False in known else None if None in known else True
 
-    def _find_out(self, worlds: list[Multiset], event: Event, limit: Limit) -> None:
+    def _find_out(self, worlds: list[Multiset], events: Sequence[Event], limit: Limit) -> None:
         """Composes, outside the lock, what the next try needs to know."""
+        if len(events) != 1:
+            self._epsilon(worlds, limit.delta, limit.adjacency)
+            return
+        event = events[0]
         unit = single(event)
         for world in worlds:
             with self._store.lock:
@@ -350,16 +367,17 @@ class Ledger:
         return self._prices.setdefault((delta, adjacency), Prices())
 
     def _refuse(
-        self, event: Event, dataset: str, before: list[Multiset], after: list[Multiset], limit: Limit
+        self, events: Sequence[Event], dataset: str, before: list[Multiset], after: list[Multiset], limit: Limit
     ) -> NoReturn:
         spent = self._epsilon(before, limit.delta, limit.adjacency)
         total = self._epsilon(after, limit.delta, limit.adjacency)
         ceiling = f"the ceiling of epsilon={limit.epsilon:.6g} at delta={limit.delta:g} ({limit.adjacency})"
-        if isinstance(event, NonPrivateEvent):
+        if any(isinstance(event, NonPrivateEvent) for event in events):
             message = f"a non-private event has no place under {ceiling}; use a ledger without a ceiling"
         else:
             message = (
-                f"charging {summary(event)} would bring data set {dataset!r} to epsilon={total:.6g}, "
+                f"charging {' and '.join(map(summary, events))} "
+                f"would bring data set {dataset!r} to epsilon={total:.6g}, "
                 f"above {ceiling}, of which {max(0.0, limit.epsilon - spent):.6g} remains; "
                 "charge fewer or noisier steps, or raise the ceiling with limit()"
             )

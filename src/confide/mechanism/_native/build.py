@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("gaussian.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("gaussian.cpp", "secure.cpp", "clipping.cpp"))
 LIBRARY = Path(__file__).with_name("libconfide_gaussian.so")
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 
@@ -33,7 +33,7 @@ def build(target: Path = LIBRARY) -> str:
         # Compiled aside and moved, so that a process which has the old library loaded keeps it intact.
         fresh = Path(folder) / target.name
         try:
-            subprocess.run([command, *FLAGS, "-o", str(fresh), str(SOURCE)], check=True, capture_output=True)
+            subprocess.run([command, *FLAGS, "-o", str(fresh), *map(str, SOURCES)], check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as failure:
             return f"{command} failed: {failure}"
         os.replace(fresh, target)

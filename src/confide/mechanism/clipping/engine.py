@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.mechanism.clipping.calls import Cluster, clusters_of, contributions_of, default_layout
+from confide.mechanism.clipping.chain import Chain
 from confide.mechanism.clipping.factors import Style, clip_factors
 from confide.mechanism.clipping.layout import CallLayout, map_tensors
 from confide.mechanism.clipping.plan import Examined, Plan, build_plan, signature_of
@@ -92,10 +93,36 @@ class Engine:
 
     def _piece(self, plan: Plan, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: Bound) -> Tensor:
         examined = plan.examined[examination_key(loss, x)]
+        if examined.chain is not None and isinstance(x, Tensor) and examined.chain.fits(x, bound.out):
+            return self._chained(plan, examined.chain, loss, x, y, bound)
         if not plan.explicit:  # nothing to put back afterwards
             return self._sum(plan, examined, record(Tape(plan), module, loss, x, y), bound)
         with recorded_pass(module, plan, loss, x, y) as run:
             return self._sum(plan, examined, run, bound)
+
+    @torch.no_grad()
+    def _chained(self, plan: Plan, chain: Chain, loss: Loss, x: Tensor, y: Any, bound: Bound) -> Tensor:
+        """The clipped sum without a tape; records that count as zero are taken out and the others run again."""
+        self.space.begin(bound.budget)
+        found = chain.contributions(loss, x, y, self.space)
+        if not found:
+            return bound.out.new_zeros(x.shape[0])
+        if bound.style != "per-layer":
+            parts = self._views(plan, bound.out).parts
+            small = chain.add_small(found, bound.clip, bound.style == "automatic", parts)
+            if small is not None:
+                return small
+        clusters = [Cluster([member], plan, self.space) for member in found]
+        squares = group_squares(clusters)
+        total = squared_total(squares)
+        if math.isfinite(total.sum().item()):
+            return add_clipped(clusters, squares, total, plan, bound, self._views(plan, bound.out))
+        chosen = torch.isfinite(total).nonzero().flatten()
+        norms = bound.out.new_zeros(x.shape[0])
+        if len(chosen) == 0:
+            return norms
+        part_x, part_y = map_tensors(lambda tensor: tensor[chosen], (x, y))
+        return norms.index_copy_(0, chosen, self._chained(plan, chain, loss, part_x, part_y, bound))
 
     @torch.no_grad()
     def _sum(self, plan: Plan, examined: Examined, run: Pass, bound: Bound) -> Tensor:

@@ -64,10 +64,15 @@ def check_style(style: str) -> None:
 
 def clip_factors(norms: Tensor, clip: float, style: Style = "flat") -> Tensor:
     """The factor of every record, from its norm (finite, >= 0); a zero norm gets a finite factor."""
-    bound = clip * (1 - SLACK * PRECISION[norms.dtype].eps)
+    bound = shrunk(clip, norms.dtype)
     if style == "automatic":
         return torch.reciprocal(norms + GAMMA).mul_(bound)
     return torch.reciprocal(norms).mul_(bound).clamp_(max=1.0)
+
+
+def shrunk(clip: float, dtype: torch.dtype) -> float:
+    """The bound with room for rounding."""
+    return clip * (1 - SLACK * PRECISION[dtype].eps)
 
 
 def guard(entries: int, dtype: torch.dtype) -> float:

@@ -16,6 +16,7 @@ from confide.mechanism.clipping.rules.refusals import UnclippableError
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 
 FEW, MORE = 3, 4
+PIECE = 1 << 16  # numbers that are drawn at a time
 
 
 class Batch(NamedTuple):
@@ -96,10 +97,12 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
 
 def _move(values: Tensor) -> None:
-    """Add noise of the size that ordinary initialisations have."""
+    """Add noise of the size that ordinary initialisations have; in pieces, to need no room."""
     if values.is_floating_point() and values.numel() > 0:
         inputs = values[0].numel() if values.dim() > 1 else 25
-        values.add_(torch.randn(values.shape).to(values), alpha=0.5 / math.sqrt(inputs))
+        rows = values.unsqueeze(0) if values.dim() == 0 else values
+        for piece in rows.split(max(1, PIECE * len(rows) // rows.numel())):
+            piece.add_(torch.randn(piece.shape).to(piece), alpha=0.5 / math.sqrt(inputs))
 
 
 @contextmanager

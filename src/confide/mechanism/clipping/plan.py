@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -20,6 +20,9 @@ from confide.mechanism.clipping.rules.explicit import Explicit, find_explicit
 from confide.mechanism.clipping.rules.refusals import refuse
 from confide.mechanism.clipping.rules.registry import Call, Rule, find_rule
 from confide.models.bayesian import BayesianLayer, bayesian_layers
+
+if TYPE_CHECKING:
+    from confide.mechanism.clipping.chain import Chain
 
 
 @dataclass(frozen=True)
@@ -90,10 +93,11 @@ def spread_over(records: int, values: Tensor, axes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Examined:
-    """The calls of one pass through a module: which slot, and where its records are."""
+    """The calls of one pass through a module: which slot, and where its records are; and a shorter way, if any."""
 
     slots: list[Slot]
     layouts: list[CallLayout]
+    chain: Chain | None = None
 
     @property
     def records_first(self) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from confide.mechanism.clipping.layout import map_tensors
+from confide.mechanism.clipping.losses import check_losses
 from confide.mechanism.clipping.plan import Plan
 from confide.mechanism.clipping.rules.randomness import Draws, Keeping
 from confide.mechanism.clipping.tape import Entry, Tape, check_unchanged
@@ -37,10 +38,7 @@ def per_record_losses(
     given = inputs if isinstance(inputs, tuple) else (inputs,)
     output = functional_call(module, copies, given) if copies else module(*given)
     losses = loss(output, targets)
-    rows = records_of(inputs)
-    if not isinstance(losses, Tensor) or losses.shape != (rows,):
-        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(f"loss: returned {got} for {rows} records; one value per record is needed (reduction='none')")
+    check_losses(losses, records_of(inputs))
     return losses if draws == 1 else losses.view(draws, -1).mean(0)
 
 

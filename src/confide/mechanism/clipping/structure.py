@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.calls import clusters_of, contributions_of
+from confide.mechanism.clipping.calls import contributions_of
+from confide.mechanism.clipping.chain import Chain, chain_of
+from confide.mechanism.clipping.coverage import missed_parameters
 from confide.mechanism.clipping.factors import PRECISION
 from confide.mechanism.clipping.layout import CallLayout, Layout, tensors_in
-from confide.mechanism.clipping.made_up import FEW, MORE, MakeBatch, choose_batch, undisturbed
+from confide.mechanism.clipping.made_up import FEW, MORE, Batch, MakeBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
 from confide.mechanism.clipping.plan import Choices, Examined, Plan, Slot, build_plan
 from confide.mechanism.clipping.rules.refusals import UnclippableError
@@ -103,7 +105,38 @@ def _examine_once(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -
         if not run.entries or not run.losses.requires_grad:
             return Examined([], []), frozenset()
         layouts = _separated(run, _layouts(run, larger), plan)
-        return Examined([entry.slot for entry in run.entries], layouts), _missed(run, plan, layouts)
+        del larger
+        missed = _missed(run, plan, layouts)
+        chain = None if missed else _chain(module, plan, loss, few, run)
+        return Examined([entry.slot for entry in run.entries], layouts, chain), missed
+
+
+def _missed(run: Pass, plan: Plan, layouts: list[CallLayout]) -> frozenset[int]:
+    """Parameters whose gradients the recorded calls do not account for."""
+    gradients = [
+        given if any(layout.outputs) else [None] * len(given)  # without records in it a call accounts for nothing
+        for given, layout in zip(run.gradients(keep=True), layouts, strict=True)
+    ]
+    space = Workspace()
+    space.begin(BUDGET)
+    with torch.no_grad():
+        found = contributions_of(run.tape, gradients, layouts, FEW, space)
+    return missed_parameters(run.losses, plan, found, space)
+
+
+def _chain(module: nn.Module, plan: Plan, loss: Loss, few: Batch, run: Pass) -> Chain | None:
+    """The short way for fully connected networks, where it gives the same gradients."""
+    chain = chain_of(module, plan)
+    if chain is None or not chain.fits(few.x, few.x):
+        return None
+    space = Workspace()
+    space.begin(BUDGET)
+    try:
+        with torch.no_grad():
+            found = chain.contributions(loss, few.x, few.y, space)
+    except Exception:  # a loss that wants more of the output than its values
+        return None
+    return None if missed_parameters(run.losses, plan, found, space) else chain
 
 
 # layouts --------------------------------------------------------------------------------------------------------
@@ -205,38 +238,3 @@ def _check_losses(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -
         return  # noise from elsewhere than torch: only the gradients can tell
     if not torch.allclose(before[1:], after[1:], rtol=rounding, atol=rounding, equal_nan=True):
         raise UnclippableError(f"module: {MIXES}")
-
-
-# coverage -------------------------------------------------------------------------------------------------------
-
-
-def _missed(run: Pass, plan: Plan, layouts: list[CallLayout]) -> frozenset[int]:
-    """Parameters whose unclipped sum is not the ordinary gradient."""
-    expected = torch.autograd.grad(run.losses.sum(), plan.parameters, retain_graph=True, allow_unused=True)
-    gradients = [
-        given if any(layout.outputs) else [None] * len(given)  # without records in it a call accounts for nothing
-        for given, layout in zip(run.gradients(), layouts, strict=True)
-    ]
-    views = [torch.zeros_like(parameter) for parameter in plan.parameters]
-    with torch.no_grad():
-        space = Workspace()
-        space.begin(BUDGET)
-        found = contributions_of(run.tape, gradients, layouts, FEW, space)
-        for cluster in clusters_of(found, plan, space):
-            cluster.squared_norms()  # decides how the sum is formed, so that the same way is examined
-            cluster.add_weighted(torch.ones_like(run.losses), views)
-        wanted = [
-            torch.zeros_like(view) if value is None else value.to_dense()
-            for value, view in zip(expected, views, strict=True)
-        ]
-        scale = torch.stack([value.norm() for value in wanted]).norm()
-        missed = [
-            index
-            for index, (view, value) in enumerate(zip(views, wanted, strict=True))
-            if not (view - value).norm() <= _tolerance(value.dtype) * (value.norm() + 1e-2 * scale)
-        ]
-    return frozenset(missed)
-
-
-def _tolerance(dtype: torch.dtype) -> float:
-    return 1e-8 if dtype == torch.float64 else 1e-3

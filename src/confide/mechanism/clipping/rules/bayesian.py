@@ -12,7 +12,8 @@ so the clipped sums of means and rhos come from the clipped sums of the G_n, one
 that is one product per pair of draws, of the size of the forward pass. The upper bound replaces the second sum by
 (sum_n |a_n| (sum_o g_no^2 max_i J_noi^2)^(1/2))^2, from the triangle inequality; it needs no product.
 
-Local reparameterisation: with h = g * noise / (2 deviation), dmean = g a^T and dlog_variance = (h (a^2)^T) * variance.
+Local reparameterisation: with h = g * noise / (2 deviation), dmean = g a^T and dlog_variance = (h (a^2)^T) * variance;
+its upper bound takes for the variances of an output their largest.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from confide.models.bayesian import (
     VariationalDropoutLinear,
     _LocalReparameterisation,
 )
+from confide.models.dropout import SharedNoiseConv2d, SharedNoiseLinear
 
 Terms: TypeAlias = dict[str, list[tuple[int, Tensor | None]]]
 
@@ -81,16 +83,21 @@ class Combined(Contribution):
         )
 
     def add_weighted(self, factors: Tensor, into: Weighted) -> None:
-        sums: dict[int, Tensor] = {}
-        for name, parts in self.terms.items():
-            for base, scale in parts:
-                if base not in sums:
-                    sums[base] = torch.zeros_like(into[name])
-                    self.bases[base].add_weighted(factors, {"weight": sums[base]})
+        for base, contribution in enumerate(self.bases):
+            uses = [(name, scale) for name, parts in self.terms.items() for index, scale in parts if index == base]
+            if not uses:
+                continue
+            place = into[uses[0][0]]
+            if len(uses) == 1 and uses[0][1] is None:  # straight to where it goes
+                contribution.add_weighted(factors, {"weight": place})
+                continue
+            total = self.space.take(place, *place.shape).zero_()
+            contribution.add_weighted(factors, {"weight": total})
+            for name, scale in uses:
                 if scale is None:
-                    into[name].add_(sums[base])
+                    into[name].add_(total)
                 else:
-                    into[name].addcmul_(sums[base], scale)
+                    into[name].addcmul_(total, scale)
         for name, values in self.biases.items():
             into[name].addmv_(values.t(), factors)
 
@@ -100,11 +107,6 @@ class Combined(Contribution):
 
 
 # mean-field weights ---------------------------------------------------------------------------------------------
-
-
-def jacobian(noise: Tensor, rho: Tensor) -> Tensor:
-    """dw / drho for every draw."""
-    return noise * torch.sigmoid(rho)
 
 
 class MeanFieldOuterProducts(Contribution):
@@ -117,16 +119,16 @@ class MeanFieldOuterProducts(Contribution):
         draws = range(self.draws)
         self.pairs = [(first, second) for first in draws for second in draws if first <= second]
         self.exact = layer.norms == "exact" or self.draws == 1
-        self.noise = layer.weight_noise
-        self.slope = torch.sigmoid(layer.weight_rho) if "weight_rho" in call.trainable else None
+        self.slopes = layer.jacobian("weight") if "weight_rho" in call.trainable else None
         self.biases = mean_field_biases(call, lefts)
+        self.scratch: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
         norms = self.lefts.new_zeros(self.records)
         if "weight_mean" in self.trainable:
             norms += self._mean_norms()
-        if self.slope is not None:
-            norms += self._rho_norms(self.slope) if self.exact else self._rho_bound(self.slope)
+        if self.slopes is not None:
+            norms += self._rho_norms(self.slopes) if self.exact else self._rho_bound(self.slopes)
         for values in self.biases.values():
             norms += squared_norms_of(values)
         return norms
@@ -146,10 +148,9 @@ class MeanFieldOuterProducts(Contribution):
                 norms.addcmul_(left, right, value=2)
         return norms.clamp_(min=0)
 
-    def _rho_norms(self, slope: Tensor) -> Tensor:
+    def _rho_norms(self, slopes: Tensor) -> Tensor:
         norms = self.lefts.new_zeros(self.records)
-        slopes = torch.mul(self.noise, slope, out=self.space.take(slope, *self.noise.shape))
-        product = self.space.take(slope, *slope.shape)
+        product = self._scratch(slopes)
         for first, second in self.pairs:
             torch.mul(slopes[first], slopes[second], out=product)
             found = (self.rights[first] * self.rights[second]) @ product.t()
@@ -157,23 +158,31 @@ class MeanFieldOuterProducts(Contribution):
             norms.add_(found.sum(1), alpha=1 if first == second else 2)
         return norms.clamp_(min=0)
 
-    def _rho_bound(self, slope: Tensor) -> Tensor:
+    def _rho_bound(self, slopes: Tensor) -> Tensor:
         total = self.lefts.new_zeros(self.records)
-        for left, right, noise in zip(self.lefts, self.rights, self.noise, strict=True):
-            steepest = (noise * slope).abs_().amax(1).square_()
+        for left, right, slope in zip(self.lefts, self.rights, slopes, strict=True):
+            steepest = torch.linalg.vector_norm(slope, torch.inf, 1).square_()
             total += (squared_norms_of(right) * (left.square() @ steepest)).sqrt_()
         return total.square_()
 
+    def _scratch(self, slopes: Tensor) -> Tensor:
+        """Room for one weight, the same for all that needs it in turn."""
+        if self.scratch is None:
+            self.scratch = self.space.take(slopes, *slopes.shape[1:])
+        return self.scratch
+
     def add_weighted(self, factors: Tensor, into: Weighted) -> None:
         mean, rho = into.get("weight_mean"), into.get("weight_rho")
-        moved = None
-        for left, right, noise in zip(self.lefts, self.rights, self.noise, strict=True):
-            total = (left * factors.unsqueeze(1)).t() @ right
+        scaled = self.lefts * factors.unsqueeze(1)
+        if rho is None or self.slopes is None:
             if mean is not None:
-                mean.add_(total)
-            moved = total.mul_(noise) if moved is None else moved.addcmul_(total, noise)
-        if rho is not None and self.slope is not None and moved is not None:
-            rho.addcmul_(moved, self.slope)
+                mean.addmm_(scaled.flatten(0, 1).t(), self.rights.flatten(0, 1))
+        else:
+            for left, right, slope in zip(scaled, self.rights, self.slopes, strict=True):
+                total = torch.mm(left.t(), right, out=self._scratch(self.slopes))
+                if mean is not None:
+                    mean.add_(total)
+                rho.addcmul_(total, slope)
         for name, values in self.biases.items():
             into[name].addmv_(values.t(), factors)
 
@@ -183,8 +192,8 @@ class MeanFieldOuterProducts(Contribution):
         found = {name: values[start:stop] for name, values in self.biases.items()}
         if "weight_mean" in self.trainable:
             found["weight_mean"] = products.sum(0)
-        if self.slope is not None:
-            found["weight_rho"] = (products * (self.noise * self.slope).unsqueeze(1)).sum(0)
+        if self.slopes is not None:
+            found["weight_rho"] = (products * self.slopes.unsqueeze(1)).sum(0)
         return found
 
 
@@ -194,7 +203,7 @@ def mean_field_terms(call: Call) -> Terms:
     if "weight_mean" in call.trainable:
         terms["weight_mean"] = [(draw, None) for draw in range(layer.draws)]
     if "weight_rho" in call.trainable:
-        terms["weight_rho"] = list(enumerate(jacobian(layer.weight_noise, layer.weight_rho)))
+        terms["weight_rho"] = list(enumerate(layer.jacobian("weight")))
     return terms
 
 
@@ -205,7 +214,7 @@ def mean_field_biases(call: Call, sums: Tensor) -> dict[str, Tensor]:
     if "bias_mean" in call.trainable:
         biases["bias_mean"] = sums.sum(0)
     if "bias_rho" in call.trainable:
-        biases["bias_rho"] = (sums * jacobian(layer.bias_noise, layer.bias_rho).unsqueeze(1)).sum(0)
+        biases["bias_rho"] = (sums * layer.jacobian("bias").unsqueeze(1)).sum(0)
     return biases
 
 
@@ -249,6 +258,8 @@ def patch_sum(layer: Any, gradient: Tensor, inputs: Tensor, space: Workspace) ->
 class LocalOuterProducts(Combined):
     """One outer product per record for the mean and one, scaled by the variance, for the log variance."""
 
+    exact = True
+
     def _weight_norms(self) -> Tensor:
         norms = self.bases[0].squared_norms()
         if "weight_log_variance" not in self.terms:
@@ -257,8 +268,11 @@ class LocalOuterProducts(Combined):
         base = self.bases[index]
         assert isinstance(base, OuterProduct)
         assert variance is not None
-        squares = base.right.square() @ variance.square().t()
-        of_variance = squares.mul_(base.left.square()).sum(1)
+        if self.exact:
+            scales = torch.square(variance, out=self.space.take(variance, *variance.shape))
+            of_variance = (base.right.square() @ scales.t()).mul_(base.left.square()).sum(1)
+        else:
+            of_variance = squared_norms_of(base.right) * (base.left.square() @ variance.amax(1).square_())
         return norms + of_variance if "weight_mean" in self.terms else of_variance
 
 
@@ -268,15 +282,23 @@ def _local_terms(call: Call) -> Terms:
     if "weight_mean" in call.trainable:
         terms["weight_mean"] = [(0, None)]
     if "weight_log_variance" in call.trainable:
-        terms["weight_log_variance"] = [(1, layer.weight_log_variance.exp())]
+        terms["weight_log_variance"] = [(1, layer.variance())]
     return terms
 
 
 LOCAL = ("weight_mean", "weight_log_variance", "bias")
 
 
-@rule_for(VariationalDropoutLinear, parameters=LOCAL, positions=True, capture=_LocalReparameterisation.recall)
+# Sharing the noise between records changes what is drawn, not how the gradients follow from it.
+@rule_for(
+    VariationalDropoutLinear,
+    SharedNoiseLinear,
+    parameters=LOCAL,
+    positions=True,
+    capture=_LocalReparameterisation.recall,
+)
 def variational_dropout_linear(call: Call) -> Contribution:
+    layer: Any = call.layer
     left, right = call.gradient, call.input
     spread = left * call.captured * 0.5
     if left.dim() == 2:
@@ -285,14 +307,16 @@ def variational_dropout_linear(call: Call) -> Contribution:
             OuterProduct(spread, right.square(), False, call.space),
         ]
         biases = {"bias": left} if "bias" in call.trainable else {}
-        return LocalOuterProducts(bases, _local_terms(call), biases, call.space)
+        found = LocalOuterProducts(bases, _local_terms(call), biases, call.space)
+        found.exact = layer.norms == "exact"
+        return found
     left, right, spread = (with_positions(values) for values in (left, right, spread))
     sums = [OuterSum(left, right, False, call.space), OuterSum(spread, right.square(), False, call.space)]
     biases = {"bias": left.sum(1)} if "bias" in call.trainable else {}
     return Combined(sums, _local_terms(call), biases, call.space)
 
 
-@rule_for(VariationalDropoutConv2d, parameters=LOCAL, capture=_LocalReparameterisation.recall)
+@rule_for(VariationalDropoutConv2d, SharedNoiseConv2d, parameters=LOCAL, capture=_LocalReparameterisation.recall)
 def variational_dropout_convolution(call: Call) -> Contribution:
     spread = call.gradient * call.captured * 0.5
     bases = [

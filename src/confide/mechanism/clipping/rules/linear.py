@@ -21,8 +21,9 @@ from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense,
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
-# A pass over stored per-record gradients costs about this many multiply-adds per entry (measured; memory-bound).
-PASS_COST = 30
+# Storing per-record gradients and passing over them costs about this many multiply-adds per entry (measured on two
+# threads; memory does not get faster with them).
+PASS_COST = 80
 # Buffers of this size stay in cache between the product that fills them and the sum that reads them.
 CACHE_BYTES = 2 << 20
 # Ghost norms are rounded relative to the norms of their terms; this much is added so that terms that cancel

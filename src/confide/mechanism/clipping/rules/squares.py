@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 # Temporaries of this size stay in cache and are never returned to the operating system in between.
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 2 << 20
 
 
 def squared_norms_of(values: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Output gradients of the losses that confide knows, in closed form; any other loss goes through autograd.
+
+categorical   softmax(output) - onehot(y)
+Bernoulli     sigmoid(output) - y
+Gaussian      (output - y) / noise_scale^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
+
+_ATEN = torch.ops.aten
+_NO_REDUCTION, _IGNORED = 0, -100
+
+
+def _categorical(likelihood: Categorical, output: Tensor, y: Tensor) -> Tensor:
+    """The two steps that autograd takes backwards through a cross entropy, labels to be ignored included."""
+    logs = torch.log_softmax(output, 1)
+    each, weight = output.new_ones(output.shape[0]), output.new_zeros(())
+    slopes = _ATEN.nll_loss_backward(each, logs, y, None, _NO_REDUCTION, _IGNORED, weight)
+    found: Tensor = _ATEN._log_softmax_backward_data(slopes, logs, 1, output.dtype)
+    return found
+
+
+def _bernoulli(likelihood: Bernoulli, output: Tensor, y: Tensor) -> Tensor:
+    return torch.sigmoid(output).sub_(y.reshape(-1, 1))
+
+
+def _gaussian(likelihood: Gaussian, output: Tensor, y: Tensor) -> Tensor:
+    return (output - y.reshape(output.shape)).mul_(1 / likelihood.noise_scale**2)
+
+
+CLOSED_FORMS: dict[Callable[..., Tensor], Callable[[Any, Tensor, Tensor], Tensor]] = {
+    Categorical.loss: _categorical,
+    Bernoulli.loss: _bernoulli,
+    Gaussian.loss: _gaussian,
+}
+
+
+def output_gradient(loss: Any, output: Tensor, y: Any) -> Tensor | None:
+    """The gradient of the summed losses at the output (records, outputs), or None where they do not depend on it."""
+    closed = CLOSED_FORMS.get(getattr(loss, "__func__", None))  # type: ignore[arg-type]
+    if closed is not None and isinstance(y, Tensor):
+        return closed(loss.__self__, output, y)
+    leaf = output.detach().requires_grad_()
+    with torch.enable_grad():
+        losses = loss(leaf, y)
+    check_losses(losses, output.shape[0])
+    if not losses.requires_grad:
+        return None
+    # it may be a view of something that is not ours to overwrite
+    (found,) = torch.autograd.grad(losses, leaf, torch.ones_like(losses), allow_unused=True)
+    return None if found is None else found.contiguous()
+
+
+def check_losses(losses: Any, rows: int) -> None:
+    """One loss per record."""
+    if not isinstance(losses, Tensor) or losses.shape != (rows,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"loss: returned {got} for {rows} records; one value per record is needed (reduction='none')")
