@@ -14,6 +14,7 @@ from confide import methods
 from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.models import networks
+from confide.models.mixture import MixtureOfGaussians
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,16 @@ def binary(records: int = 60) -> Case:
     return Case(one.x, (one.y > 0).long(), Schema(classes=2, records=records), networks.logistic(4))
 
 
-CASES = {"classification": classification, "regression": regression, "binary": binary}
+def mixture(records: int = 60) -> Case:
+    """Two clusters without targets; the zeros stand where targets would."""
+    generator = torch.Generator().manual_seed(1)
+    side = torch.randint(0, 2, (records, 1), generator=generator) * 2 - 1
+    x = side + 0.5 * torch.randn(records, 4, generator=generator)
+    module = MixtureOfGaussians(2, 4, scale=0.5, generator=generator)
+    return Case(x, torch.zeros(records), Schema(records=records), module)
+
+
+CASES = {"classification": classification, "regression": regression, "binary": binary, "mixture": mixture}
 
 
 def case_for(method: Any) -> Case:

@@ -1,0 +1,123 @@
+"""DP-EM: the means of a mixture of Gaussians from noisy expected statistics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from confide.methods.base import Problem
+from confide.models.mixture import MixtureOfGaussians, log_joint
+from confide.models.natural import GaussianFamily
+from confide.posteriors_natural import NaturalGaussian
+from confide.queries import Release, StatisticQuery
+
+LEAST_COUNT = 1e-3  # a component keeps at least this part of the records that its weight promises
+
+
+@dataclass(frozen=True)
+class State:
+    """step: releases told so far; counts, sums: expected records of each component and their sum, per record."""
+
+    step: int
+    means: Tensor = field(repr=False)
+    counts: Tensor = field(repr=False)
+    sums: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True)
+class EM:
+    """Expectation maximisation for the means of a mixture with known covariances S_j and weights.
+
+    init       the module's means; each component holds the share of records that its weight promises
+    ask        r_j, the responsibilities of the record, and r_j S_j^(-1/2) (x - mean_j), about the present means
+    tell       with a release R of a batch expected to hold b records, running averages per record
+
+                   s' = (1 - a) s + a R / b
+
+               of counts and sums, and the means that maximise the posterior given them:
+               (P + n count_j S_j^-1) mean_j = P centre + n S_j^-1 sum_j, P the prior's precision, n records
+    posterior  N(mean_j, (P + n count_j S_j^-1)^-1): the curvature of the expected log posterior
+
+    The statistics are clipped together, in units of sqrt(features + 1), about the norm of a record that belongs to one
+    component. a falls linearly to 0 and adds up to `horizon`; a = 1 with full batches is EM itself.
+
+    Papers: Dempster, Laird and Rubin, JRSS B 1977; Cappe and Moulines, JRSS B 2009 (running averages); Park, Foulds,
+    Chaudhuri and Welling, AISTATS 2017 (DP-EM).
+    """
+
+    horizon: float = 8.0
+    name: ClassVar[str] = "em"
+    tasks: ClassVar[tuple[str, ...]] = ("mixture",)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.horizon) and self.horizon > 0):
+            raise ValueError(f"horizon={self.horizon}: must be a finite number > 0")
+
+    def init(self, problem: Problem) -> State:
+        module = _mixture(problem)
+        means, counts = module.means.detach().to(torch.float64).clone(), module.weights.to(torch.float64)
+        return State(0, means, counts, counts[:, None] * means)
+
+    def ask(self, problem: Problem, state: State) -> StatisticQuery:
+        module = _mixture(problem)
+        roots = torch.linalg.cholesky(module.covariances.to(torch.float64))
+        weights, unit = module.weights.to(torch.float64), _unit(problem)
+
+        def statistics(x: Tensor, y: Tensor) -> Tensor:
+            x = x.to(torch.float64).flatten(1)
+            shares = log_joint(x, state.means, module.covariances, weights).softmax(-1)
+            gap = (x[:, None, :] - state.means)[..., None]
+            white = torch.linalg.solve_triangular(roots, gap, upper=False)[..., 0]
+            return torch.cat([shares, (shares[..., None] * white).flatten(1)], 1) / unit
+
+        return StatisticQuery(statistics, state.counts.numel() + state.sums.numel())
+
+    def tell(self, problem: Problem, state: State, release: Release) -> State:
+        module, step = _mixture(problem), state.step + 1
+        answer = release.sum * (_unit(problem) / release.expected_batch)
+        seen, white = answer[: state.counts.numel()], answer[state.counts.numel() :].reshape(state.means.shape)
+        roots = torch.linalg.cholesky(module.covariances.to(torch.float64))
+        moved = (roots @ white[..., None])[..., 0] + seen[:, None] * state.means
+        a = min(1.0, 2 * self.horizon / problem.plan.steps * (1 - (step - 0.5) / problem.plan.steps))
+        counts, sums = torch.lerp(state.counts, seen, a), torch.lerp(state.sums, moved, a)
+        precision, eta = _natural(problem, counts, sums)
+        return State(step, torch.linalg.solve(precision, eta[..., None])[..., 0], counts, sums)
+
+    def posterior(self, problem: Problem, state: State) -> NaturalGaussian:
+        module = _mixture(problem)
+        components, features = state.means.shape
+        precision, _ = _natural(problem, state.counts, state.sums)
+        eta = (precision @ state.means[..., None])[..., 0]
+        natural = GaussianFamily(features, "full", components).pack(eta, precision)
+        variant = "DP-EM" if problem.plan.mechanism.private else "EM, not private"
+        facts = {"variant": variant, "covariance": "full", "horizon": self.horizon}
+        noise = torch.ones((), dtype=torch.float64)
+        found = NaturalGaussian(module, problem.likelihood, natural, noise, None, facts)
+        problem.position.copy_(found.mean())
+        return found
+
+
+def _mixture(problem: Problem) -> MixtureOfGaussians:
+    if not isinstance(problem.module, MixtureOfGaussians):
+        raise ValueError("module: expectation maximisation is for mixtures; use models.mixture.MixtureOfGaussians")
+    return problem.module
+
+
+def _unit(problem: Problem) -> float:
+    clip = problem.plan.mechanism.clip
+    return math.sqrt(_mixture(problem).recipe.features + 1) / (clip if math.isfinite(clip) else 1.0)
+
+
+def _natural(problem: Problem, counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Precision and eta of the means, given the running averages. A count that noise made too small is raised."""
+    module = _mixture(problem)
+    least = LEAST_COUNT * module.weights.to(torch.float64)
+    inverse = torch.linalg.inv(module.covariances.to(torch.float64)) * problem.records
+    prior = torch.eye(sums.shape[1], dtype=torch.float64) / module.spread**2
+    precision = prior + torch.maximum(counts, least)[:, None, None] * inverse
+    eta = prior @ module.centre.to(torch.float64) + (inverse @ sums[..., None])[..., 0]
+    return precision, eta

@@ -1,0 +1,292 @@
+"""DP-SEP: stochastic expectation propagation from noisy sums of clipped natural parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from confide.methods.base import Problem
+from confide.models.approximation import AnySites, noise_of, sites_for, starting_point
+from confide.models.metric import (
+    LARGEST,
+    MEDIAN,
+    Metric,
+    NetworkChart,
+    affordable_directions,
+    gauss_newton,
+    independent,
+)
+from confide.models.mixture import MixtureOfGaussians, MixtureSites
+from confide.models.natural import COVARIANCES, Covariance, LocalChart
+from confide.models.priors import Gaussian
+from confide.models.sites import NetworkSites, PlainChart
+from confide.models.standardise import Moments, centre_of, standardiser
+from confide.posteriors_natural import NaturalGaussian
+from confide.queries import Release, Statistic, StatisticQuery
+
+AnyChart: TypeAlias = NetworkChart | LocalChart | PlainChart
+Coordinates: TypeAlias = Literal["local", "natural"]
+Noise: TypeAlias = Literal["learnt", "fixed"]
+Inputs: TypeAlias = Literal["standardised", "raw"]
+
+REFRESHES = 25  # how often in a run the metric is computed anew
+WARM_UP = (0.02, 0.06)  # shares of the steps that go to means and covariances of the inputs, where it is worth it
+LARGEST_ERROR = 0.05  # noise in a covariance beyond which it is not: inputs of encoders have variances of about 0.1
+LEAST_PRECISION = 5.0  # of a network's weights under noise, in prior precisions: what is not known need not wander
+NETWORK_HORIZON, SIMPLE_HORIZON = 20.0, 8.0
+
+
+@dataclass(frozen=True)
+class State:
+    """step      releases told so far
+    theta     natural parameters of the approximation q = prior * factor^records
+    gathered  moments of the inputs, as far as they have been released; centre: their means
+    inputs    the public map that standardises inputs, once it is known; spread: a root of their covariance under it
+    root      of the metric; reach: its unit of length
+    """
+
+    step: int
+    theta: Tensor = field(repr=False)
+    gathered: Tensor | None = field(default=None, repr=False)
+    centre: Tensor | None = field(default=None, repr=False)
+    inputs: Tensor | None = field(default=None, repr=False)
+    spread: Tensor | None = field(default=None, repr=False)
+    root: Tensor | None = field(default=None, repr=False)
+    reach: float = 1.0
+
+
+@dataclass(frozen=True)
+class SEP:
+    """Every record's likelihood is replaced by the same factor f, so q = prior * f^n: theta = theta_0 + n theta_f.
+
+    init       theta_f such that q is narrow about a public starting point
+    ask        the cavity is q / f. For a record i: the factor theta_i that makes cavity * f_i match the moments of
+               cavity * p(record | w), and the change theta_i - theta_f that the record asks for
+    tell       with a release R = sum of clipped changes + noise, of a batch expected to hold b records,
+
+                   theta_f' = theta_f + (a / b) R,        so        theta' = theta + (a n / b) R,
+
+               and the precision is kept positive. a is the damping; a = 1 / n with b = 1 is SEP as published, whose
+               dampings add up to T over T epochs.
+    posterior  q
+
+    theta_f is a function of earlier releases, so one record moves R by at most the clip C. The whole vector of changes
+    is clipped at once, with off-diagonal precisions counted twice, as in the Frobenius norm.
+
+    coordinates="natural" clips theta_i - theta_f as it stands, as the paper does. coordinates="local" (the default)
+    first passes to public coordinates at the present q, in which all records and all directions count alike: see
+    LocalChart for simple models and NetworkChart for networks. The clip of the plan is then in units of the median norm
+    that an answer has once the posterior is reached, so that 1 suits every model. A run with private=False is SEP
+    itself (clip=math.inf) or clipped SEP.
+
+    Papers: Vinaroz and Park, TMLR 2022 (DP-SEP); Li, Hernandez-Lobato and Turner, NeurIPS 2015 (SEP); Hernandez-Lobato
+    and Adams, ICML 2015 (moments of networks).
+
+    prior           N(0, scale^2) on all weights; with hidden layers divided by the inputs of the unit. Mixtures have
+                    their own
+    covariance      "diagonal" for networks; also "full" or "scalar" for linear models and mixtures
+    noise           "learnt": the noise of a network's Gaussian target has a Gamma posterior, whose rate is released in
+                    the same clipped vector; "fixed": it is the likelihood's noise_scale
+    inputs          "standardised": where their moments can be had precisely enough, a few steps go to them, and
+                    networks see features of mean 0 and covariance 1; "raw": features as they are
+    damping         a at every step; None: falls linearly to 0, adding up to `horizon`
+    horizon         sum of all dampings; None: 20 for networks, 8 for other models
+    excess          largest mean squared error, in noise variances, that noise may add to a network's predictions
+    double_damping  the update as printed in the paper, which divides a by the number of records once more
+    """
+
+    prior: Gaussian = field(default_factory=Gaussian)
+    covariance: Covariance = "diagonal"
+    coordinates: Coordinates = "local"
+    noise: Noise = "learnt"
+    inputs: Inputs = "standardised"
+    damping: float | None = None
+    horizon: float | None = None
+    excess: float = 0.05
+    double_damping: bool = False
+    name: ClassVar[str] = "sep"
+    tasks: ClassVar[tuple[str, ...]] = ("regression", "binary", "classification", "mixture")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prior, Gaussian):
+            raise TypeError(f"prior={self.prior!r}: factors are Gaussian, so the prior must be; use priors.Gaussian")
+        choices = {"covariance": COVARIANCES, "coordinates": get_args(Coordinates)}
+        choices |= {"noise": get_args(Noise), "inputs": get_args(Inputs)}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+        for name in ("damping", "horizon", "excess"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}={value}: must be a finite number > 0")
+
+    def init(self, problem: Problem) -> State:
+        sites = self._sites(problem)
+        # As certain as if a tenth of the records had spoken: steps are relative to the present precision. A mixture
+        # starts as uncertain as its prior: soft responsibilities find the clusters that a sharp start would miss.
+        certainty = 1.0 if isinstance(sites, MixtureSites) else 1 + problem.records / 10
+        state = State(0, starting_point(sites, problem.position, certainty, problem.generator))
+        if isinstance(sites, NetworkSites) and any(self._warm_up(problem, sites)):
+            return replace(state, gathered=torch.zeros(Moments(sites.features).sizes[0], dtype=torch.float64))
+        return self._measured(problem, state)
+
+    def ask(self, problem: Problem, state: State) -> StatisticQuery:
+        sites = self._sites(problem, state)
+        size = self._answer_size(problem, sites)
+        if state.gathered is not None:
+            assert isinstance(sites, NetworkSites)
+            return _moment_query(problem, Moments(sites.features), state.centre, size)
+        factor = (state.theta - sites.prior) / problem.records
+        cavity = state.theta - factor
+        chart = self._chart(problem, sites, state)
+        return _padded(lambda x, y: chart.encode(sites.factors(cavity, x, y) - factor), chart.size, size)
+
+    def tell(self, problem: Problem, state: State, release: Release) -> State:
+        sites, step = self._sites(problem, state), state.step + 1
+        if state.gathered is not None:
+            assert isinstance(sites, NetworkSites)
+            state = replace(state, step=step, gathered=state.gathered + release.sum[: len(state.gathered)])
+            return self._warmed_up(problem, sites, state)
+        scale = self._damping(problem, step) * problem.records / release.expected_batch
+        chart = self._chart(problem, sites, state)
+        theta = chart.advance(scale * release.sum[: chart.size])
+        state = replace(state, step=step, theta=theta)
+        every = max(1, problem.plan.steps // REFRESHES)
+        return self._measured(problem, state) if step % every == 0 else state
+
+    def posterior(self, problem: Problem, state: State) -> NaturalGaussian:
+        sites = self._sites(problem, state)
+        noise = noise_of(sites, state.theta, problem.likelihood)
+        facts = {
+            "variant": self._variant(problem),
+            "covariance": self.covariance,
+            "coordinates": self.coordinates,
+            "horizon": self._horizon(problem),
+            "standardised_inputs": state.inputs is not None,
+            "noise_scale": float(noise.sqrt()),
+        }
+        natural = state.theta[: sites.family.size]
+        found = NaturalGaussian(problem.module, problem.likelihood, natural, noise, state.inputs, facts)
+        problem.position.copy_(found.mean())
+        return found
+
+    def _variant(self, problem: Problem) -> str:
+        mechanism = problem.plan.mechanism
+        if mechanism.private:
+            return "DP-SEP with double damping" if self.double_damping else "DP-SEP"
+        return "clipped SEP, not private" if math.isfinite(mechanism.clip) else "SEP, not private"
+
+    def _sites(self, problem: Problem, state: State | None = None) -> AnySites:
+        return sites_for(
+            problem.module,
+            problem.likelihood,
+            problem.records,
+            scale=self.prior.scale,
+            covariance=self.covariance,
+            learn_noise=self.noise == "learnt",
+            inputs=None if state is None else state.inputs,
+        )
+
+    def _chart(self, problem: Problem, sites: AnySites, state: State) -> AnyChart:
+        """The coordinates in which answers are clipped, at the present approximation."""
+        if self.coordinates == "natural":
+            return PlainChart(sites, state.theta)
+        records, mechanism = problem.records, problem.plan.mechanism
+        if isinstance(sites, NetworkSites):
+            floor = LEAST_PRECISION if mechanism.noise_std > 0 else 1.0
+            weight, metric = math.sqrt(records / sites.weights), Metric(state.root, state.reach)
+            return NetworkChart(
+                sites, state.theta, metric, mechanism.clip, weight, floor=floor, longest=math.sqrt(records)
+            )
+        size = sites.family.locations / records
+        return LocalChart(
+            sites.family, state.theta, sites.least_precision, weight=size**-0.5, unit=MEDIAN * math.sqrt(size)
+        )
+
+    def _damping(self, problem: Problem, step: int) -> float:
+        """a at this step."""
+        if self.damping is not None:
+            a = self.damping
+        else:
+            left = 1 - (step - 0.5) / problem.plan.steps
+            a = min(1.0, 2 * self._horizon(problem) / problem.plan.steps * left)
+        return a / problem.records if self.double_damping else a
+
+    def _horizon(self, problem: Problem) -> float:
+        if self.damping is not None:
+            return self.damping * problem.plan.steps
+        simple = isinstance(problem.module, MixtureOfGaussians) or not problem.module.recipe.hidden  # type: ignore[union-attr]
+        return self.horizon or (SIMPLE_HORIZON if simple else NETWORK_HORIZON)
+
+    def _warm_up(self, problem: Problem, sites: NetworkSites) -> tuple[int, int]:
+        """Steps that go to means and covariances of the inputs: none where noise would make them useless."""
+        if self.inputs == "raw" or self.coordinates == "natural":
+            return 0, 0
+        means, covariances = (max(1, round(share * problem.plan.steps)) for share in WARM_UP)
+        useful = self._moment_error(problem, sites, covariances) <= LARGEST_ERROR
+        return (means, covariances) if useful and means + covariances < problem.plan.steps else (0, 0)
+
+    def _moment_error(self, problem: Problem, sites: NetworkSites, steps: int) -> float:
+        mechanism = problem.plan.mechanism
+        return Moments(sites.features).error(mechanism.noise_multiplier, mechanism.expected_batch, steps)
+
+    def _warmed_up(self, problem: Problem, sites: NetworkSites, state: State) -> State:
+        """The centre once the means are complete, and the map of the inputs once the covariances are."""
+        assert state.gathered is not None
+        means, covariances = self._warm_up(problem, sites)
+        if state.step == means:
+            blank = torch.zeros(Moments(sites.features).sizes[1], dtype=torch.float64)
+            return replace(state, centre=centre_of(state.gathered), gathered=blank)
+        if state.step < means + covariances:
+            return state
+        assert state.centre is not None
+        error = self._moment_error(problem, sites, covariances)
+        inputs, spread = standardiser(state.gathered, state.centre, error)
+        return self._measured(problem, replace(state, gathered=None, inputs=inputs, spread=spread))
+
+    def _measured(self, problem: Problem, state: State) -> State:
+        """The metric of a network at the present approximation."""
+        sites = self._sites(problem, state)
+        if self.coordinates == "natural" or not isinstance(sites, NetworkSites):
+            return state
+        if sites.weights > LARGEST:
+            metric = independent(sites, problem.records)
+        else:
+            directions = self._directions(problem, sites)
+            metric = gauss_newton(sites, state.theta, problem.records, directions, state.spread)
+        return replace(state, root=metric.root, reach=metric.reach)
+
+    def _directions(self, problem: Problem, sites: NetworkSites) -> int:
+        """Directions of a network's weights that the budget can pay for: see the module `metric`."""
+        mechanism, plan = problem.plan.mechanism, problem.plan
+        if mechanism.noise_multiplier == 0 or sites.weights > LARGEST:
+            return sites.weights
+        mu = mechanism.rate * math.sqrt(plan.steps) / mechanism.noise_multiplier
+        most = affordable_directions(problem.records, mu, mechanism.clip, self._horizon(problem), self.excess)
+        return max(1, int(min(most, sites.weights)))
+
+    def _answer_size(self, problem: Problem, sites: AnySites) -> int:
+        """One size for all answers of a run, those about moments of the inputs included."""
+        if self.coordinates == "natural" or not isinstance(sites, NetworkSites):
+            return sites.size
+        size = self._directions(problem, sites) + sites.size - sites.weights
+        return max(size, *Moments(sites.features).sizes) if any(self._warm_up(problem, sites)) else size
+
+
+def _padded(function: Statistic, size: int, whole: int) -> StatisticQuery:
+    """Answers of `size` numbers, with zeros behind them up to `whole`."""
+    return StatisticQuery(lambda x, y: F.pad(function(x, y), (0, whole - size)), whole)
+
+
+def _moment_query(problem: Problem, moments: Moments, centre: Tensor | None, size: int) -> StatisticQuery:
+    """Means of the inputs, and their covariances once the means are known, in units of the clip."""
+    clip = problem.plan.mechanism.clip
+    unit = clip if math.isfinite(clip) else 1.0
+    if centre is None:
+        return _padded(lambda x, y: unit * moments.mean_rows(x), moments.sizes[0], size)
+    return _padded(lambda x, y: unit * moments.covariance_rows(x, centre), moments.sizes[1], size)

@@ -1,0 +1,71 @@
+"""DP-EM: expectation maximisation itself where there is no noise, and a mixture that is found where there is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import confide
+from confide.boundary import PrivateData
+from confide.data.schema import Schema
+from confide.methods.em import EM
+from confide.models import networks
+from confide.models.mixture import MixtureOfGaussians
+
+CENTRES = torch.tensor([[2.0, 0.0], [-2.0, 1.0], [0.0, -2.0]], dtype=torch.float64)
+
+
+def clusters(count: int = 600) -> tuple[Tensor, MixtureOfGaussians]:
+    generator = torch.Generator().manual_seed(0)
+    which = torch.randint(0, 3, (count,), generator=generator)
+    x = CENTRES[which] + 0.5 * torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    module = MixtureOfGaussians(3, 2, scale=0.5, spread=2.0)
+    module.means.data.copy_(CENTRES + 0.4)
+    return x, module
+
+
+def fitted(x: Tensor, module: MixtureOfGaussians, plan: confide.Plan, horizon: float = 8.0) -> confide.Run:
+    data = PrivateData(x, torch.zeros(len(x)), schema=Schema(records=len(x)), seed=1)
+    return confide.fit(EM(horizon), module, data, plan, seed=1)
+
+
+def expectation_maximisation(x: Tensor, module: MixtureOfGaussians, rounds: int) -> Tensor:
+    """The textbook algorithm for the posterior mode, one record's share after the other."""
+    means = module.means.detach().clone()
+    for _ in range(rounds):
+        distance = (x[:, None] - means).square().sum(-1) / 0.25
+        shares = (-distance / 2).softmax(1)
+        means = shares.T @ x / 0.25 / (1 / 4 + shares.sum(0)[:, None] / 0.25)
+    return means
+
+
+def test_without_noise_it_is_expectation_maximisation() -> None:
+    """A horizon far beyond the steps keeps a = 1: every full batch replaces the statistics."""
+    x, module = clusters()
+    plan = confide.plan(delta=1e-5, records=len(x), steps=5, sampling="full-batch", private=False, clip=math.inf)
+    found = fitted(x, module, plan, horizon=1000.0).posterior
+    assert torch.allclose(found.mean().reshape(3, 2), expectation_maximisation(x, module, 5), atol=1e-8)
+    assert found.facts["variant"] == "EM, not private"
+
+
+def test_under_privacy_the_clusters_are_found() -> None:
+    x, module = clusters()
+    plan = confide.plan(delta=1e-5, records=len(x), batch=200, steps=60, epsilon=5.0, clip=2.0)
+    run = fitted(x, module, plan)
+    assert torch.allclose(run.posterior.mean().reshape(3, 2), CENTRES, atol=0.25)
+    assert run.posterior.facts["variant"] == "DP-EM"
+    assert run.privacy.epsilon() <= 5.0
+    assert (run.posterior.predict(CENTRES).labels == torch.arange(3)).all()
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"horizon=0: must be a finite number > 0"):
+        EM(horizon=0)
+    x, _ = clusters(20)
+    data = PrivateData(x, torch.zeros(20), schema=Schema(records=20), seed=1)
+    plan = confide.plan(delta=1e-5, records=20, batch=10, steps=2, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match=r"module: expectation maximisation is for mixtures"):
+        confide.fit(EM(), networks.linear(2), data, plan)
