@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
 
@@ -23,7 +25,7 @@ ATTACKS = ("white-box", "black-box")
 EXAMPLES = (
     "confide audit --method sgld --epsilon 1 --canaries 1000",
     "confide audit --method sgd --epsilon 4 --attack black-box --rate 1",
-    "confide audit --method sgld --self-test",
+    "confide audit --method sgld --self-test --page audit.html",
 )
 CLOSING = (
     "Exit code 4: the audit failed. The lower bound is above the claim, a check found the mechanism to be other than "
@@ -66,12 +68,22 @@ Settings = Annotated[
         "--set", metavar="NAME=VALUE", help="A setting of the method.", rich_help_panel=RUN, show_default=False
     ),
 ]
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--page",
+        metavar="FILE.html",
+        help="Write the result as a page; with --self-test, the planted faults are on it. A new file.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
 SelfTest = Annotated[
     bool,
     typer.Option(
         "--self-test",
         metavar="",
-        help="Plant five faults in turn and show what catches which; the other options are ignored.",
+        help="Plant five faults in turn and show what catches which, at claims of its own.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -88,6 +100,7 @@ def audit(
     attack: AttackName = "white-box",
     setting: Settings = None,
     self_test: SelfTest = False,
+    page: Page = None,
     as_json: Json = False,
 ) -> None:
     """Attack a method on made-up records and bound its epsilon from below.
@@ -105,7 +118,9 @@ def audit(
         raise CommandError(f"--steps={steps}: must be an even number, since canaries change their sign at every step")
     options.number("--rate", rate, above=0.00999, most=1)
     options.choice("--attack", attack, ATTACKS)
-    if self_test:
+    if page is not None:
+        check_new_file("--page", page)
+    if self_test and page is None:
         _run_self_test(chosen, as_json)
         return
     from confide.auditing import audit as run_audit
@@ -114,12 +129,36 @@ def audit(
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "canaries": canaries, "steps": steps, "rate": rate}
     with progress_bar(f"auditing {method}") as progress:
         found = run_audit(chosen, attack=options.choice("--attack", attack, ATTACKS), progress=progress, **terms)
+    if page is not None:
+        _write_page(page, found, _faults_in(chosen) if self_test else ())
     if as_json:
         emit_json({**found.to_dict(), "seconds": time.perf_counter() - started})
     else:
         _show(output(), found)
     if not found.passed:
         raise typer.Exit(FAILED)
+
+
+def check_new_file(option: str, path: Path) -> None:
+    """Refuse before the long work what could not be written after it."""
+    if not path.name or os.path.lexists(path):
+        raise CommandError(f"{option}={path}: must name a new file")
+    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise CommandError(f"{option}={path}: {path.absolute().parent} is not a directory that can be written to")
+
+
+def _write_page(path: Path, found: Any, faults: Sequence[Any]) -> None:
+    from confide.auditing.page import render_audit
+
+    with path.open("x", encoding="utf-8") as file:
+        file.write(render_audit(found, faults))
+
+
+def _faults_in(chosen: Any) -> Sequence[Any]:
+    from confide.auditing import self_test
+
+    with progress_bar(f"planting faults in {chosen.name}") as progress:
+        return self_test(chosen, progress=progress)
 
 
 def _show(console: Console, found: Any) -> None:
@@ -141,10 +180,7 @@ def _show(console: Console, found: Any) -> None:
 
 
 def _run_self_test(chosen: Any, as_json: bool) -> None:
-    from confide.auditing import self_test
-
-    with progress_bar(f"planting faults in {chosen.name}") as progress:
-        rows = self_test(chosen, progress=progress)
+    rows = _faults_in(chosen)
     if as_json:
         emit_json({"method": chosen.name, "rows": [row.to_dict() for row in rows], "passed": _all_caught(rows)})
     else:

@@ -163,6 +163,9 @@ class CanarySource:
     def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
         self._data.charge(mechanism, steps, purpose)
 
+    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
+        self._data.charge_all(parts, purpose)
+
     def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
         sign = -1.0 if self._step % 2 else 1.0
         directions = self.directions(query.size, query.dtype)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from torch import Tensor
 from confide.auditing.canaries import CanarySource, marked_rows
 from confide.auditing.checks import Check, MakeData, run_checks
 from confide.auditing.faults import FaultyData
-from confide.auditing.problems import mislabelled, problem_for
+from confide.auditing.problems import AuditProblem, mislabelled, problem_for
 from confide.boundary import PrivateData
 from confide.fit import fit, make_problem
 from confide.plan import Plan
 from confide.plan import plan as make_plan
 from confide.privacy.audit import correct_guesses, epsilon_lower_bound, guesses_for
+from confide.queries import Query
 
 Attack: TypeAlias = Literal["white-box", "black-box"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
@@ -217,9 +218,7 @@ class _WhiteBox(_Game):
     def settle(self) -> None:
         self.problem = problem_for(self.method)
         self.ordinary = len(self.problem.x)
-        sketch = self.terms.plan(self.ordinary)
-        public = make_problem(self.method, self.problem.module, self.problem.schema(sketch.records), sketch, seed=0)
-        size = self.method.ask(public, self.method.init(public)).size
+        size = first_query(self.method, self.problem, self.terms.plan(self.ordinary)).size
         self.group = min(LARGEST_GROUP, size, self.terms.canaries)
 
     def fit(self, included: Any, seed: int | None, progress: Progress | None) -> dict[str, Any]:
@@ -247,6 +246,12 @@ class _BlackBox(_Game):
         data = self.make_data(x, given.y, schema=given.schema(len(x)), seed=seed)
         run = fit(self.method, given.module, data, self.plan, seed=seed, progress=progress)
         return {"posterior": likelihood_of(run.posterior.predict(given.x), given.y)}
+
+
+def first_query(method: Any, problem: AuditProblem, plan: Plan) -> Query:
+    """What the method asks before it has seen anything."""
+    public = make_problem(method, problem.module, problem.schema(plan.records), plan, seed=0)
+    return cast("Query", method.ask(public, method.init(public)))
 
 
 def likelihood_of(predictive: Any, y: Tensor) -> np.ndarray[Any, Any]:

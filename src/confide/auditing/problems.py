@@ -14,6 +14,7 @@ from confide.models import networks
 FEATURES, CLASSES, ORDINARY_RECORDS = 16, 4, 32
 # Eight layers, so that a clip per layer is far from a clip of the whole; 1192 weights, room for 1000 directions.
 HIDDEN = (12,) * 7
+COMPONENTS = 16
 LEAKY_FEATURES = 1024
 
 
@@ -31,28 +32,36 @@ class AuditProblem:
 
 
 def problem_for(method: Any, seed: int = 0) -> AuditProblem:
-    """Few ordinary records and a deep network, for the first task that the method says it is for."""
-    tasks = getattr(method, "tasks", ("classification",))
+    """Few ordinary records, for the first task that the method says it is for."""
+    task = first_task(method, ("classification", "regression", "mixture"))
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(ORDINARY_RECORDS, FEATURES, generator=generator) * 2 - 1
-    if "classification" in tasks:
-        module = networks.mlp(FEATURES, CLASSES, hidden=HIDDEN, generator=generator)
+    if task == "classification":
+        module: nn.Module = networks.mlp(FEATURES, CLASSES, hidden=HIDDEN, generator=generator)
         return AuditProblem(x, torch.randint(0, CLASSES, (len(x),), generator=generator), module, CLASSES)
-    if "regression" in tasks:
-        module = networks.mlp(FEATURES, 1, hidden=HIDDEN, generator=generator)
-        return AuditProblem(x, torch.rand(len(x), generator=generator) * 2 - 1, module, None)
-    raise ValueError(f"method={method.name!r}: there is no problem to audit tasks {', '.join(tasks)} on")
+    y = torch.rand(len(x), generator=generator) * 2 - 1
+    if task == "regression":
+        return AuditProblem(x, y, networks.mlp(FEATURES, 1, hidden=(128,), generator=generator), None)
+    from confide.models.mixture import MixtureOfGaussians
+
+    return AuditProblem(x, y, MixtureOfGaussians(COMPONENTS, FEATURES, generator=generator), None)
 
 
 def mislabelled(method: Any, canaries: int, seed: int = 0) -> AuditProblem:
     """Records with random features and labels that follow from nothing, for a network that can learn them by heart."""
-    tasks = getattr(method, "tasks", ("classification",))
+    task = first_task(method, ("classification", "regression"))
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(canaries, LEAKY_FEATURES, generator=generator)
-    if "classification" in tasks:
+    if task == "classification":
         y = torch.randint(0, CLASSES, (canaries,), generator=generator)
         return AuditProblem(x, y, networks.softmax(LEAKY_FEATURES, CLASSES), CLASSES)
-    if "regression" in tasks:
-        y = torch.randint(0, 2, (canaries,), generator=generator) * 2.0 - 1
-        return AuditProblem(x, y, networks.linear(LEAKY_FEATURES), None)
-    raise ValueError(f"method={method.name!r}: mislabelled records need labels; use attack='white-box'")
+    y = torch.randint(0, 2, (canaries,), generator=generator) * 2.0 - 1
+    return AuditProblem(x, y, networks.linear(LEAKY_FEATURES), None)
+
+
+def first_task(method: Any, known: tuple[str, ...]) -> str:
+    tasks: tuple[str, ...] = getattr(method, "tasks", ("classification",))
+    for task in tasks:
+        if task in known:
+            return task
+    raise ValueError(f"method={method.name!r}: is for {', '.join(tasks)}; this audit is for {', '.join(known)}")
