@@ -23,12 +23,12 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 import confide
-from confide import _estimation, rules
+from confide import _estimation, _residuals, rules
 from confide.artefacts import load_run
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema
 from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
-from confide.models.likelihoods import Categorical, HeteroscedasticGaussian
+from confide.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from confide.posteriors import Draws
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.ledger import BudgetExceeded, Ledger
@@ -315,11 +315,11 @@ def test_own_module_sees_images() -> None:
 
 def test_auto_reads_public_sizes_alone() -> None:
     assert rules.default_hidden(1437, 64, 10, epsilon=3.0) == ()
-    assert rules.default_hidden(60_000, 784, 10, epsilon=3.0) == (64,)
-    assert rules.default_hidden(60_000, 784, 10, epsilon=1.0) == ()
-    # The bound itself: 3 * ((2 + 1) * 64 + (64 + 1) * 2) = 966.
-    assert rules.default_hidden(966, 2, 2, epsilon=1.0) == (64,)
-    assert rules.default_hidden(965, 2, 2, epsilon=1.0) == ()
+    assert rules.default_hidden(60_000, 784, 10, epsilon=10.0) == (64,)
+    assert rules.default_hidden(60_000, 784, 10, epsilon=3.0) == ()
+    # The bound itself: 10 * ((2 + 1) * 64 + (64 + 1) * 2) = 3220.
+    assert rules.default_hidden(3220, 2, 2, epsilon=1.0) == (64,)
+    assert rules.default_hidden(3219, 2, 2, epsilon=1.0) == ()
 
 
 @pytest.mark.usefixtures("quick_noise")
@@ -361,3 +361,49 @@ def test_to_arviz_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Draws(nn.Linear(1, 1), Categorical(2), torch.zeros(2, 2), torch.full((2,), 0.5))
     with pytest.raises(ImportError, match=r"arviz_base: not installed; pip install 'confide\[arviz\]'"):
         one.to_arviz()
+
+
+# -- the noise of a regression target ------------------------------------------------------------------------
+
+
+def line(records: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.RandomState(seed)
+    x = random.uniform(-1, 1, (records, 2))
+    return x, x[:, 0] - 0.5 * x[:, 1] + noise * random.standard_normal(records)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.4])
+@pytest.mark.parametrize("method", ["sgld", "sgd"])
+def test_intervals_hold_what_they_say_whatever_the_noise(method: str, noise: float) -> None:
+    """With the noise scale of the rule, 0.2 of half the range, coverage would be near 1 or near 0.5."""
+    x, y = line(8000, noise, 0)
+    x_test, y_test = line(2000, noise, 1)
+    book = Ledger()
+    facts = {"bounds": (-1, 1), "target_bounds": (-3, 3), "records": 8000, "ledger": book, "steps": 300, "clip": 4.0}
+    model = PrivateBayesRegressor(method, epsilon=1.0, hidden=(), **facts).fit(x, y)
+    low, high = model.predictive(x_test).interval(0.9).unbind(-1)
+    assert 0.86 < float(((torch.tensor(y_test) >= low) & (torch.tensor(y_test) <= high)).double().mean()) < 0.94
+    assert [entry.purpose for entry in book.entries()] == ["noise of the target", f"fit {method}"]
+    assert sound_epsilon(book.events(), 1e-5) <= 1.0
+    assert sound_epsilon(model.privacy_.events, 1e-5) == pytest.approx(sound_epsilon(book.events(), 1e-5))
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_a_given_likelihood_is_left_alone() -> None:
+    x, y = line(200, 0.1, 0)
+    given = Gaussian(0.07)
+    facts = {"bounds": (-1, 1), "target_bounds": (-3, 3), "records": 200, "delta": 1e-4, "steps": 10, "seed": 0}
+    model = PrivateBayesRegressor("sgd", likelihood=given, **facts).fit(x, y)
+    assert model.posterior_.likelihood == given
+    assert len(model.privacy_.events) == 1
+
+
+def test_noise_scale_from_exact_counts() -> None:
+    """Residuals of a known Gaussian: an edge off by one would be 41 % away."""
+    z = torch.randn(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).abs()
+    for scale in (0.01, 0.1, 0.5):
+        edges = torch.tensor(_residuals.EDGES, dtype=torch.float64)
+        counts = torch.bincount(torch.bucketize(scale * z, edges), minlength=len(edges) + 1).double()
+        assert _residuals.scale_of(counts, len(z)) == pytest.approx(scale, rel=0.05)
+    assert _residuals.scale_of(torch.zeros(22), 1000) < 0.01
+    assert _residuals.scale_of(torch.tensor([0.0] * 21 + [1000.0]), 1000) > 1

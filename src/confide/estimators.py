@@ -35,18 +35,19 @@ from confide.models.likelihoods import Likelihood
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.models.priors import Prior
 from confide.posteriors import Posterior
+from confide.prediction.summary import Summary, summary_of
 from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
 from confide.rules import DEFAULT_CLIP, in_units
 
-ROWS_AT_ONCE = 2048
+ROWS_AT_ONCE = 8192
 
 PARAMETERS = """
     Parameters
     ----------
     method : "auto", the name of a method (see `confide.methods.names()`) or a Method
         "auto" is SGLD on a network by public sizes alone: one hidden layer of 64 units where
-        records * epsilon >= 3 * (weights of that network), and no hidden layer otherwise.
+        records * epsilon >= 10 * (weights of that network), and no hidden layer otherwise.
     epsilon, delta : the budget of one fit, for adding or removing one record
     bounds : (low, high), one such pair per feature, or {{column name: (low, high)}}
         Public range of the features. Values outside are clamped, and the range is scaled to [-1, 1].
@@ -58,7 +59,8 @@ PARAMETERS = """
     assume_public : read the facts that are left open off the data; the privacy statement then says so
     module : any torch Module; records with more than one dimension reach it as (n, channels, height, width)
     hidden : widths of the hidden layers of confide's own network; None is the rule of "auto", else no hidden layer
-    likelihood, prior : from confide.likelihoods and confide.priors; None is the default of task and method
+    likelihood, prior : from confide.likelihoods and confide.priors; None is the default of task and method. The noise
+        of a regression target then is learnt privately from a histogram of residuals, for a fifth of epsilon at most
     batch, epochs or steps, clip : the plan; None is the public rule of the command line
     ledger : a Ledger or the path of one; None keeps no account over fits
     name : the data set's name in the ledger
@@ -107,11 +109,11 @@ class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "posterior_")
         return save_run(self.run_, directory, encoder=self.encoder_)
 
-    def _parts(self, X: Any) -> Iterator[Any]:
-        """Predictive distributions a few thousand records at a time, so that memory does not grow with X."""
+    def _parts(self, X: Any) -> Iterator[Summary]:
+        """Averages over the posterior for some thousand records at a time: memory grows neither with X nor draws."""
         inputs = self._inputs(X)
         for start in range(0, len(inputs), ROWS_AT_ONCE):
-            yield self.posterior_.predict(inputs[start : start + ROWS_AT_ONCE])
+            yield summary_of(self.posterior_, inputs[start : start + ROWS_AT_ONCE])
 
     def _inputs(self, X: Any) -> torch.Tensor:
         check_is_fitted(self, "posterior_")
@@ -195,7 +197,7 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
 
     def predict_proba(self, X: Any) -> Array:
         """Posterior predictive probabilities, of shape (n, classes), in the order of `classes_`."""
-        parts = [part.probabilities.double().numpy() for part in self._parts(X)]
+        parts = [part.centre.double().numpy() for part in self._parts(X)]
         probabilities: Array = np.concatenate(parts)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         return probabilities
@@ -275,8 +277,9 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Predictive means in the target's units, and on request the standard deviations of a new observation."""
-        parts = [in_units(part, self.encoder_) for part in self._parts(X)]
-        mean: Array = np.concatenate([part.mean.numpy() for part in parts])
+        scale, shift = self.encoder_.target_scale, self.encoder_.target_centre
+        parts = [part.double().rescaled(scale, shift) for part in self._parts(X)]
+        mean: Array = np.concatenate([part.centre.numpy() for part in parts])
         if not return_std:
             return mean
         return mean, np.sqrt(np.concatenate([part.total.numpy() for part in parts]))

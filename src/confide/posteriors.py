@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -14,12 +13,15 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from confide.models.flat import flatten_, named_slices
+from confide.models.flat import named_slices
 from confide.models.likelihoods import likelihood_from_dict, likelihood_to_dict
 from confide.models.networks import MLP, Recipe
 from confide.models.predictive import Predictive
+from confide.prediction.stacked import blocks, outputs_of
+from confide.prediction.summary import Summary, accumulated
 
-_ELEMENTS_AT_ONCE = 1 << 24  # outputs and weights held in one chunk of predictions: about 64 MB of float32
+MAPPED_ABOVE = 1 << 28
+"""Bytes of a file of draws above which it is read piece by piece instead of as a whole."""
 
 
 @runtime_checkable
@@ -60,19 +62,36 @@ class Draws:
         if count < 1:
             raise ValueError(f"count={count}: must be at least 1")
         chosen = torch.multinomial(self.weights, count, replacement=True, generator=generator)
-        return self.draws[chosen]
+        return self.draws[chosen].to(self.weights.dtype)
 
     def mean(self) -> Tensor:
-        return self.weights @ self.draws
+        total = torch.zeros(self.draws.shape[1], dtype=self.weights.dtype)
+        start = 0
+        for group in self.groups(64):
+            total += self.weights[start : start + len(group)] @ group
+            start += len(group)
+        return total
 
     def covariance(self) -> Tensor:
-        centred = self.draws - self.mean()
+        draws = self.draws.to(self.weights.dtype)
+        centred = draws - self.weights @ draws
         return centred.T @ (centred * self.weights[:, None])
+
+    def groups(self, size: int) -> Iterator[Tensor]:
+        """The draws in order, at most `size` at a time, in the number type of the weights."""
+        for group in self.draws.split(size):
+            yield group.to(self.weights.dtype)
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Predictive:
-        predictive: Predictive = self.likelihood.predictive(outputs_of_draws(self.module, self.draws, x), self.weights)
+        outputs = outputs_of(self.module, self.groups, x, len(self.weights))
+        predictive: Predictive = self.likelihood.predictive(outputs, self.weights)
         return predictive
+
+    @torch.no_grad()
+    def summary(self, x: Tensor) -> Summary:
+        """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the draws."""
+        return accumulated(blocks(self.module, self.groups, x), self.likelihood, self.weights, len(x))
 
     def named_draws(self) -> dict[str, Tensor]:
         """The draws by parameter name, each of shape (draws, *parameter shape)."""
@@ -88,8 +107,11 @@ class Draws:
         chosen = _evenly_weighted(self.weights.reshape(chains, -1))
         return to_arviz({name: draws[chosen] for name, draws in self.named_draws().items()}, self.facts)
 
-    def save(self, path: str | Path) -> None:
-        save_posterior(self, {"draws": self.draws, "weights": self.weights}, path)
+    def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
+        """Write one safetensors file; dtype=torch.bfloat16 halves it, at three significant digits per weight."""
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype={dtype}: must be a floating point type, such as torch.bfloat16")
+        save_posterior(self, {"draws": self.draws.to(dtype or self.draws.dtype), "weights": self.weights}, path)
 
 
 def _evenly_weighted(weights: Tensor) -> Tensor:
@@ -117,20 +139,11 @@ def to_arviz(draws: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Any:
 
 def outputs_of_draws(module: nn.Module, draws: Tensor, x: Tensor) -> Tensor:
     """Network outputs for every draw and input: (draws, inputs, ...), in chunks of bounded memory."""
-    network = copy.deepcopy(module).eval()
-    position = flatten_(network)
-    rows = max(1, _ELEMENTS_AT_ONCE // max(1, x[:1].numel()))
-    collected = []
-    for draw in draws:
-        position.copy_(draw)
-        collected.append(torch.cat([network(part) for part in x.to(position.dtype).split(rows)]))
-    return torch.stack(collected)
+    return outputs_of(module, lambda size: iter(draws.split(size)), x, len(draws))
 
 
-def save_posterior(posterior: Any, tensors: dict[str, Tensor], path: str | Path) -> None:
-    """One safetensors file: tensors, and as metadata what is needed to build the posterior again."""
-    from safetensors.torch import save_file
-
+def description_of(posterior: Any) -> str:
+    """What is needed beside the tensors to build a posterior again, as JSON."""
     recipe = getattr(posterior.module, "recipe", None)
     about = {
         "kind": posterior.kind,
@@ -138,8 +151,15 @@ def save_posterior(posterior: Any, tensors: dict[str, Tensor], path: str | Path)
         "network": recipe.to_dict() if isinstance(recipe, Recipe) else None,
         "facts": dict(posterior.facts),
     }
+    return json.dumps(about)
+
+
+def save_posterior(posterior: Any, tensors: dict[str, Tensor], path: str | Path) -> None:
+    """One safetensors file: tensors, and as metadata what is needed to build the posterior again."""
+    from safetensors.torch import save_file
+
     contiguous = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(contiguous, str(path), metadata={"confide": json.dumps(about)})
+    save_file(contiguous, str(path), metadata={"confide": description_of(posterior)})
 
 
 Builder = Callable[[nn.Module, Any, dict[str, Tensor], Mapping[str, Any]], Any]
@@ -168,14 +188,24 @@ def load_posterior(path: str | Path, module: nn.Module | None = None) -> Any:
     try:
         with safe_open(str(path), framework="pt") as archive:
             about = json.loads((archive.metadata() or {}).get("confide", "null"))
+            kind = about.get("kind") if isinstance(about, dict) else None
+            if kind == Draws.kind and Path(path).stat().st_size > MAPPED_ABOVE:
+                from confide.posteriors_mapped import open_draws
+
+                return open_draws(path, module)
             tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ValueError(f"path={str(path)!r}: not a readable posterior file ({error})") from None
-    build = _builder(about.get("kind")) if isinstance(about, dict) else None
+    build = _builder(kind)
     if build is None:
         raise ValueError(f"path={str(path)!r}: not a posterior written by this version of confide")
-    if module is None:
-        if about["network"] is None:
-            raise ValueError("module=None: this posterior belongs to a network of your own; pass it as module=")
-        module = MLP(Recipe.from_dict(about["network"]))
-    return build(module, likelihood_from_dict(about["likelihood"]), tensors, about["facts"])
+    return build(network_of(about, module), likelihood_from_dict(about["likelihood"]), tensors, about["facts"])
+
+
+def network_of(about: Mapping[str, Any], module: nn.Module | None) -> nn.Module:
+    """The given module, or the network of confide's own that the file describes."""
+    if module is not None:
+        return module
+    if about["network"] is None:
+        raise ValueError("module=None: this posterior belongs to a network of your own; pass it as module=")
+    return MLP(Recipe.from_dict(about["network"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,11 +17,12 @@ from confide.models.conversion import with_shared_dropout
 from confide.models.dropout import SharedDropout
 from confide.models.flat import flatten_, named_slices
 from confide.models.predictive import Predictive
-from confide.posteriors import BUILDERS, save_posterior
+from confide.posteriors import BUILDERS, save_posterior, to_arviz
+from confide.prediction.stacked import ELEMENTS_AT_ONCE, Block, blocks, chain_of, collected
+from confide.prediction.summary import Summary, accumulated
 
 PREDICTION_SEED = 0
 """Predictions draw from a stream of their own that starts here, so that the same question has the same answer."""
-_ELEMENTS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,22 @@ class DiagonalGaussian:
     def covariance(self) -> Tensor:
         return torch.diag(self.spread.square())
 
-    @torch.no_grad()
-    def predict(self, x: Tensor) -> Predictive:
-        network = copy.deepcopy(self.module).eval()
-        position = flatten_(network)
+    def groups(self, size: int) -> Iterator[Tensor]:
+        """The draws that a prediction averages over, at most `size` at a time: the same ones every time."""
         generator = torch.Generator().manual_seed(PREDICTION_SEED)
+        for batch in _batched(self._draws(self.passes, generator), size):
+            yield torch.stack(batch)
 
-        def networks() -> Iterator[nn.Module]:
-            for draw in self._draws(self.passes, generator):
-                position.copy_(draw)
-                yield network
+    def predict(self, x: Tensor) -> Predictive:
+        return _predictive(blocks(self.module, self.groups, x), self.likelihood, x, self.passes)
 
-        return _predictive(networks(), self.likelihood, x.to(position.dtype), self.passes)
+    def summary(self, x: Tensor) -> Summary:
+        """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the draws."""
+        return _summary(blocks(self.module, self.groups, x), self.likelihood, x, self.passes)
+
+    def to_arviz(self) -> Any:
+        """The draws that predictions average over, by parameter name, in ArviZ's data tree."""
+        return to_arviz(_by_name(self.module, torch.cat(list(self.groups(self.passes)))), self.facts)
 
     def named_moments(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Mean and deviation by parameter name, in the parameter's shape."""
@@ -107,7 +112,8 @@ class DropoutNetwork:
         network = copy.deepcopy(self.module)
         flatten_(network)
         followed = list(_followed_by_linear(network))
-        slices = {id(value): named_slices(network)[name][0] for name, value in _trainable(network)}
+        places = named_slices(network)
+        slices = {id(value): places[name][0] for name, value in _trainable(network)}
         draws = self.weights.repeat(count, 1)
         for draw in draws:
             draw_(network, generator)
@@ -119,22 +125,47 @@ class DropoutNetwork:
     def mean(self) -> Tensor:
         return self.weights
 
-    @torch.no_grad()
+    def groups(self, size: int) -> Iterator[Tensor]:
+        """The masked weights that a prediction averages over, at most `size` at a time: the same ones every time."""
+        generator = torch.Generator().manual_seed(PREDICTION_SEED)
+        for start in range(0, self.passes, size):
+            yield self.sample(min(size, self.passes - start), generator)
+
     def predict(self, x: Tensor) -> Predictive:
+        return _predictive(self._blocks(x), self.likelihood, x, self.passes)
+
+    def summary(self, x: Tensor) -> Summary:
+        """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the masks."""
+        return _summary(self._blocks(x), self.likelihood, x, self.passes)
+
+    def to_arviz(self) -> Any:
+        """The masked weights that predictions average over, by parameter name, in ArviZ's data tree."""
+        return to_arviz(_by_name(self.module, torch.cat(list(self.groups(self.passes)))), self.facts)
+
+    def _blocks(self, x: Tensor) -> Iterator[Block]:
+        layers = list(_chain(self.module))
+        masks = sum(isinstance(layer, SharedDropout) for layer in layers)
+        in_weights = masks == len(list(_followed_by_linear(self.module)))
+        if in_weights and chain_of(self.module, masked=True) is not None:
+            return blocks(self.module, self.groups, x, masked=True)
+        return self._one_by_one(x)
+
+    def _one_by_one(self, x: Tensor) -> Iterator[Block]:
+        """Masks that are not weights: the network runs once for each of them."""
         network = copy.deepcopy(self.module).train()
         position = flatten_(network)
         position.copy_(self.weights)
         generator = torch.Generator().manual_seed(PREDICTION_SEED)
-
-        def networks() -> Iterator[nn.Module]:
-            for _ in range(self.passes):
-                draw_(network, generator)
-                yield network
-
+        size = max(1, ELEMENTS_AT_ONCE // max(1, x[:1].numel()))
+        inputs = x.to(position.dtype)
         # Layers that hide dropout of their own (attention, recurrence) draw from torch's stream.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(PREDICTION_SEED)
-            return _predictive(networks(), self.likelihood, x.to(position.dtype), self.passes)
+            for turn in range(self.passes):
+                draw_(network, generator)
+                for start in range(0, len(x), size):
+                    rows = slice(start, min(start + size, len(x)))
+                    yield Block(turn, rows, network(inputs[rows])[None])
 
     def save(self, path: str | Path) -> None:
         numbers = {"passes": torch.tensor(self.passes), "rate": torch.tensor(self.rate, dtype=torch.float64)}
@@ -161,13 +192,29 @@ def _trainable(network: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return ((name, value) for name, value in network.named_parameters() if value.requires_grad)
 
 
-def _predictive(networks: Iterable[nn.Module], likelihood: Any, x: Tensor, passes: int) -> Predictive:
-    """The predictive distribution of a series of networks, in chunks of bounded memory."""
-    rows = max(1, _ELEMENTS_AT_ONCE // max(1, x[:1].numel()))
-    outputs = torch.stack([torch.cat([network(part) for part in x.split(rows)]) for network in networks])
+@torch.no_grad()
+def _predictive(parts: Iterator[Block], likelihood: Any, x: Tensor, passes: int) -> Predictive:
+    outputs = collected(parts, passes, len(x))
     weights = torch.full((passes,), 1 / passes, dtype=outputs.dtype)
     predictive: Predictive = likelihood.predictive(outputs, weights)
     return predictive
+
+
+@torch.no_grad()
+def _summary(parts: Iterator[Block], likelihood: Any, x: Tensor, passes: int) -> Summary:
+    weights = torch.full((passes,), 1 / passes, dtype=torch.float64)
+    return accumulated(parts, likelihood, weights, len(x))
+
+
+def _batched(draws: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
+    while batch := list(itertools.islice(draws, size)):
+        yield batch
+
+
+def _by_name(module: nn.Module, draws: Tensor) -> dict[str, Tensor]:
+    """Draws by parameter name, as one chain: (1, draws, *parameter shape)."""
+    slices = named_slices(module)
+    return {name: draws[:, part].reshape(1, -1, *shape) for name, (part, shape) in slices.items()}
 
 
 def _check_count(count: int) -> None:

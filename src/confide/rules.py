@@ -5,8 +5,8 @@ A rule reads declared sizes and the budget, never a record, so that following it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import torch
@@ -20,21 +20,27 @@ DEFAULT_NOISE_SCALE = 0.2
 """Standard deviation of a regression target's noise, as a part of half its declared range."""
 DEFAULT_METHOD = "sgld"
 WIDE_LAYER = (64,)
-BUDGET_PER_WEIGHT = 3.0
+BUDGET_PER_WEIGHT = 10.0
+EPOCHS = 40.0
+STEPS_PER_EPOCH = 32
 
 
 def default_batch(records: int) -> int:
-    """The public rule for the batch: sqrt(n) records but at least 128, and at most a quarter of all."""
-    return max(1, min(max(128, round(math.sqrt(records))), records // 4))
+    """The public rule for the batch: a 32nd of all records but at least 128, and at most a quarter of all.
+
+    At the same passes and epsilon the noise multiplier grows slower than the batch, so that large batches are less
+    noisy; some thousand steps are left to move in.
+    """
+    return max(1, min(max(128, round(records / STEPS_PER_EPOCH)), records // 4))
 
 
 def default_epochs(records: int) -> float:
-    """The public rule for the passes: 40 up to 10 000 records, then 400 000 / n, at least 10."""
-    return max(10.0, min(40.0, 400_000 / records))
+    """The public rule for the passes: 40, whatever the number of records."""
+    return EPOCHS
 
 
 def default_hidden(records: int, features: int, outputs: int, epsilon: float) -> tuple[int, ...]:
-    """The public rule for the network: one hidden layer of 64 where n * epsilon >= 3 * its weights, else none.
+    """The public rule for the network: one hidden layer of 64 where n * epsilon >= 10 * its weights, else none.
 
     The noise of a private sum grows with the number of weights and its signal with n * epsilon, so that a small or
     closely guarded data set is better served by a linear model.
@@ -73,6 +79,6 @@ def assumptions_of(schema: Schema) -> tuple[str, ...]:
 
 def in_units(predictive: RealPredictive, encoder: Encoder) -> RealPredictive:
     """A predictive distribution in the units of the target, in double precision."""
-    parts = (predictive.means, predictive.variances, predictive.weights)
-    exact = RealPredictive(*(part.double() for part in parts))
+    # Every field, for a kind of predictive of its own may keep more than means and variances.
+    exact = replace(predictive, **{part.name: getattr(predictive, part.name).double() for part in fields(predictive)})
     return exact.rescaled(encoder.target_scale, encoder.target_centre)

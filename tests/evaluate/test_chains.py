@@ -8,7 +8,7 @@ import torch
 from arviz_stats.base import array_stats
 
 import confide
-from confide.evaluate.chains import effective_sample_size, split_r_hat
+from confide.evaluate.chains import autocorrelation, effective_sample_size, split_r_hat
 from tests.conformance.conftest import classification, small_plan
 
 
@@ -62,3 +62,15 @@ def test_a_point_estimate_has_no_chains() -> None:
     case = classification()
     with pytest.raises(ValueError, match="use sgld"):
         confide.fit_chains(confide.methods.SGD(), case.module, case.data(), small_plan(case), chains=2)
+
+
+def test_autocorrelation_of_a_first_order_chain() -> None:
+    """x' = 0.8 x + noise has correlations 0.8, 0.64, ...; a biased lag or a forgotten mean would show."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(4, 20_000, generator=generator, dtype=torch.float64)
+    path = torch.zeros_like(noise)
+    for step in range(1, noise.shape[1]):
+        path[:, step] = 0.8 * path[:, step - 1] + noise[:, step]
+    found = autocorrelation(path[..., None] + 100)[:4, 0]
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.8, 0.64, 0.512], dtype=torch.float64), rtol=0, atol=0.03)
+    assert autocorrelation(torch.ones(1, 5, 1)).tolist() == [[1.0]] * 5

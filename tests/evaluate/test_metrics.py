@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scoringrules
 import torch
-from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -150,6 +150,30 @@ class TestSelectivePrediction:
     def test_ends_at_the_accuracy(self) -> None:
         p, y = random_classes(1)
         assert float(metrics.selective_curve(p, y).accuracy[-1]) == pytest.approx(metrics.accuracy(p, y))
+
+
+class TestOutOfDistribution:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_equals_scikit_learn_with_ties(self, seed: int) -> None:
+        """Whole numbers, so that ties abound: an area that counts them as won or lost differs."""
+        generator = torch.Generator().manual_seed(seed)
+        inside = torch.randint(0, 6, (200,), generator=generator)
+        outside = torch.randint(1, 8, (70,), generator=generator)
+        theirs = roc_auc_score([0] * 200 + [1] * 70, torch.cat([inside, outside]).numpy())
+        assert metrics.out_of_distribution_auroc(inside, outside) == pytest.approx(float(theirs), abs=1e-12)
+
+    def test_nothing_to_compare_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="hold 0 and 3 scores"):
+            metrics.out_of_distribution_auroc(torch.empty(0), torch.ones(3))
+        with pytest.raises(ValueError, match="finite"):
+            metrics.out_of_distribution_auroc(torch.ones(2), torch.tensor([float("nan")]))
+
+
+def test_sharpness_is_the_spread_of_the_mixture() -> None:
+    predictive, _ = random_mixture(3)
+    mean = (predictive.weights[:, None] * predictive.means).sum(0)
+    second = (predictive.weights[:, None] * (predictive.variances + predictive.means**2)).sum(0)
+    assert metrics.sharpness(predictive) == pytest.approx(float((second - mean**2).mean().sqrt()), rel=1e-6)
 
 
 class TestRegressionAgainstOthers:

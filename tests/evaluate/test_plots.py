@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 
-from confide.evaluate import metrics, plots
-from confide.evaluate.plots import Plot
+from confide.evaluate import drawing, metrics, plots, plots_budget, plots_draws
+from confide.evaluate.drawing import Plot
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.privacy.bounds import APPROXIMATION, UPPER_BOUND, Bound, not_applicable
 
@@ -50,6 +51,18 @@ def all_plots() -> dict[str, Plot]:
         "variance": plots.uncertainty_of_reals(numbers, targets),
         "epsilon": plots.epsilon_bars(BOUNDS, 1e-5),
         "attacker": plots.attacker_curve({0.001: 0.002, 0.01: 0.018, 0.1: 0.146, 1.0: 1.0}),
+        "class draws": plots_draws.draw_distribution(labels, 3),
+        "real draws": plots_draws.draw_distribution(numbers, 3),
+        "bands": plots_draws.uncertainty_bands(torch.linspace(-1, 1, 120), numbers, targets, "age"),
+        "trace": plots_draws.trace(numbers.means.T[:4], "weight"),
+        "autocorrelation": plots_draws.autocorrelations(numbers.means.reshape(-1), "weight"),
+        "utility": plots_budget.privacy_utility(
+            [3.0, 1.0, 0.3], [0.93, 0.9, 0.7], [0.01, 0.01, 0.02], without_privacy=0.96, baseline=0.12
+        ),
+        "budget": plots_budget.budget_over_time(["Monday", "Tuesday", "Friday"], [0.5, 0.9, 1.2], limit=3.0),
+        "methods": plots_budget.method_points(
+            ["sgld", "sgd"], [0.93, 0.9], [0.01, None], name="Share right", title="?", reading="r", best="sgld"
+        ),
     }
 
 
@@ -64,7 +77,7 @@ def test_drawing_is_valid_and_labelled(name: str) -> None:
     assert root.get("role") == "img"
     assert root.get("aria-label") == plot.alt
     assert root.get("width") is None, "the page sets the width; a fixed one would overflow a phone"
-    assert (root.get("viewBox") or "").startswith(f"0 0 {plots.WIDTH} ")
+    assert (root.get("viewBox") or "").startswith(f"0 0 {drawing.WIDTH} ")
     assert any(character.isdigit() for character in plot.alt)
     assert plot.title
     assert plot.reading
@@ -192,3 +205,27 @@ def test_neither_pyplot_nor_an_early_import_of_matplotlib() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_new_drawings_say_their_numbers() -> None:
+    found = all_plots()
+    assert "0.7 at epsilon 0.3, 0.9 at epsilon 1, 0.93 at epsilon 3" in found["utility"].alt
+    assert "1.8 of the ceiling of 3 is left" in found["budget"].alt
+    assert "sgld 0.93 ± 0.01, sgd 0.9" in found["methods"].alt
+    (labels, _), (numbers, _) = classes(), reals()
+    assert f"{float(labels.probabilities[3].max()):.3g} on average" in found["class draws"].alt
+    assert f"standard deviation of {float(numbers.epistemic[3].sqrt()):.2g}" in found["real draws"].alt
+
+
+@pytest.mark.parametrize(
+    ("draw", "complaint"),
+    [
+        (lambda: plots_draws.trace(torch.zeros(1)), "two draws at least"),
+        (lambda: plots_draws.uncertainty_bands(torch.zeros(3), reals()[0]), "need one place"),
+        (lambda: plots_budget.privacy_utility([0.0], [1.0]), "need one above 0"),
+        (lambda: plots_budget.budget_over_time([], []), "at least one"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(draw: Callable[[], Plot], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        draw()

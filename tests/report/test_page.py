@@ -20,6 +20,7 @@ from tests.report.page_tools import Page
 from tests.report.runs import HOSTILE, class_evaluation, classes_schema, real_evaluation
 
 TEMPLATE = files("confide.report").joinpath("template.html").read_text(encoding="utf-8")
+LOOK = TEMPLATE + files("confide.report").joinpath("style.css").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ class TestEscaping:
         from jinja2 import Environment
 
         raw = Environment(autoescape=False, trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
-        monkeypatch.setattr(sys.modules["confide.report.render"], "_template", lambda: raw)
+        monkeypatch.setattr(sys.modules["confide.report.render"], "template", lambda _: raw)
         assert "<script> in the page" in Page(render(class_run)).problems
 
 
@@ -231,7 +232,7 @@ class TestLook:
     @pytest.mark.parametrize("scheme", [0, 1, 2], ids=["light", "dark", "print"])
     def test_contrast(self, scheme: int) -> None:
         """Every pair of text and ground that the style uses, at 4.5 : 1 or better (WCAG 2, level AA)."""
-        block = re.findall(r":root \{(.*?)\}", TEMPLATE, flags=re.DOTALL)[scheme]
+        block = re.findall(r":root \{(.*?)\}", LOOK, flags=re.DOTALL)[scheme]
         colour = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
         pairs = [(text, ground) for text in ("ink", "soft", "accent") for ground in ("paper", "card", "wash")]
         pairs += [("red", "red-wash"), ("red", "card"), ("amber", "amber-wash")]
@@ -243,7 +244,7 @@ class TestLook:
 
     def test_phone_dark_and_print_are_cared_for(self) -> None:
         for needed in ("prefers-color-scheme: dark", "@media print", "max-width: 34rem", "width=device-width"):
-            assert needed in TEMPLATE
+            assert needed in LOOK
 
     def test_the_template_ships_with_the_package(self) -> None:
         import confide.report

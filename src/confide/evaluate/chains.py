@@ -33,15 +33,31 @@ def split_r_hat(draws: Tensor) -> Tensor:
     return torch.sqrt(pooled / within)
 
 
+def autocorrelation(draws: Tensor) -> Tensor:
+    """Correlation at lags 0, 1, ... of (chains, draws, parameters), averaged over chains: (draws, parameters)."""
+    if draws.ndim != 3 or draws.shape[1] < 2:
+        raise ValueError(f"draws of shape {tuple(draws.shape)}: need (chains, at least 2 draws, parameters)")
+    covariance = _autocovariance(draws.double())
+    # A parameter that never moves is as dependent as can be.
+    found: Tensor = torch.where(covariance[0] > 0, covariance / covariance[0], torch.ones_like(covariance))
+    return found
+
+
+def _autocovariance(draws: Tensor) -> Tensor:
+    """Of (chains, draws, parameters) about each chain's own mean, averaged over chains: (draws, parameters)."""
+    count = draws.shape[1]
+    spectrum = torch.fft.rfft(draws - draws.mean(1, keepdim=True), n=2 * count, dim=1)
+    products = torch.fft.irfft(spectrum.abs().square(), n=2 * count, dim=1)[:, :count]
+    found: Tensor = products.mean(0) / count
+    return found
+
+
 def effective_sample_size(draws: Tensor) -> Tensor:
     """How many independent draws carry as much information about each parameter's mean."""
     halves = _split(draws)
     chains, count, _ = halves.shape
     _, pooled = _variances(halves)
-    centred = halves - halves.mean(1, keepdim=True)
-    spectrum = torch.fft.rfft(centred, n=2 * count, dim=1)
-    products = torch.fft.irfft(spectrum.abs().square(), n=2 * count, dim=1)[:, :count]
-    covariance = products.mean(0) / count
+    covariance = _autocovariance(halves)
     within = halves.var(1).mean(0)
     correlation = 1 - (within - covariance * count / (count - 1)) / pooled
     correlation[0] = 1.0

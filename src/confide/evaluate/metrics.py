@@ -161,6 +161,27 @@ def variances(predictive: RealPredictive) -> dict[str, float]:
     return {name: _mean(getattr(predictive, name)) for name in ("total", "aleatoric", "epistemic")}
 
 
+def sharpness(predictive: RealPredictive) -> float:
+    """Root mean predictive variance, in units of the target: how narrow the claims are, right or wrong."""
+    return math.sqrt(variances(predictive)["total"])
+
+
+def out_of_distribution_auroc(inside: Tensor, outside: Tensor) -> float:
+    """Chance that an input from elsewhere gets a higher score (such as `epistemic`) than a usual one; ties count half.
+
+    The area under the ROC curve, by ranks (Mann and Whitney, 1947): 0.5 is blind, 1 tells all apart.
+    """
+    usual, strange = inside.double().flatten(), outside.double().flatten()
+    if not (len(usual) and len(strange)):
+        raise ValueError(f"inside, outside: hold {len(usual)} and {len(strange)} scores; each needs at least one")
+    if not (usual.isfinite().all() and strange.isfinite().all()):
+        raise ValueError("inside, outside: all scores must be finite numbers")
+    ordered = usual.sort().values
+    below = torch.searchsorted(ordered, strange)
+    not_above = torch.searchsorted(ordered, strange, right=True)
+    return _mean((below + not_above).double() / (2 * len(usual)))
+
+
 def proportion_interval(share: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
     """Wilson's interval for a share observed on `count` inputs, 95 % by default: what so few inputs can say.
 

@@ -1,32 +1,32 @@
-"""Plots as inline SVG: text stays text, colours suit colour-blind readers, and a sentence says the numbers.
-
-Figures are drawn on their own SVG canvas: no pyplot, no window, no figure left behind in a notebook.
-Identifiers inside a drawing are prefixed with its name, so several may share one page.
-"""
+"""Plots of one run: how good it is, how honest, and what it costs. See `drawing` for how they are made."""
 
 from __future__ import annotations
 
-import html
-import io
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from confide.evaluate import metrics
+from confide.evaluate.drawing import (
+    BLUE,
+    GREY,
+    ORANGE,
+    SKY,
+    VERMILION,
+    Plot,
+    few_ticks,
+    key,
+    legend,
+    logarithmic,
+    plot,
+)
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.privacy.bounds import Bound
 
-# Okabe and Ito (2008), told apart with every common kind of colour blindness.
-BLUE, ORANGE, GREEN, VERMILION, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#6B7280"
-INK = "#1F2933"
-WIDTH = 480  # of the drawing's own coordinates: shown at up to 640 px, still legible on a phone
 MOST_POINTS = 200
-FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif"
 ACCOUNTANTS = {
     "pld": "Privacy loss distribution",
     "rdp": "Rényi (moments)",
@@ -35,45 +35,8 @@ ACCOUNTANTS = {
     "advanced_composition": "Advanced composition",
     "bayesian": "Bayesian",
 }
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "confide",
-    "font.size": 14,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#9AA5B1",
-    "axes.linewidth": 1.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": "#9AA5B1",
-    "ytick.color": "#9AA5B1",
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 13,
-    "ytick.labelsize": 13,
-    "legend.frameon": False,
-    "legend.fontsize": 13,
-    "hatch.linewidth": 1.0,
-    "text.parse_math": False,
-}
-
 _SOLID = {"color": BLUE}
 _HATCHED = {"facecolor": "#FFFFFF", "edgecolor": ORANGE, "hatch": "////", "linewidth": 1.4}
-
-
-@dataclass(frozen=True)
-class Plot:
-    """title    a heading of a few words
-    svg      the drawing, to stand inline in a page; its label for screen readers is `alt`
-    alt      what it shows, in a sentence with the numbers
-    reading  how to read it
-    """
-
-    title: str
-    svg: str
-    alt: str
-    reading: str
 
 
 def reliability_diagram(probabilities: Tensor, y: Tensor, bins: int = metrics.BINS) -> Plot:
@@ -90,10 +53,10 @@ def reliability_diagram(probabilities: Tensor, y: Tensor, bins: int = metrics.BI
         top.bar(centres, right, 0.92 / bins, color=BLUE, label="share right")
         top.scatter(confidence, confidence, s=22, c=ORANGE, marker="D", zorder=3, label="stated confidence")
         top.set(ylim=(0, 1.02), ylabel="Share right")
-        _legend(top, 3)
+        legend(top, 3)
         bottom.bar(centres, counts, 0.92 / bins, color=GREY)
         bottom.set(xlim=(0, 1), xlabel="Stated confidence", ylabel="Inputs")
-        _few_ticks(bottom.yaxis, 2)
+        few_ticks(bottom.yaxis, 2)
 
     alt = (
         f"Reliability diagram of {len(y)} test inputs in {bins} bins, {len(counts)} of them in use. "
@@ -104,7 +67,7 @@ def reliability_diagram(probabilities: Tensor, y: Tensor, bins: int = metrics.BI
         "Bars on the dashed line are honest. Below it, the model claimed more than it could; above it, less. Bars over "
         "few inputs say little."
     )
-    return _plot("reliability", "Does its confidence match its accuracy?", alt, reading, draw, 610)
+    return plot("reliability", "Does its confidence match its accuracy?", alt, reading, draw, 610)
 
 
 def confidence_histogram(probabilities: Tensor, y: Tensor, bins: int = metrics.BINS) -> Plot:
@@ -121,8 +84,8 @@ def confidence_histogram(probabilities: Tensor, y: Tensor, bins: int = metrics.B
         striped = {"color": ORANGE, "hatch": "///", "edgecolor": "#FFFFFF", "linewidth": 0}
         axes.bar(centres, wrong, 0.92 / bins, right, label="wrong", **striped)
         axes.set(xlim=(0, 1), xlabel="Stated confidence", ylabel="Inputs")
-        _few_ticks(axes.yaxis, 5)
-        _legend(axes, 2)
+        few_ticks(axes.yaxis, 5)
+        legend(axes, 2)
 
     alt = (
         f"Histogram of the stated confidence of {len(y)} test inputs: {int(sum(right))} right and "
@@ -130,7 +93,7 @@ def confidence_histogram(probabilities: Tensor, y: Tensor, bins: int = metrics.B
         f"it is 0.9 or more for {sure:.0%} of the inputs."
     )
     reading = "A model that knows its limits is wrong mostly where it was unsure, on the left."
-    return _plot("confidence", "How sure was it?", alt, reading, draw, 290)
+    return plot("confidence", "How sure was it?", alt, reading, draw, 290)
 
 
 def uncertainty_of_classes(predictive: ClassPredictive, y: Tensor) -> Plot:
@@ -151,7 +114,7 @@ def uncertainty_of_classes(predictive: ClassPredictive, y: Tensor) -> Plot:
         for (name, _), (a, e) in zip(groups, parts, strict=True)
     )
     reading = "Doubt should be larger where it was wrong. More records would shrink the dark part only."
-    return _plot("uncertainty", "Where does its doubt come from?", f"Mean uncertainty: {said}.", reading, draw, 215)
+    return plot("uncertainty", "Where does its doubt come from?", f"Mean uncertainty: {said}.", reading, draw, 215)
 
 
 def predicted_against_actual(
@@ -180,7 +143,7 @@ def predicted_against_actual(
         name = "actual value" if individuals else "mean of a group"
         axes.scatter(mean, actual, s=14, c=BLUE, zorder=3, label=name)
         axes.set(xlabel="Predicted", ylabel="Actual")
-        _legend(axes, 3)
+        legend(axes, 3)
 
     inside = metrics.coverage(predictive, y, level)
     shown = f"{len(mean)} inputs" if individuals else f"{len(mean)} groups of similar predictions"
@@ -191,7 +154,7 @@ def predicted_against_actual(
     )
     kind = "Dots" if individuals else "Dots, each the mean of a group of similar predictions,"
     reading = f"{kind} near the dashed line are good predictions. The light bars are the {level:.0%} intervals."
-    return _plot("predicted", "Predicted against actual", alt, reading, draw, 610)
+    return plot("predicted", "Predicted against actual", alt, reading, draw, 610)
 
 
 def coverage_curve(predictive: RealPredictive, y: Tensor) -> Plot:
@@ -205,7 +168,7 @@ def coverage_curve(predictive: RealPredictive, y: Tensor) -> Plot:
         axes.plot((0, 1), (0, 1), color=GREY, linestyle=(0, (4, 3)), linewidth=1.2, label="ideal")
         axes.plot(levels, observed, color=BLUE, linewidth=2, marker="o", markersize=4, label="this model")
         axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="Stated level of the interval", ylabel="Share inside")
-        _legend(axes, 2)
+        legend(axes, 2)
 
     worst = max(range(len(levels)), key=lambda i: abs(observed[i] - levels[i]))
     alt = (
@@ -214,7 +177,7 @@ def coverage_curve(predictive: RealPredictive, y: Tensor) -> Plot:
         f"where it is {observed[worst]:.1%}."
     )
     reading = "On the dashed line, intervals hold as often as they say. Below it, they are too narrow."
-    return _plot("coverage", "Are its intervals honest?", alt, reading, draw, 290)
+    return plot("coverage", "Are its intervals honest?", alt, reading, draw, 290)
 
 
 def uncertainty_of_reals(predictive: RealPredictive, y: Tensor) -> Plot:
@@ -235,7 +198,7 @@ def uncertainty_of_reals(predictive: RealPredictive, y: Tensor) -> Plot:
         axes.scatter(errors, range(len(errors)), s=36, c=VERMILION, marker="D", zorder=3, label="squared error")
         axes.set(xlabel="Variance (units of the target, squared)", ylabel="Quarter of inputs")
         axes.invert_yaxis()
-        _legend(axes, 3, 0.4)
+        legend(axes, 3, 0.4)
 
     said = "; ".join(
         f"{name}: noise {a:.3g}, doubt {e:.3g}, squared error {s:.3g}"
@@ -243,7 +206,7 @@ def uncertainty_of_reals(predictive: RealPredictive, y: Tensor) -> Plot:
     )
     reading = "Where the diamond lies beyond its bar, the model was more wrong than it expected."
     alt = f"Mean variance by quarter: {said}."
-    return _plot("uncertainty", "Where does its doubt come from?", alt, reading, draw, 250)
+    return plot("uncertainty", "Where does its doubt come from?", alt, reading, draw, 250)
 
 
 def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
@@ -263,10 +226,10 @@ def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
         axes.invert_yaxis()
         axes.set_xlabel(f"Epsilon at delta = {delta:g}" + (", logarithmic" if wide else ""))
         if wide:
-            _logarithmic(axes, min(values) / 4, max(values) * 2.2)
+            logarithmic(axes, min(values) / 4, max(values) * 2.2)
         else:
             axes.set_xlim(0, 1.18 * max(values, default=1.0))
-        _key(axes, [("a guarantee", _SOLID), ("an approximation", _HATCHED)])
+        key(axes, [("a guarantee", _SOLID), ("an approximation", _HATCHED)])
 
     said = ", ".join(
         f"{ACCOUNTANTS.get(name, name)} {_upward(value)} ({bound.kind})"
@@ -274,7 +237,7 @@ def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
     )
     alt = f"Epsilon at delta {delta:g} by accountant: {said or 'no accountant gives a finite number'}."
     reading = "Every guarantee holds; the smallest of them counts. An approximation may be smaller than the truth."
-    return _plot("epsilon", "Epsilon by accountant", alt, reading, draw, 110 + 38 * max(1, len(rows)))
+    return plot("epsilon", "Epsilon by accountant", alt, reading, draw, 110 + 38 * max(1, len(rows)))
 
 
 def attacker_curve(tpr_at_fpr: Mapping[float, float], naive: Mapping[float, float] | None = None) -> Plot:
@@ -299,13 +262,13 @@ def attacker_curve(tpr_at_fpr: Mapping[float, float], naive: Mapping[float, floa
         axes.set(xscale="log", yscale="log", xlabel="False alarms", ylabel="Members found")
         axes.set(xlim=(ends[0], 1), ylim=(ends[0], 1.05))
         _percent_ticks(axes, ends[0])
-        _legend(axes, 3)
+        legend(axes, 3)
 
     shown = [pair for pair in points if pair[0] in (0.001, 0.01, 0.1)] or points[:3]
     said = "; ".join(f"at {100 * fpr:.3g}% false alarms at most {100 * tpr:.3g}% of the members" for fpr, tpr in shown)
     reading = "The nearer to the dashed line, the less an attacker gains over guessing. Both scales are logarithmic."
     alt = f"Bound on any attacker: {said}."
-    return _plot("attacker", "What the strongest attacker can find", alt, reading, draw, 300)
+    return plot("attacker", "What the strongest attacker can find", alt, reading, draw, 300)
 
 
 def _centres(table: metrics.Reliability) -> Tensor:
@@ -319,40 +282,12 @@ def _stacked_bars(axes: Any, names: Sequence[str], parts: Sequence[tuple[float, 
     axes.barh(places, doubt, 0.55, noise, color=BLUE, label="doubt about the model")
     axes.set_yticks(places, names)
     axes.tick_params("y", length=0)
-    _legend(axes, 2, 0.4)
-
-
-def _legend(axes: Any, columns: int, middle: float = 0.5, **given: Any) -> None:
-    """Above the axes, where it can cover no data."""
-    place = {"loc": "lower center", "bbox_to_anchor": (middle, 1.0), "borderaxespad": 0.2}
-    axes.legend(ncols=columns, columnspacing=1.2, handlelength=1.5, handletextpad=0.5, **place, **given)
-
-
-def _key(axes: Any, entries: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(label=label, **look) for label, look in entries]
-    _legend(axes, 2, 0.3, handles=handles)
+    legend(axes, 2, 0.4)
 
 
 def _upward(value: float) -> str:
     """Rounded up: a claim may be weaker than what holds, never stronger."""
     return f"{math.ceil(value):,}" if value >= 100 else f"{math.ceil(value * 1000 - 1e-6) / 1000:.3f}"
-
-
-def _few_ticks(axis: Any, most: int) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(most, integer=True))
-
-
-def _logarithmic(axes: Any, low: float, high: float) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set(xscale="log", xlim=(low, high))
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 300 * low else (1.0,)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _percent_ticks(axes: Any, lowest: float) -> None:
@@ -363,28 +298,3 @@ def _percent_ticks(axes: Any, lowest: float) -> None:
         axis.set_major_locator(FixedLocator(ticks))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
-
-
-def _plot(name: str, title: str, alt: str, reading: str, draw: Callable[[Any], None], height: float) -> Plot:
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    buffer = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained", facecolor="none")
-        draw(figure)
-        canvas: Any = FigureCanvasSVG(figure)
-        canvas.print_svg(buffer, metadata={"Date": None})
-    return Plot(title, _inline(buffer.getvalue(), name, alt), alt, reading)
-
-
-def _inline(svg: str, name: str, alt: str) -> str:
-    """Strip what only a stand-alone file needs, keep identifiers apart, and label the drawing."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"font-family:[^;\"]*", f"font-family: {FONTS}", svg.replace("&quot;", "'"))
-    label = f'<svg role="img" aria-label="{html.escape(alt)}" class="plot"'
-    size = re.sub(r'\s(width|height|version)="[^"]*"', "", svg[4 : svg.index(">")])
-    return label + size + svg[svg.index(">") :]

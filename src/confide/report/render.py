@@ -40,7 +40,8 @@ def render(
     verdict = Verdict.of(run, dict(metrics or {}), evaluation)
     moment = (created or datetime.now(UTC)).astimezone(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0")
     version = versions()["confide"]
-    page: str = _template().render(
+    page: str = template("template.html").render(
+        style=style(),
         title=title or verdict.title,
         subtitle=f"Learnt by {verdict.method} from about {run.plan.records:,} private records. Written on {moment}.",
         stamps=stamps(verdict),
@@ -50,10 +51,10 @@ def render(
         cautions=cautions(verdict),
         tested=_tested(evaluation, bool(metrics)),
         metrics=[words.metric(name, value) for name, value in (metrics or {}).items()],
-        quality_plots=_figures(_quality_plots(evaluation)),
+        quality_plots=figures(_quality_plots(evaluation)),
         cost=_cost(verdict),
         epsilons=_epsilon_rows(verdict),
-        privacy_plots=_figures(_privacy_plots(verdict)),
+        privacy_plots=figures(_privacy_plots(verdict)),
         threat=_threat(verdict),
         attacker=_attacker_rows(verdict),
         events=event_rows(run.privacy.events),
@@ -67,13 +68,26 @@ def render(
 
 
 @cache
-def _template() -> Any:
-    from importlib.resources import files
-
+def template(name: str) -> Any:
+    """A page of this folder; every text that enters it is escaped."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(files("confide.report").joinpath("template.html").read_text(encoding="utf-8"))
+    return environment.from_string(_resource(name))
+
+
+@cache
+def style() -> Any:
+    """The style sheet that all pages share."""
+    from markupsafe import Markup
+
+    return Markup(_resource("style.css"))
+
+
+def _resource(name: str) -> str:
+    from importlib.resources import files
+
+    return files("confide.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -127,7 +141,7 @@ def _privacy_plots(verdict: Verdict) -> list[Any]:
     return found
 
 
-def _figures(plots: Sequence[Any]) -> list[dict[str, Any]]:
+def figures(plots: Sequence[Any]) -> list[dict[str, Any]]:
     from markupsafe import Markup
 
     # The drawings escape their own labels; they are the only text that enters the page as markup.

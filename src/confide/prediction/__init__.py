@@ -1,0 +1,1 @@
+"""Predictions of many draws at once: stacked networks, and averages that never hold all draws in memory."""

@@ -1,0 +1,131 @@
+"""`confide compare`: every method charged, one table, one report, and refusals before anything is spent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from confide.comparison import Trial, baseline_of, peak_memory, ranked, standard_errors
+from confide.models.predictive import ClassPredictive, RealPredictive
+from confide.privacy.accountants import sound_epsilon
+from confide.privacy.ledger import Ledger
+from confide.report import PUBLIC, Evaluation
+from tests.cli.conftest import Result, heights, is_refusal
+
+Run = Callable[..., Result]
+
+
+def given(files: Path, *more: object) -> list[object]:
+    base: list[object] = ["compare", files / "train.csv", "--target", "ill", "--bounds", files / "facts.toml"]
+    return [*base, "--epsilon", 2, "--delta", "1e-4", "--steps", 30, *more]
+
+
+def test_each_fit_is_charged_and_the_total_is_stated(run: Run, files: Path) -> None:
+    """A comparison that stated the epsilon of one fit would claim too little."""
+    book, out = files / "book.db", files / "out"
+    options = ("--test", files / "test.csv", "--methods", "sgld,sgd", "--ledger", book, "--out", out, "--json")
+    found = run(*given(files, *options)).json
+    assert [row["method"] for row in found["rows"]] != []
+    assert {row["method"] for row in found["rows"]} == {"sgld", "sgd"}
+    with Ledger(book) as ledger:
+        entries = ledger.entries()
+    assert len(entries) == 2
+    total = sound_epsilon([entry.event for entry in entries if entry.event is not None], 1e-4)
+    assert found["epsilon_total"] == pytest.approx(total)
+    assert 2 < found["epsilon_total"] < 4
+    best = found["rows"][0]
+    assert best["best"]
+    assert best["as_good_as_best"]
+    assert 0 < best["accuracy_standard_error"] < 0.1
+    assert best["accuracy"] >= found["baseline"]["accuracy"]
+    assert {"nll", "ece", "seconds", "peak_mb", "storage_mb"} <= set(best)
+    assert sorted(path.name for path in out.iterdir()) == ["comparison.json", "report.html", "sgd", "sgld"]
+    assert json.loads((out / "comparison.json").read_text())["rows"] == found["rows"]
+    page = (out / "report.html").read_text()
+    assert "together satisfy epsilon" in page
+    assert page.count("<svg") == 2
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_repeats_add_the_scatter_of_the_noise(run: Run, files: Path) -> None:
+    options = ("--test", files / "test.csv", "--methods", "sgd", "--repeats", 3)
+    found = run(*given(files, *options, "--json")).json
+    assert found["fits"] == found["rows"][0]["fits"] == 3
+    assert found["out"] is None
+    text = run(*given(files, *options))
+    assert text.code == 0
+    assert "the 3 fits of this table together cost epsilon" in " ".join(text.out.split())
+
+
+def test_regression_on_all_methods_that_fit(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(heights(150, 0))
+    (tmp_path / "b.csv").write_text(heights(80, 1))
+    words = ("compare", tmp_path / "a.csv", "--target", "height", "--test", tmp_path / "b.csv", "--assume-public")
+    plan = ("--epsilon", 3, "--delta", "1e-4", "--steps", 20, "--hidden", "", "--methods", "sgd,sgnht")
+    found = run(*words, *plan, "--json").json
+    assert found["task"] == "regression"
+    assert {"rmse", "rmse_standard_error", "coverage_90"} <= set(found["rows"][0])
+
+
+def test_refusals_come_before_the_first_charge(run: Run, files: Path) -> None:
+    book = files / "book.db"
+    with Ledger(book) as ledger:
+        ledger.limit(2.5, 1e-4)  # enough for one fit, not for two
+    test = ("--test", files / "test.csv", "--ledger", book)
+    assert is_refusal(run(*given(files, *test, "--methods", "sgld,sgd", "--name", "p")), code=3)
+    assert is_refusal(run(*given(files, "--ledger", book, "--methods", "sgd")))  # no test records
+    assert is_refusal(run(*given(files, *test, "--methods", "oracle")))
+    assert is_refusal(run(*given(files, *test, "--methods", "em")))
+    assert is_refusal(run(*given(files, *test, "--methods", ",")))
+    assert is_refusal(run(*given(files, *test, "--repeats", 0)))
+    with Ledger(book) as ledger:
+        assert ledger.entries() == ()
+
+
+# -- how sure a difference is --------------------------------------------------------------------------------
+
+
+def trial(method: str, losses: torch.Tensor) -> Trial:
+    accuracy = 1 - float(losses.mean())
+    return Trial(method, {"accuracy": accuracy}, {"accuracy": 0.01}, losses, 1.0, None, 0.1)
+
+
+def test_paired_differences_tell_methods_apart() -> None:
+    """Unpaired errors would call the second as good: it is wrong wherever the first is, and on 30 records more."""
+    first = torch.zeros(1000, dtype=torch.float64)
+    first[:200] = 1
+    second = first.clone()
+    second[200:230] = 1
+    third = first.clone()
+    third[200:203], third[:3] = 1, 0
+    rows = ranked([trial("b", second), trial("a", first), trial("c", third)], "accuracy")
+    assert [row.method for row in rows][-1] == "b"
+    marks = {row.method: row.as_good for row in rows}
+    assert marks == {"a": True, "b": False, "c": True}
+    assert sum(row.best for row in rows) == 1
+
+
+def test_standard_errors_are_those_of_the_textbook() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (400,), generator=generator)
+    p = torch.rand(1, 400, generator=generator)
+    classes = Evaluation(ClassPredictive(torch.stack([1 - p, p], -1), torch.ones(1)), y, PUBLIC)
+    accuracy = classes.metrics()["accuracy"]
+    assert standard_errors(classes)["accuracy"] == pytest.approx((accuracy * (1 - accuracy) / 400) ** 0.5)
+    assert baseline_of(classes) == pytest.approx(max(y.double().mean(), 1 - y.double().mean()))
+    # The root mean squared error by simulation: many test sets of the same size.
+    noise = 2 * torch.randn(3000, 400, generator=generator, dtype=torch.float64)
+    scatter = noise.square().mean(1).sqrt().std()
+    zeros = RealPredictive(torch.zeros(1, 400), torch.ones(1, 400), torch.ones(1))
+    found = standard_errors(Evaluation(zeros, noise[0], PUBLIC))
+    assert found["rmse"] == pytest.approx(float(scatter), rel=0.15)
+
+
+def test_peak_memory_sees_what_was_there_for_a_moment() -> None:
+    with peak_memory() as peak:
+        torch.zeros(30 << 20).add_(1)
+    assert peak.mb is None or peak.mb > 100

@@ -1,0 +1,92 @@
+"""The report in a real browser: nothing fails to load or run, the drawings are there, and it prints."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from confide.fit import Run
+from confide.report import render
+from tests.report.runs import class_evaluation, real_evaluation
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a chromium binary")
+
+
+def browse(folder: Path, page: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    place = (folder / "page.html").as_uri()
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", *options, place]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=folder)
+
+
+PROBE = """<script>
+addEventListener("load", () => {
+  const drawn = [...document.querySelectorAll("svg.plot")].map((one) => one.getBoundingClientRect());
+  const seen = drawn.filter((box) => box.width > 200 && box.height > 100).length;
+  const wide = document.documentElement.scrollWidth > innerWidth + 1;
+  document.title = `probe plots=${drawn.length} seen=${seen} wide=${wide}`;
+});
+</script></body>"""
+
+
+@pytest.fixture(params=["classes", "numbers"])
+def page(request: pytest.FixtureRequest, class_run: Run, real_run: Run) -> str:
+    if request.param == "classes":
+        return render(class_run, evaluation=class_evaluation())
+    return render(real_run, evaluation=real_evaluation())
+
+
+@pytest.mark.parametrize("width", [1200, 500])
+def test_drawings_are_visible_and_the_console_is_silent(page: str, width: int, tmp_path: Path) -> None:
+    """A drawing of no size, a page wider than its window, or anything that the browser complains about."""
+    probed = page.replace("</body>", PROBE)
+    options = ("--dump-dom", "--enable-logging=stderr", f"--window-size={width},900")
+    shown = browse(tmp_path, probed, *options)
+    assert "CONSOLE" not in shown.stderr
+    found = re.search(r"<title>probe plots=(\d+) seen=(\d+) wide=(\w+)", shown.stdout)
+    assert found is not None
+    assert int(found[1]) == int(found[2]) >= 4
+    assert found[3] == "false"
+
+
+def test_the_console_would_be_heard(page: str, tmp_path: Path) -> None:
+    broken = page.replace("</body>", "<script>nothing.at.all</script></body>")
+    assert "CONSOLE" in browse(tmp_path, broken, "--dump-dom", "--enable-logging=stderr").stderr
+
+
+def test_it_prints_on_a_few_pages(page: str, tmp_path: Path) -> None:
+    browse(tmp_path, page, f"--print-to-pdf={tmp_path / 'page.pdf'}", "--no-pdf-header-footer")
+    content = (tmp_path / "page.pdf").read_bytes()
+    assert content.startswith(b"%PDF")
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 9
+
+
+def test_dark_follows_the_reader(page: str, tmp_path: Path) -> None:
+    probe = '<script>document.title = "probe " + getComputedStyle(document.body).backgroundColor</script></body>'
+    seen = []
+    for setting in ("light", "dark"):
+        folder = tmp_path / setting
+        folder.mkdir()
+        options = ("--dump-dom", f"--blink-settings=preferredColorScheme={1 if setting == 'light' else 0}")
+        found = re.search(r"<title>probe rgb\((\d+)", browse(folder, page.replace("</body>", probe), *options).stdout)
+        assert found is not None
+        seen.append(int(found[1]))
+    assert seen[0] > 200 > 60 > seen[1]
