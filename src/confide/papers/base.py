@@ -28,7 +28,6 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "text.parse_math": False,
     "axes.prop_cycle": f"cycler('color', {list(COLOURS)})",
 }
 

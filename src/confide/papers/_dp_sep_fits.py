@@ -1,0 +1,100 @@
+"""Networks on the regression sets of Vinaroz and Park (2022): SEP, DP-SEP, DP-VI and a point estimate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from confide.papers.base import Context
+from confide.papers.sets import Set
+
+SETS = ("naval", "kin8nm", "power_plant", "wine_red", "protein")
+DELTA, EPSILON, CLIP, STEPS = 1e-5, 1.0, 2.0, 200
+START_SCALE = 0.3  # of the noise, in half ranges of the target: where SEP starts, and the mean of its prior
+VARIATIONAL_EPOCHS, POINT_EPOCHS = 40, 40
+
+
+@dataclass(frozen=True)
+class Score:
+    """Test error and log-likelihood in the units of the target, with the sound epsilon of the run."""
+
+    error: float
+    log_likelihood: float
+    epsilon: float
+    seconds: float
+
+
+def hidden_units(name: str, context: Context) -> int:
+    """As in the paper: 100 for protein, else 50."""
+    return 10 if context.quick else 100 if name == "protein" else 50
+
+
+def batch_of(given: Set) -> int:
+    """A tenth of the records, and at most 1000."""
+    return min(1000, given.records // 10)
+
+
+def sep(given: Set, context: Context, seed: int, epsilon: float | None, clip: float = CLIP) -> Score:
+    """DP-SEP, or without an epsilon SEP (clip = inf) and clipped SEP."""
+    from confide.methods.sep import SEP
+
+    steps = STEPS // 4 if context.quick else STEPS
+    return _score(SEP(), _network(given, context, seed), given, context, seed, epsilon, clip, START_SCALE, steps)
+
+
+def variational(given: Set, context: Context, seed: int, epsilon: float | None, clip: float = CLIP) -> Score:
+    """DP-VI: Bayes by Backprop with a learnt noise scale, under the same kind of plan."""
+    from confide.methods.bbp import BBP
+    from confide.models.likelihoods import LearntNoise
+
+    epochs = VARIATIONAL_EPOCHS // 8 if context.quick else VARIATIONAL_EPOCHS
+    network = LearntNoise(_network(given, context, seed), START_SCALE)
+    steps = max(1, round(epochs * given.records / batch_of(given)))
+    return _score(BBP(), network, given, context, seed, epsilon, clip, None, steps)
+
+
+def point(given: Set, context: Context, seed: int) -> Score:
+    """A point estimate by stochastic gradient descent, not private."""
+    from confide.methods.sgd import SGD
+
+    epochs = POINT_EPOCHS // 8 if context.quick else POINT_EPOCHS
+    steps = max(1, round(epochs * given.records / batch_of(given)))
+    return _score(SGD(), _network(given, context, seed), given, context, seed, None, math.inf, START_SCALE, steps)
+
+
+def _network(given: Set, context: Context, seed: int) -> Any:
+    import torch
+
+    from confide.models import networks
+
+    generator = torch.Generator().manual_seed(seed)
+    return networks.mlp(given.x.shape[1], 1, hidden=(hidden_units(given.name, context),), generator=generator)
+
+
+def _score(
+    method: Any,
+    module: Any,
+    given: Set,
+    context: Context,
+    seed: int,
+    epsilon: float | None,
+    clip: float,
+    noise_scale: float | None,
+    steps: int,
+) -> Score:
+    import confide
+    from confide.models.likelihoods import Gaussian, HeteroscedasticGaussian
+    from confide.models.predictive import RealPredictive
+
+    settings: dict[str, Any] = {"delta": DELTA, "records": given.records, "batch": batch_of(given), "steps": steps}
+    privacy = {"private": False} if epsilon is None else {"epsilon": epsilon}
+    plan = confide.plan(**settings, **privacy, clip=clip)
+    likelihood = HeteroscedasticGaussian() if noise_scale is None else Gaussian(noise_scale)
+    run = confide.fit(method, module, given.private(context), plan, likelihood=likelihood, seed=seed)
+    predictive = run.posterior.predict(given.x_test)
+    assert isinstance(predictive, RealPredictive)  # all sets here are regressions
+    target = given.y_test.double()
+    error = float((predictive.mean.double() - target).square().mean().sqrt()) * given.scale
+    density = float(predictive.log_density(target).mean()) - math.log(given.scale)
+    return Score(error, density, run.privacy.epsilon(), run.seconds)

@@ -1,0 +1,125 @@
+"""The best private accuracy on MNIST: a linear classifier on features that no private record was used for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from confide.papers._scattering_features import centred, public_centre, scattered
+from confide.papers.base import COLOURS, Cell, Context, Experiment, Figure, Measured, Outcome, Paper, Table
+from confide.papers.sets import Set, load
+
+DELTA = 1e-5
+PAPER_ACCURACY = {1.2: 0.981}
+"""Tramer and Boneh (2021), scattering features and a linear classifier at epsilon 1.2."""
+
+
+AVERAGING = 0.2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Batch, steps, clip and the rate of momentum 0.9 on the mean gradient."""
+
+    batch: int
+    steps: int
+    clip: float
+    rate: float
+
+
+FULL = Setting(batch=7200, steps=120, clip=0.5, rate=60.0)
+QUICK = Setting(batch=360, steps=30, clip=0.3, rate=20.0)
+NOTES = (
+    "Wavelet scattering (2 scales, 8 angles, 81 channels of 7 x 7), each record normalised by itself in 27 groups of "
+    "channels; softmax regression on the 3969 features with a flat prior, clip 0.5 on features of length 1, batch "
+    "7200, 120 steps of momentum 0.9 with rate 60, the last 24 positions averaged.",
+    "Centred features are taken less the mean feature of scikit-learn's 1797 digits of 8 x 8 pixels (other writers, a "
+    "public set), then brought back to length 1: what all digits share carries no answer and would use up the clip.",
+    "Settings were chosen with centred features on the last 10 000 training records, held out as if public, and the "
+    "other 50 000 at epsilon 1; the test part was not used. Fits here read all 60 000. The published figure is the "
+    "best that the authors found at about epsilon 1.2.",
+)
+
+
+def run_linear(context: Context) -> Outcome:
+    data = load("mnist", context, layout="image")
+    setting = QUICK if context.quick else FULL
+    rows: list[tuple[Cell, ...]] = []
+    curves: dict[str, list[tuple[float, Measured]]] = {}
+    train, test = scattered(data.x, context), scattered(data.x_test, context)
+    for name in ("scattering", "scattering, centred"):
+        if name != "scattering":
+            if data.stand_in:
+                break  # the public digits would be the private records themselves
+            centre = public_centre()
+            train, test = centred(train, centre), centred(test, centre)
+        private = _private(data, train, context)
+        for epsilon in (1.0,) if context.quick else (1.0, 1.2):
+            accuracy, ece, spent = _measured(data, private, test, setting, epsilon, context)
+            stated = PAPER_ACCURACY.get(epsilon)
+            rows.append((name, f"epsilon {epsilon:g}", stated, accuracy, spent, ece))
+            curves.setdefault(name, []).append((epsilon, accuracy))
+    columns = ("features", "target", "paper", "ours", "sound epsilon", "ECE")
+    table = Table("MNIST, linear classifier on public feature maps", columns, tuple(rows), (*NOTES, *data.notes))
+    caption = "Test accuracy against the sound epsilon, delta = 1e-5; the star is the published figure."
+    return Outcome((table,), (Figure("accuracy", caption, lambda figure: _draw(figure, curves)),))
+
+
+def _private(data: Set, train: Tensor, context: Context) -> Any:
+    from confide.boundary import PrivateData
+
+    return PrivateData(train, data.y, schema=data.schema, name="mnist", seed=context.noise_seed)
+
+
+def _measured(
+    data: Set, private: Any, test: Tensor, setting: Setting, epsilon: float, context: Context
+) -> tuple[Measured, Measured, float]:
+    import confide
+    from confide.evaluate import metrics
+    from confide.methods.sgd import SGD
+    from confide.models.networks import softmax
+    from confide.models.priors import Flat
+
+    plan = confide.plan(
+        epsilon=epsilon,
+        delta=DELTA,
+        records=data.records,
+        batch=min(setting.batch, data.records),
+        steps=setting.steps,
+        clip=setting.clip,
+    )
+    method = SGD(optimiser="momentum", learning_rate=setting.rate, prior=Flat(), averaging=AVERAGING)
+
+    def told(done: int, total: int) -> None:
+        context.progress(f"linear classifier, epsilon {epsilon:g}", done, total)
+
+    accuracies, errors, spent = [], [], 0.0
+    for seed in context.seeds:
+        run = confide.fit(method, softmax(test.shape[1], 10), private, plan, seed=seed, progress=told)
+        predictive: Any = run.posterior.predict(test)
+        accuracies.append(metrics.accuracy(predictive.probabilities, data.y_test))
+        errors.append(metrics.ece(predictive.probabilities, data.y_test))
+        spent = max(spent, run.privacy.epsilon())
+    return Measured(tuple(accuracies)), Measured(tuple(errors)), spent
+
+
+def _draw(figure: Any, curves: dict[str, list[tuple[float, Measured]]]) -> None:
+    axes = figure.subplots()
+    for place, (name, points) in enumerate(curves.items()):
+        epsilons = [epsilon for epsilon, _ in points]
+        means, deviations = [m.mean for _, m in points], [m.deviation or 0.0 for _, m in points]
+        axes.errorbar(epsilons, means, deviations, capsize=3, marker="o", color=COLOURS[place], label=name)
+    for epsilon, accuracy in PAPER_ACCURACY.items():
+        axes.plot(epsilon, accuracy, "*", markersize=12, color=COLOURS[3], label="Tramer and Boneh (2021)")
+    axes.set(xlabel="epsilon", ylabel="test accuracy")
+    axes.legend(loc="lower right")
+
+
+PAPER = Paper(
+    "mnist-best",
+    "Best private MNIST accuracy with public feature maps",
+    "F. Tramer and D. Boneh, Differentially private learning needs better features (or much more data), ICLR 2021",
+    (Experiment("linear", "softmax regression on wavelet scattering features", run_linear),),
+)

@@ -1,0 +1,162 @@
+"""The paper on private Bayesian networks: a quick run on embedded digits, and the arithmetic behind its settings."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from confide import papers
+from confide.boundary import PrivateData
+from confide.fit import fit, make_problem
+from confide.methods.sgd import SGD
+from confide.methods.sgld import SGLD
+from confide.models.networks import softmax
+from confide.papers import _dp_bnn_fits as fits
+from confide.papers import _dp_bnn_regression as regression
+from confide.papers import base
+from confide.papers.base import Context, Finished, Measured
+from confide.plan import plan
+
+CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
+FIGURES = {
+    "regression_bands",
+    "predictions_hard",
+    "predictions_easy",
+    "reliability_private",
+    "reliability_not_private",
+    "reliability_sgld",
+    "confidence_private",
+    "accuracy_epsilon",
+    "effects",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    out = tmp_path_factory.mktemp("paper")
+    found = {item.experiment.name: item for item in base.run(papers.get("dp-bnn"), CONTEXT, out)}
+    assert {path.stem for path in Path(out).glob("*.png")} == FIGURES
+    return found
+
+
+def _rows(item: Finished, table: int = 0) -> dict[str, dict[str, object]]:
+    made = item.outcome.tables[table]
+    return {str(row[0]): dict(zip(made.columns, row, strict=True)) for row in made.rows}
+
+
+def test_private_rows_keep_their_epsilon_and_learn(finished: dict[str, Finished]) -> None:
+    """Catches noise calibrated to another plan than the one that runs, and a method that does not descend."""
+    rows = _rows(finished["mnist-mlp"]) | _rows(finished["mnist-cnn"])
+    for name, row in rows.items():
+        accuracy, epsilon = row["ours"], row["sound epsilon"]
+        assert isinstance(accuracy, Measured)
+        assert isinstance(epsilon, float)
+        assert accuracy.mean > 0.35, name
+        assert math.isinf(epsilon) if "not private" in name else 0.99 < epsilon <= 1, name
+    ours = rows["SGLD, CNN, Gaussian"]["ours"]
+    assert isinstance(ours, Measured)
+    assert ours.mean > 0.7
+    assert rows["SGLD, MLP, Gaussian"]["paper"] == 0.90
+
+
+def test_the_stand_in_is_named(finished: dict[str, Finished]) -> None:
+    tables = [
+        table for name in ("mnist-mlp", "mnist-cnn", "epsilon", "effects") for table in finished[name].outcome.tables
+    ]
+    assert all(any(note.startswith("Stand-in") for note in table.notes) for table in tables)
+
+
+def test_calibration_stands_beside_the_paper(finished: dict[str, Finished]) -> None:
+    row = _rows(finished["mnist-mlp"], 1)["BBP, MLP, Gaussian"]
+    assert (row["ECE paper"], row["MCE paper"]) == (0.204, 0.641)
+
+
+def test_batches_cost_sgd_and_spare_sgld(finished: dict[str, Finished]) -> None:
+    """Catches the paper's first theorem as printed, whose noise would grow with the rate."""
+    rows = _rows(finished["effects"])
+    cost = {name: row["sound epsilon"] for name, row in rows.items()}
+    assert cost["SGD, batch size 128"] > cost["SGD, batch size 64"]  # type: ignore[operator]
+    assert cost["SGLD, batch size 128"] < cost["SGLD, batch size 64"]  # type: ignore[operator]
+    assert cost["SGLD, learning rate 1"] > cost["SGLD, learning rate 0.25"]  # type: ignore[operator]
+    assert cost["SGD, learning rate 1"] == cost["SGD, learning rate 0.25"]
+
+
+def test_regression_has_the_exact_epsilon(finished: dict[str, Finished]) -> None:
+    rows = _rows(finished["regression"])
+    assert rows["SGLD, private"]["sound epsilon"] == pytest.approx(4.1944, abs=1e-3)
+    best = rows["exact posterior of the process"]["ours"]
+    assert isinstance(best, float)
+    for name, row in rows.items():
+        ours = row["ours"]
+        assert isinstance(ours, float)
+        assert 0.8 * best <= ours < 1.0, name
+
+
+def test_privacy_noise_alone_is_the_langevin_noise() -> None:
+    """The clip's rule: at temperature 1 nothing is left to add. A clip one tenth larger would run hotter."""
+    row = fits.Row("SGLD")
+    setting = fits.SETTINGS["SGLD", "MLP"]
+    calibrated = fits.plan_for(row, setting, 60_000)
+    method = fits.method_for(row, setting, calibrated)
+    assert isinstance(method, SGLD)
+    schema = fits.load(CONTEXT).found.schema
+    problem = make_problem(method, softmax(4, 10), schema, calibrated, seed=0)
+    assert method.temperature(problem) == pytest.approx(1, abs=1e-6)
+    brought = setting.rate * calibrated.mechanism.noise_std / calibrated.expected_batch
+    assert brought**2 == pytest.approx(2 * setting.rate / 60_000, rel=1e-6)
+    wide = fits.plan_for(fits.Row("SGLD", clip=1.1 * calibrated.mechanism.clip), setting, 60_000)
+    problem = make_problem(method, softmax(4, 10), schema, wide, seed=0)
+    assert method.temperature(problem) == pytest.approx(1.21, rel=1e-3)
+
+
+def test_the_rule_solved_for_the_noise_agrees_with_it_solved_for_the_clip() -> None:
+    calibrated = fits.plan_for(fits.Row("SGLD"), fits.SETTINGS["SGLD", "MLP"], 60_000)
+    mechanism = calibrated.mechanism
+    z = fits.langevin_noise_multiplier(fits.SETTINGS["SGLD", "MLP"].rate, 2048, mechanism.clip, 60_000)
+    assert z == pytest.approx(mechanism.noise_multiplier, rel=1e-9)
+
+
+def test_images_are_encoded_one_by_one() -> None:
+    """Catches statistics over records, which would not be post-processing."""
+    images = fits.load(CONTEXT)
+    alone = fits._edges(images.found.x[3:4], images.side)
+    together = images.inputs("CNN")[0][3:4] / 16
+    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-6)
+    assert images.inputs("MLP")[0].norm(dim=1) == pytest.approx(8.0, abs=1e-3)
+
+
+def test_filters_answer_to_their_direction() -> None:
+    """An edge that brightens to the right is seen by the filter of angle 0 and not by its opposite."""
+    patch = torch.zeros(7, 7)
+    patch[:, 4:] = 1
+    answers = (fits._filters(28)[:, 0] * patch).sum((1, 2))
+    assert answers.argmax() == 0
+    assert answers.argmin() == 4
+    torch.testing.assert_close(answers[2], torch.tensor(0.0), rtol=0, atol=1e-6)
+
+
+def test_simulated_noise_grows_as_the_paper_says() -> None:
+    """Residuals about the exact mean have variance (0.3 x + 0.6)^2 / 1.63 and more; never less on average."""
+    every = [regression.simulate(seed) for seed in range(20)]
+    floor = ((0.3 * torch.cat([p.x_test for p in every]) + 0.6) ** 2).mean().item() / regression.TARGET_VARIANCE
+    exact = sum(points.exact for points in every) / len(every)
+    assert 0.9 * floor < exact < 1.25 * floor
+
+
+def test_sgd_averages_the_last_steps() -> None:
+    """Catches an average over all steps, or one that starts from zero."""
+    images = fits.load(CONTEXT)
+    found = images.found
+
+    def estimate(averaging: float, steps: int = 10) -> torch.Tensor:
+        short = plan(delta=1e-5, records=found.records, batch=100, steps=steps, noise_multiplier=1.0)
+        data = PrivateData(found.x, found.y, schema=found.schema, seed=7)
+        return fit(SGD(learning_rate=0.5, averaging=averaging), softmax(64, 10), data, short, seed=0).posterior.mean()
+
+    positions = [estimate(0.0, steps) for steps in range(8, 11)]
+    torch.testing.assert_close(estimate(0.3), torch.stack(positions).mean(0), rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match=r"averaging=1\.5"):
+        SGD(averaging=1.5)

@@ -1,0 +1,69 @@
+"""The DP-SEP paper in its quick form: every table is there, private rows carry a sound epsilon, figures are drawn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from confide import papers
+from confide.papers import _dp_sep_mixture as mixture
+from confide.papers.base import Context, Measured, Outcome, save_figure
+
+CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
+
+
+def outcome(name: str) -> Outcome:
+    (experiment,) = papers.get("dp-sep").chosen([name])
+    return experiment.run(CONTEXT)
+
+
+def test_mixture(tmp_path: Path) -> None:
+    found = outcome("mixture")
+    rows = {row[0]: row for row in found.tables[0].rows}
+    assert {"EP", "SEP", "DP-SEP, epsilon 1", "DP-EM, epsilon 1"} <= set(rows)
+    for name in ("DP-SEP", "DP-EM"):
+        for epsilon in (50, 5, 1):
+            sound = rows[f"{name}, epsilon {epsilon}"][3]
+            assert isinstance(sound, float)
+            assert 0.9 * epsilon < sound <= epsilon
+    assert rows["SEP"][3] == math.inf
+    save_figure(found.figures[0], tmp_path)
+    assert (tmp_path / "mixture.svg").exists()
+
+
+def test_regression_tables() -> None:
+    errors, likelihoods, points = outcome("regression").tables
+    found = {row[1]: row for row in errors.rows}
+    assert set(found) == {"VI", "SEP", "SEP clipped", "DP-SEP", "DP-VI"}
+    assert found["SEP"][4] == math.inf
+    assert found["DP-SEP"][4] == pytest.approx(1.0, abs=0.05)
+    assert found["DP-VI"][4] == pytest.approx(1.0, abs=0.05)
+    assert all(isinstance(row[3], Measured) and math.isfinite(row[3].mean) for row in (*errors.rows, *likelihoods.rows))
+    assert {row[1] for row in points.rows} == {"point", "DP-SEP"}
+    assert any("Stand-in" in note for note in errors.notes)
+
+
+def test_clipping_and_frontier(tmp_path: Path) -> None:
+    assert len(outcome("clipping").tables) == 2
+    found = outcome("frontier")
+    assert [row[1] for row in found.tables[0].rows] == [1.0, 4.0]
+    save_figure(found.figures[0], tmp_path)
+
+
+def test_distances_do_not_mind_the_order_of_components() -> None:
+    mean = torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    covariance = torch.eye(4).double().expand(4, 4, 4) * torch.arange(1.0, 5).double()[:, None, None]
+    law = mixture.Law(mean, covariance)
+    order = [2, 0, 3, 1]
+    assert mixture.Law(mean[order], covariance[order]).distances(law) == (0, 0)
+    assert mixture.Law(mean + 1, covariance).distances(law)[0] == pytest.approx(4.0)
+
+
+def test_the_ring_holds_its_share() -> None:
+    covariance = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double()
+    points = mixture.ring(torch.zeros(2).double(), covariance)
+    inside = torch.einsum("nd,de,ne->n", points, torch.linalg.inv(covariance), points)
+    assert torch.allclose(inside, torch.full_like(inside, -2 * math.log(0.02)))

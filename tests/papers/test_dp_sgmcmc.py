@@ -1,0 +1,82 @@
+"""The paper on private SG-MCMC, quickly and without data: every experiment runs, and its claims are checked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from confide import papers
+from confide.data import catalogue
+from confide.data.columns import Column
+from confide.papers import _dp_sgmcmc_adult as adult
+from confide.papers import base
+from confide.papers.base import Context, Finished, Measured, Table
+
+QUICK = Context(quick=True, seeds=(0,), noise_seed=1)
+
+
+@pytest.fixture(scope="module")
+def done() -> dict[str, Finished]:
+    return {item.experiment.name: item for item in base.run(papers.get("dp-sgmcmc"), QUICK)}
+
+
+def rows(table: Table) -> dict[tuple[Any, Any], dict[str, Any]]:
+    return {(row[0], row[1]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
+
+
+def test_every_table_sets_the_paper_beside_ours_and_a_sound_epsilon(done: dict[str, Finished]) -> None:
+    assert list(done) == ["step-sizes", "adult", "mnist"]
+    for item in done.values():
+        for table in item.outcome.tables:
+            assert {"paper", "ours", "sound epsilon"} <= set(table.columns)
+            assert table.notes
+            # Asked for an epsilon, a run keeps it.
+            for row in table.rows:
+                cells = dict(zip(table.columns, row, strict=True))
+                if "epsilon asked for" in cells and row[0] != "the paper's first step":
+                    assert cells["sound epsilon"] <= cells["epsilon asked for"]
+
+
+def test_step_sizes(done: dict[str, Finished]) -> None:
+    table, samplers = done["step-sizes"].outcome.tables
+    found = rows(table)
+    assert found["fixed", 0.1]["ours"] > 100 * found["Wang et al. (2015)", 0.1]["ours"]
+    assert found["first of t^(-1/3)", 0.1]["ours"] > found["fixed", 0.1]["ours"]
+    steps = {row[0].split(",")[0]: row[2] for row in samplers.rows}
+    assert steps["SGHMC"] == pytest.approx(0.2 * steps["SGLD"]) == steps["SGNHT"]
+
+
+def test_adult_stand_in_is_learnt_by_all(done: dict[str, Finished]) -> None:
+    table = done["adult"].outcome.tables[0]
+    assert "Stand-in" in table.notes[-1]
+    for row in table.rows:
+        assert isinstance(row[3], Measured)
+        assert row[3].mean > 0.8, row[0]
+    assert math.isinf(table.rows[-1][-1])  # type: ignore[arg-type]
+
+
+def test_figures_can_be_drawn(done: dict[str, Finished], tmp_path: Any) -> None:
+    names = []
+    for item in done.values():
+        for figure in item.outcome.figures:
+            base.save_figure(figure, tmp_path)
+            names.append(figure.name)
+    assert names == ["step_sizes", "step_size_sensitivity", "adult_accuracy", "adult_traces"]
+    assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in names)
+
+
+def test_the_feature_map_reads_columns_and_no_other_record() -> None:
+    columns = (Column("age", bounds=(0, 10)), Column("fnlwgt", bounds=(0, 9)), Column("capital_gain", bounds=(0, 100)))
+    x = torch.tensor([[0.5, 0.1, -1.0], [0.2, 0.9, 1.0]])
+    both = adult.public_map(x, columns)
+    assert torch.allclose(both, torch.tensor([[0.5, 0.0, 0.0], [0.2, 1.0, 1.0]]))
+    assert torch.equal(adult.public_map(x[:1], columns), both[:1])
+
+
+def test_the_feature_bound_holds_for_every_record_of_adult() -> None:
+    """One input per categorical column, two per capital column, none for the weight, and the constant."""
+    columns = catalogue.schema("adult").columns
+    assert sum(adult._inputs(column) for column in columns) == 8 + 3 + 4

@@ -1,0 +1,105 @@
+"""The paper on variational dropout: quick runs on embedded digits, and the arithmetic of its composition rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from confide import papers
+from confide.methods.variational_dropout import SPARSE, log_alpha
+from confide.models.likelihoods import Categorical
+from confide.models.networks import softmax
+from confide.papers import base
+from confide.papers._variational_dropout_fits import INK, dropped, pixels, pruned
+from confide.papers._variational_dropout_rules import RULES, RUNS
+from confide.papers.base import Context, Finished, Measured
+from confide.posteriors_variational import DiagonalGaussian
+
+CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+    out = tmp_path_factory.mktemp("paper")
+    done = base.run(papers.get("dp-variational-dropout"), CONTEXT, out)
+    found = {item.experiment.name: item for item in done}
+    names = {path.stem for path in Path(out).glob("*.png")}
+    assert names == {"accuracy-mnist", "accuracy-digits", "noise-per-rule", "log-alpha"}
+    return found
+
+
+@pytest.mark.parametrize("name", ["mnist", "digits"])
+def test_every_method_learns_within_its_epsilon(finished: dict[str, Finished], name: str) -> None:
+    """Catches noise calibrated to another number of steps, and a method that does not descend."""
+    (table,) = finished[name].outcome.tables
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert {row["method"] for row in rows} == {"variational dropout", "SVI without dropout", "DP-SGD"}
+    for row in rows:
+        target = float(str(row["target"]).split()[1])
+        accuracy, spent = row["ours"], row["sound epsilon"]
+        assert isinstance(accuracy, Measured)
+        assert isinstance(spent, float)
+        assert accuracy.mean > (0.8 if target == 10 else 0.4), row
+        assert 0.99 * target < spent <= target
+    stand_in = [note for note in table.notes if note.startswith("Stand-in")]
+    assert bool(stand_in) == (name == "mnist"), "the embedded digits are DIGITS itself, and not MNIST"
+
+
+def test_no_sound_rule_asks_for_less_noise_than_pld(finished: dict[str, Finished]) -> None:
+    (table,) = finished["composition"].outcome.tables
+    rows = {str(row[1]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert set(rows) == {name for name, _ in RULES}
+    sigmas = {name: row["ours"] for name, row in rows.items()}
+    least = sigmas.pop("PLD")
+    assert least == pytest.approx(2.6678, rel=2e-3)
+    sigmas.pop("central limit (approximation)")
+    assert all(isinstance(sigma, float) and sigma > least for sigma in sigmas.values())
+    epsilons = [row["sound epsilon"] for name, row in rows.items() if "approximation" not in name]
+    assert all(isinstance(epsilon, float) and epsilon <= 1 for epsilon in epsilons)
+
+
+def test_the_price_of_the_papers_noise(finished: dict[str, Finished]) -> None:
+    """sigma = 2.68 keeps epsilon 1 under add/remove and breaks it under the paper's own adjacency."""
+    (table,) = finished["composition"].outcome.tables
+    row = next(row for row in table.rows if row[1] == "zCDP")
+    assert row[2] == RUNS[0].zcdp
+    assert row[5] == pytest.approx(0.9949, abs=2e-3)
+    assert row[6] == pytest.approx(2.117, abs=5e-3)
+
+
+def test_dropped_weights_are_those_whose_noise_is_far_above_their_mean() -> None:
+    centre = torch.tensor([1.0, 0.01, 0.0, 0.5] + [0.3] * 26)
+    spread = torch.tensor([0.1, 0.1, 0.1, 0.1] + [0.0] * 26)
+    posterior = DiagonalGaussian(softmax(2, 10), Categorical(10), centre, spread)
+    assert dropped(posterior).nonzero().flatten().tolist() == [1, 2]
+    assert float(log_alpha(centre[1], spread[1])) > SPARSE > float(log_alpha(centre[3], spread[3]))
+    smaller = pruned(posterior)
+    assert smaller.centre.tolist()[:4] == [1.0, 0.0, 0.0, 0.5]
+    assert smaller.spread.tolist()[1] == 0.0
+    assert torch.equal(smaller.centre[4:], centre[4:]), "biases have no noise and stay"
+
+
+def test_the_divergence_drops_weights(finished: dict[str, Finished]) -> None:
+    (table,) = finished["sparsity"].outcome.tables
+    shares = [row[table.columns.index("dropped")] for row in table.rows]
+    without, with_divergence = shares[0], shares[1]
+    assert isinstance(without, Measured)
+    assert isinstance(with_divergence, Measured)
+    assert with_divergence.mean > without.mean
+
+
+def test_pixels_are_encoded_by_public_constants() -> None:
+    data = pixels("digits", CONTEXT)
+    assert data.records == 1437
+    assert float(data.x.min()) == pytest.approx(-INK)
+    assert float(data.x.max()) == pytest.approx(1 - INK)
+    assert float(pixels("mnist", CONTEXT).x.min()) == 0.0
+
+
+def test_public_features_stand_in_a_table_of_their_own(finished: dict[str, Finished]) -> None:
+    (table,) = finished["features"].outcome.tables
+    (row,) = table.rows
+    assert isinstance(row[3], Measured)
+    assert row[3].mean > 0.75
