@@ -277,6 +277,7 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Predictive means in the target's units, and on request the standard deviations of a new observation."""
+        check_is_fitted(self, "posterior_")
         scale, shift = self.encoder_.target_scale, self.encoder_.target_centre
         parts = [part.double().rescaled(scale, shift) for part in self._parts(X)]
         mean: Array = np.concatenate([part.centre.numpy() for part in parts])

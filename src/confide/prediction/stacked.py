@@ -159,7 +159,7 @@ def _stacked(chain: tuple[Layer, ...], groups: Groups, x: Tensor) -> Iterator[Bl
     buffers = [x.new_empty(size * layer.shape[0] * columns) for layer in chain]
     first = 0
     for draws in groups(size):
-        run = _Stack(chain, draws, buffers)
+        run = _Stack(chain, draws.to(x.dtype), buffers)
         for start in range(0, count, columns):
             rows = slice(start, min(start + columns, count))
             yield Block(first, rows, run(inputs[:, rows]).transpose(1, 2))
