@@ -97,7 +97,7 @@ def _arbitrary(radius: tuple[int, int], angle: tuple[int, int], sine: bool, sigm
     Between the ends of what is known of U, sqrt(-2 log U) changes by no more than sqrt(2 w / U), w the width, since
     |sqrt(a) - sqrt(b)| <= sqrt(|a - b|); the wave changes by no more than 2 pi times what is unknown of V.
     """
-    import mpmath  # type: ignore[import-untyped]  # comes with torch
+    import mpmath  # comes with torch
 
     while True:
         (u, u_bits), (v, v_bits) = radius, angle
