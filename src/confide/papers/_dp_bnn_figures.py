@@ -124,8 +124,8 @@ def effects(panels: Sequence[tuple[str, str, Sequence[tuple[float, Measured, flo
             other.spines["right"].set_visible(True)
             other.plot(where, [epsilon for _, _, epsilon in found], color=COLOURS[3], marker="s", label="epsilon")
             other.set(ylabel="Sound epsilon", ylim=(0, 1.1 * max(epsilon for _, _, epsilon in found)))
-            lines = [axis.get_legend_handles_labels(), other.get_legend_handles_labels()]
-            axis.legend(lines[0][0] + lines[1][0], lines[0][1] + lines[1][1], loc="best", fontsize=8)
+            lines = [*axis.get_legend_handles_labels()[0], *other.get_legend_handles_labels()[0]]
+        figure.legend(lines, ["accuracy", "epsilon"], loc="outside lower center", ncols=2)
 
     return Figure("effects", "Effects of batch size and learning rate on DP-SGD and DP-SGLD (figure 5)", draw, (10, 7))
 
