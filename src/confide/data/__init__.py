@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from confide.data import catalogue
+from confide.data.fingerprint import fingerprint
 from confide.data.loaders import from_frame, from_pairs, load_dataset, load_table
 from confide.data.preprocessing import Encoder, Prepared, check_training, prepare
 from confide.data.schema import Column, Fact, Schema
@@ -33,6 +34,7 @@ __all__ = [
     "bounds_from_moments",
     "catalogue",
     "check_training",
+    "fingerprint",
     "from_frame",
     "from_pairs",
     "histogram_statistic",
