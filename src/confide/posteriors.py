@@ -199,7 +199,11 @@ def load_posterior(path: str | Path, module: nn.Module | None = None) -> Any:
     build = _builder(kind)
     if build is None:
         raise ValueError(f"path={str(path)!r}: not a posterior written by this version of confide")
-    return build(network_of(about, module), likelihood_from_dict(about["likelihood"]), tensors, about["facts"])
+    try:
+        return build(network_of(about, module), likelihood_from_dict(about["likelihood"]), tensors, about["facts"])
+    except (KeyError, IndexError, TypeError, AttributeError):
+        pass
+    raise ValueError(f"path={str(path)!r}: is damaged or incomplete; use another copy")
 
 
 def network_of(about: Mapping[str, Any], module: nn.Module | None) -> nn.Module:

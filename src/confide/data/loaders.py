@@ -18,6 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -44,6 +45,8 @@ _RAGGED = re.compile(r"\ACSV parse error: Row #([0-9]+): Expected ([0-9]+) colum
 _NPZ_FAULTS = (
     OSError,
     ValueError,
+    SyntaxError,  # numpy reads the header of an array as a literal
+    TokenError,
     KeyError,
     EOFError,
     MemoryError,
