@@ -241,6 +241,21 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def main(
+    description: str | None,
+    run: Callable[[float, Clock], Report],
+    seconds: tuple[float, float],
+    show: Callable[[Report], None],
+) -> None:
+    """A race from the command line: `seconds` for --quick and without it, the result as JSON or as `show` prints it."""
+    arguments = parser(description)
+    add_clock(arguments)
+    options = arguments.parse_args()
+    clock = use_one_thread() if options.one_thread else time.perf_counter
+    result = run(seconds[0] if options.quick else seconds[1], clock)
+    (print_json if options.json else show)(result)
+
+
 def print_json(result: Report) -> None:
     print(json.dumps(rounded(result)))
 

@@ -8,7 +8,6 @@ By torch's own generator and by each back end of confide's noise stream, ratios 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -57,18 +56,10 @@ def run(seconds: float, clock: Clock) -> Report:
     return result
 
 
-def main() -> None:
-    arguments = _harness.parser(__doc__)
-    _harness.add_clock(arguments)
-    options = arguments.parse_args()
-    clock = _harness.use_one_thread() if options.one_thread else time.perf_counter
-    result = run(4.0 if options.quick else 20.0, clock)
-    if options.json:
-        _harness.print_json(result)
-    else:
-        for name in SHAPES:
-            _harness.print_table(f"{name} (ratio to torch)", result[name])
+def show(result: Report) -> None:
+    for name in SHAPES:
+        _harness.print_table(f"{name} (ratio to torch)", result[name])
 
 
 if __name__ == "__main__":
-    main()
+    _harness.main(__doc__, run, (4.0, 20.0), show)

@@ -14,7 +14,6 @@ The networks are named by features-hidden-outputs; the last layer's outputs are 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -123,18 +122,10 @@ def run(seconds: float, clock: Clock) -> Report:
     return result
 
 
-def main() -> None:
-    arguments = _harness.parser(__doc__)
-    _harness.add_clock(arguments)
-    options = arguments.parse_args()
-    clock = _harness.use_one_thread() if options.one_thread else time.perf_counter
-    result = run(6.0 if options.quick else 20.0, clock)
-    if options.json:
-        _harness.print_json(result)
-    else:
-        for name, rows in result["networks"].items():
-            _harness.print_table(f"{name} (ratio to the plain loop)", rows)
+def show(result: Report) -> None:
+    for name, rows in result["networks"].items():
+        _harness.print_table(f"{name} (ratio to the plain loop)", rows)
 
 
 if __name__ == "__main__":
-    main()
+    _harness.main(__doc__, run, (6.0, 20.0), show)

@@ -6,8 +6,6 @@ with ordinary noise (the reference) and with `secure=True`; and the noise by its
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from benchmarks import _harness
@@ -65,18 +63,10 @@ def run(seconds: float, clock: Clock) -> Report:
     return result
 
 
-def main() -> None:
-    arguments = _harness.parser(__doc__)
-    _harness.add_clock(arguments)
-    options = arguments.parse_args()
-    clock = _harness.use_one_thread() if options.one_thread else time.perf_counter
-    result = run(6.0 if options.quick else 30.0, clock)
-    if options.json:
-        _harness.print_json(result)
-        return
+def show(result: Report) -> None:
     _harness.print_table(f"one step (secure is promised at {PROMISED} at most)", result["step"])
     _harness.print_table("the noise alone", result["noise"])
 
 
 if __name__ == "__main__":
-    main()
+    _harness.main(__doc__, run, (6.0, 30.0), show)
