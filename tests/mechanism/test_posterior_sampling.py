@@ -186,7 +186,7 @@ class TestPrivacy:
         assert careless > mechanism.epsilon / 2 * 1.2, "the add-remove temper would not do"
 
     def test_the_event_is_what_the_draw_costs(self) -> None:
-        assert MECHANISM.event() == PureEvent(2.0, "add-remove", 1)
+        assert MECHANISM.event() == PureEvent(2.0, "add-remove", 1, (1 + math.exp(2.0)) * 1e-10)
         assert MECHANISM.event(3).count == 3
         generous = PosteriorSampling(epsilon=50.0, radius=4.0)
         assert generous.temper == 1.0
@@ -213,7 +213,14 @@ class TestPrivacy:
 
 @pytest.mark.parametrize(
     "options",
-    [{"epsilon": 0.0}, {"radius": -1.0}, {"feature_bound": math.inf}, {"prior_scale": 0.0}, {"tolerance": 0.01}],
+    [
+        {"epsilon": 0.0},
+        {"radius": -1.0},
+        {"feature_bound": math.inf},
+        {"prior_scale": 0.0},
+        {"tolerance": 0.01},
+        {"epsilon": 30.0, "radius": 30.0},  # the slack would be above 1
+    ],
 )
 def test_bad_settings_name_the_argument(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}="):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from confide.data.schema import Schema
 from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.methods.ops import hybrid, one_posterior_sample
 from confide.methods.sgld import SGLD
+from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import PureEvent
 
 MECHANISM = PosteriorSampling(epsilon=2.0, radius=4.0, tolerance=1e-9)
@@ -39,7 +41,7 @@ def test_draws_predict_and_are_charged_one_by_one() -> None:
     data = private()
     sampled = one_posterior_sample(data, 3, MECHANISM, delta=1e-5, draws=2)
     assert accuracy(sampled.posterior) > 0.75
-    assert sampled.privacy.events == (PureEvent(2.0, "add-remove", 2),)
+    assert sampled.privacy.events == (PureEvent(2.0, "add-remove", 2, MECHANISM.slack),)
     assert sampled.privacy.epsilon() == pytest.approx(4.0, rel=1e-3)
     assert sum(event.count for event in data.ledger.events("")) == 2
     with pytest.raises(ValueError, match="draws=0"):
@@ -58,23 +60,52 @@ def test_hybrid_starts_from_the_draw_and_pays_for_both() -> None:
     assert run.privacy.events == (MECHANISM.event(), *plan.events())
     assert run.privacy.epsilon() > MECHANISM.epsilon
     assert accuracy(run.posterior) > 0.75, "steps of length zero stay at the start, which was a draw"
-    together = run.privacy.epsilon()
-    assert 1e-5 - run.privacy.delta >= MECHANISM.slack(1, together), "the slack of all that was released"
+    exact = (replace(MECHANISM.event(), slack=0.0), *plan.events())
+    assert run.privacy.delta == 1e-5
+    assert run.privacy.epsilon() > sound_epsilon(exact, 1e-5), "the slack is part of the price"
     other = PosteriorSampling(epsilon=1.0, adjacency="replace-one")
     with pytest.raises(ValueError, match="adjacency="):
         hybrid(data, 3, other, SGLD(), plan)
 
 
-def test_the_statement_leaves_room_for_the_inexact_sampler() -> None:
-    """The delta of the statement and the slack of the draws add up to the delta asked for."""
-    sampled = one_posterior_sample(private(), 3, MECHANISM, delta=1e-5)
-    assert 1e-5 - sampled.privacy.delta == pytest.approx(MECHANISM.slack(), rel=1e-3)
-    assert MECHANISM.slack() == pytest.approx((1 + math.exp(2.0)) * 1e-9)
+def test_ledger_and_statement_know_that_the_sampler_is_inexact() -> None:
+    """An event without the slack would let both claim a delta that the draws do not keep."""
     data = private()
-    careless = PosteriorSampling(epsilon=2.0, radius=4.0, tolerance=1e-6)
-    with pytest.raises(ValueError, match="tolerance=1e-06"):
-        one_posterior_sample(data, 3, careless, delta=1e-5)
-    assert not data.ledger.events(""), "refused before anything was charged"
+    sampled = one_posterior_sample(data, 3, MECHANISM, delta=1e-5, draws=3)
+    missed = 3 * (1 + math.exp(2.0)) * 1e-9
+    for spent in (data.ledger.spent, lambda delta: sampled.privacy.epsilon(delta)):
+        assert math.isinf(spent(0.999 * missed)), "below the slack nothing is claimed"
+        assert spent(1.001 * missed) == pytest.approx(6.0)
+    assert "epsilon 2 and delta 8.39e-09" in sampled.privacy.statement()
+    assert "slack 8.39e-09" in data.ledger.to_rows()[0]["event"]
+    with pytest.raises(ValueError, match=r"delta=1e-08: .*above 2\.5e-08"):
+        one_posterior_sample(data, 3, MECHANISM, delta=1e-8, draws=3)
+    assert len(data.ledger.entries()) == 3, "refused before anything was charged"
+
+
+def test_a_ceiling_counts_the_slack() -> None:
+    data = private()
+    data.ledger.limit(100.0, delta=MECHANISM.slack / 2)
+    with pytest.raises(confide.BudgetExceeded):
+        data.draw(MECHANISM)
+    data.ledger.limit(100.0, delta=MECHANISM.slack * 1.01)
+    data.draw(MECHANISM)
+    with pytest.raises(confide.BudgetExceeded):
+        data.draw(MECHANISM)
+
+
+def test_what_cannot_work_is_refused_before_the_draw_is_paid() -> None:
+    """Another number of features, or a plan for other records, showed only after the draw was charged."""
+    data = private()
+    plan = confide.plan(delta=1e-5, records=120, batch=50, steps=5, noise_multiplier=2.0)
+    with pytest.raises(Exception, match="shape"):
+        one_posterior_sample(data, 4, MECHANISM, delta=1e-5)
+    with pytest.raises(Exception, match="shape"):
+        hybrid(data, 4, MECHANISM, SGLD(), plan)
+    elsewhere = confide.plan(delta=1e-5, records=999, batch=50, steps=5, noise_multiplier=2.0)
+    with pytest.raises(ValueError, match="records=999"):
+        hybrid(data, 3, MECHANISM, SGLD(), elsewhere)
+    assert not data.ledger.entries()
 
 
 def test_a_draw_without_two_classes_is_refused_before_it_is_charged() -> None:

@@ -25,9 +25,10 @@ or more, whatever the records (Chen, Chewi, Salim and Wibisono, COLT 2022). In s
     drift, and the same integral divides by 1 + h / s^2 once more.
 
 The chain starts where the divergence is bounded by known numbers and runs until Pinsker's inequality puts the total
-variation distance below `tolerance`. What is left adds (1 + e^epsilon) * tolerance to delta: `slack`. The price of one
-draw, a pure epsilon, does not contain it. All of this is for real numbers, of which doubles are taken to be good
-enough. How long a draw takes depends on the records: keep it to yourself.
+variation distance below `tolerance`. What is left makes a draw (epsilon, slack)-private instead of epsilon-private,
+with slack = (1 + e^epsilon) tolerance; the event says so, and with it the ledger and every statement. All of this is
+for real numbers, of which doubles are taken to be good enough. How long a draw takes depends on the records: keep it
+to yourself.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ class PosteriorSampling:
             raise ValueError(f"tolerance={self.tolerance}: must be in (0, 1e-6], far below any delta")
         if self.adjacency not in ADJACENCIES:
             raise ValueError(f"adjacency={self.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
+        if self.slack >= 1:
+            raise ValueError(
+                f"epsilon={self.epsilon}: with tolerance={self.tolerance} a draw says nothing; make one of them smaller"
+            )
 
     @property
     def width(self) -> float:
@@ -84,23 +89,29 @@ class PosteriorSampling:
     @property
     def temper(self) -> float:
         """rho, what each record's log-likelihood counts; 1 is the posterior itself and never exceeded."""
-        factor = 1 if self.adjacency == "add-remove" else 2
-        return min(1.0, self.epsilon / (factor * self.width))
+        return min(1.0, self.epsilon / (self._factor * self.width))
 
     def event(self, draws: int = 1) -> PureEvent:
         """What `draws` draws cost; less than epsilon each where the posterior itself is more private."""
-        factor = 1 if self.adjacency == "add-remove" else 2
-        return PureEvent(min(self.epsilon, factor * self.temper * self.width), self.adjacency, draws)
+        return PureEvent(self._exact_epsilon, self.adjacency, draws, self.slack)
 
-    def slack(self, draws: int = 1, epsilon: float | None = None) -> float:
-        """What `draws` draws add to delta, since each is only within `tolerance` of an exact one.
+    @property
+    def slack(self) -> float:
+        """The delta of one draw, since it is only within `tolerance` of an exact one.
 
-        Exact outcomes P, Q with P <= e^epsilon Q + delta, replaced by P', Q' within t of them in total variation, have
-        P' <= P + t <= e^epsilon (Q' + t) + delta + t. `epsilon` is that of everything released together; that of the
-        draws alone if nothing else is.
+        Exact outcomes P, Q with P <= e^epsilon Q, replaced by P', Q' within t of them in total variation, have
+        P' <= P + t <= e^epsilon Q + t <= e^epsilon (Q' + t) + t.
         """
-        together = self.event().epsilon * draws if epsilon is None else epsilon
-        return draws * (1 + math.exp(together)) * self.tolerance
+        return (1 + math.exp(min(self._exact_epsilon, 700.0))) * self.tolerance
+
+    @property
+    def _factor(self) -> int:
+        """A record that is replaced is one removed and one added."""
+        return 1 if self.adjacency == "add-remove" else 2
+
+    @property
+    def _exact_epsilon(self) -> float:
+        return min(self.epsilon, self._factor * self.temper * self.width)
 
     def draw(self, x: Tensor, y: Tensor, stream: NoiseStream) -> Tensor:
         """A draw of the coefficients, intercept last, from features (records, d) and labels 0 or 1. Private inside."""

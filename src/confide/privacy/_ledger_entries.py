@@ -68,7 +68,8 @@ def summary(event: Event) -> str:
         what = "passes" if event.sampling == "shuffle" else "steps"
         return f"{event.count} Gaussian {what}, noise {event.noise_multiplier:.6g}, {event.sampling}{rate}"
     if isinstance(event, PureEvent):
-        return f"{event.count} pure, epsilon {event.epsilon:.6g} ({event.adjacency})"
+        slack = f", slack {event.slack:.3g}" if event.slack else ""
+        return f"{event.count} pure, epsilon {event.epsilon:.6g}{slack} ({event.adjacency})"
     return f"{event.count} non-private: {event.reason}"
 
 

@@ -91,6 +91,34 @@ def infinite(reason: str) -> Bound:
     return Bound(math.inf, UPPER_BOUND, f"a release without protection: {reason}")
 
 
+def slack(events: Iterable[Event], adjacency: Adjacency) -> float:
+    """What releases with a slack add to delta, at any epsilon and whatever is released beside them.
+
+    A release that is (e, s)-private is no worse than one that gives everything away with probability s and is e-private
+    otherwise (Kairouz, Oh and Viswanath 2015). With all releases so replaced, nothing is given away but with the sum of
+    the slacks, and the rest composes as if there were none.
+    """
+    return sum(event.count * _slack(event, adjacency) for event in events if isinstance(event, PureEvent))
+
+
+def _slack(event: PureEvent, adjacency: Adjacency) -> float:
+    """Of one release. Replacing is removing and adding: P <= e^e (e^e Q + s) + s, so s counts 1 + e^e times."""
+    if event.slack == 0 or pure_epsilon(event, adjacency) == event.epsilon:
+        return event.slack
+    return event.slack * (1 + math.exp(min(event.epsilon, 700.0)))
+
+
+def without_bound(events: Sequence[Event], delta: float, adjacency: Adjacency) -> Bound | None:
+    """Infinity where no accountant can do better: a release without protection, or more slack than delta."""
+    reason = non_private(events)
+    if reason is not None:
+        return infinite(reason)
+    missed = slack(events, adjacency)
+    if missed > delta:
+        return Bound(math.inf, UPPER_BOUND, f"delta is below the slack of what was released, {missed:.3g}")
+    return None
+
+
 def sensitivity(adjacency: Adjacency) -> float:
     """How far one record can move a sum of answers of norm at most C, in units of C."""
     return 2.0 if adjacency == "replace-one" else 1.0

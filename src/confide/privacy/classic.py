@@ -15,7 +15,6 @@ from confide.privacy.bounds import (
     Bound,
     check_question,
     check_sampling,
-    infinite,
     is_exact_gaussian,
     is_plain_gaussian,
     known,
@@ -23,6 +22,8 @@ from confide.privacy.bounds import (
     not_applicable,
     pure_epsilon,
     sensitivity,
+    slack,
+    without_bound,
 )
 from confide.privacy.events import Adjacency, Event, GaussianEvent, PureEvent
 from confide.privacy.profiles import gaussian_delta, gaussian_epsilon
@@ -43,9 +44,10 @@ class GDP:
     def epsilon(self, events: Iterable[Event], delta: float, adjacency: Adjacency = "add-remove") -> Bound:
         check_question(delta, adjacency)
         listed = known(events)
-        reason = non_private(listed)
-        if reason is not None:
-            return infinite(reason)
+        hopeless = without_bound(listed, delta, adjacency)
+        if hopeless is not None:
+            return hopeless
+        delta -= slack(listed, adjacency)
         if any(isinstance(event, PureEvent) for event in listed):
             return not_applicable("a pure release is not Gaussian and need not be one of many")
         mu = math.sqrt(sum(event.count * _squared_mu(event, adjacency) for event in listed))
@@ -117,9 +119,10 @@ class ZCDP:
     def epsilon(self, events: Iterable[Event], delta: float, adjacency: Adjacency = "add-remove") -> Bound:
         check_question(delta, adjacency)
         listed = known(events)
-        reason = non_private(listed)
-        if reason is not None:
-            return infinite(reason)
+        hopeless = without_bound(listed, delta, adjacency)
+        if hopeless is not None:
+            return hopeless
+        delta -= slack(listed, adjacency)
         if not listed:
             return Bound(0.0, UPPER_BOUND, "nothing released")
         if delta == 0:
@@ -177,9 +180,10 @@ class AdvancedComposition:
     def epsilon(self, events: Iterable[Event], delta: float, adjacency: Adjacency = "add-remove") -> Bound:
         check_question(delta, adjacency)
         listed = known(events)
-        reason = non_private(listed)
-        if reason is not None:
-            return infinite(reason)
+        hopeless = without_bound(listed, delta, adjacency)
+        if hopeless is not None:
+            return hopeless
+        delta -= slack(listed, adjacency)
         gaussian = [event for event in listed if isinstance(event, GaussianEvent)]
         for event in gaussian:
             check_sampling(event, adjacency)

@@ -70,11 +70,15 @@ def _check_fixed_size(rate: float, records: int | None) -> None:
 
 @dataclass(frozen=True)
 class PureEvent:
-    """`count` releases that are each epsilon-differentially private with delta = 0, for the stated adjacency."""
+    """`count` releases that are each epsilon-differentially private, for the stated adjacency.
+
+    slack  the delta of one release: 0, or the little by which a sampler misses the law that is private with delta = 0
+    """
 
     epsilon: float
     adjacency: Adjacency = "add-remove"
     count: int = 1
+    slack: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
@@ -83,6 +87,8 @@ class PureEvent:
             raise ValueError(f"adjacency={self.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
         if self.count < 1:
             raise ValueError(f"count={self.count}: must be at least 1")
+        if not 0 <= self.slack < 1:
+            raise ValueError(f"slack={self.slack}: must be in [0, 1)")
 
 
 @dataclass(frozen=True)

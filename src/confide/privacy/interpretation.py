@@ -20,12 +20,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from confide.privacy.bounds import known, non_private
+from confide.privacy.bounds import known, non_private, slack
 from confide.privacy.events import Adjacency, Event
 from confide.privacy.pld import PLD
 from confide.privacy.profiles import Array
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+_TAIL = 1e-7
+"""The profile is looked at up to the epsilon where it has fallen to this."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,11 @@ def true_positive_rate(epsilons: Array, deltas: Array, false_positive_rate: floa
 def _test_power(
     events: tuple[Event, ...], adjacency: Adjacency, rates: tuple[float, ...]
 ) -> tuple[float, tuple[float, ...]]:
-    if non_private(events) is not None:
+    tail = _TAIL + slack(events, adjacency) if non_private(events) is None else 1.0
+    if tail >= 1:
         return 1.0, tuple(1.0 for _ in rates)
     accountant = PLD()
-    top = accountant.epsilon(events, 1e-7, adjacency).epsilon or 0.0
+    top = accountant.epsilon(events, tail, adjacency).epsilon or 0.0
     # Points lie closer near zero, where the profile bends; a second pass closes in on the best one for each rate.
     grid = top * np.linspace(0, 1, 65) ** 2
     deltas = accountant.deltas(events, grid.tolist(), adjacency)

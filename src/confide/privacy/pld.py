@@ -8,7 +8,7 @@ Covered, each with a dominating pair for one release (units of C, standard devia
                   poisson      (1-q) N(0) + q N(-1) against (1-q) N(0) + q N(1)
                   fixed-size   the profile of Balle, Barthe and Gaboardi (2018), see `losses`
                   shuffle      one N(-1), N(1) per pass: given the permutation a record is used once in a pass
-    either        pure         randomised response
+    either        pure         randomised response; a slack is taken off delta beforehand
 
 Fixed-size and shuffled batches under add-remove are refused: no sound bound is known. The pairs are discretised and
 composed by our own code, because dp-accounting has no distribution for fixed-size batches, one grid step for all
@@ -30,13 +30,14 @@ from confide.privacy.bounds import (
     Bound,
     check_question,
     check_sampling,
-    infinite,
     is_exact_gaussian,
     is_plain_gaussian,
     known,
     non_private,
     pure_epsilon,
     sensitivity,
+    slack,
+    without_bound,
 )
 from confide.privacy.composition import Composition, WindowTooWideError
 from confide.privacy.events import Adjacency, Event, GaussianEvent, PureEvent
@@ -83,9 +84,10 @@ class PLD:
         """The smallest epsilon that can be shown for this delta."""
         check_question(delta, adjacency)
         listed = known(events)
-        reason = non_private(listed)
-        if reason is not None:
-            return infinite(reason)
+        hopeless = without_bound(listed, delta, adjacency)
+        if hopeless is not None:
+            return hopeless
+        delta -= slack(listed, adjacency)
         parts = units(listed, adjacency)
         if delta == 0:
             return Bound(_pure_sum(parts), UPPER_BOUND, "basic composition of pure releases")
@@ -104,7 +106,7 @@ class PLD:
         listed = known(events)
         if non_private(listed) is not None:
             return 1.0
-        return _delta(units(listed, adjacency), epsilon, self.discretisation)
+        return min(1.0, _delta(units(listed, adjacency), epsilon, self.discretisation) + slack(listed, adjacency))
 
     def deltas(self, events: Iterable[Event], epsilons: Sequence[float], adjacency: Adjacency = "add-remove") -> Array:
         """delta at many epsilons >= 0, upper bounds to about 1e-9."""
@@ -112,7 +114,8 @@ class PLD:
         listed = known(events)
         if non_private(listed) is not None:
             return np.ones(len(epsilons))
-        return _deltas(units(listed, adjacency), epsilons, self.discretisation)
+        exact = _deltas(units(listed, adjacency), epsilons, self.discretisation)
+        return np.minimum(1.0, exact + slack(listed, adjacency))
 
 
 def units(events: Sequence[Event], adjacency: Adjacency) -> Parts:

@@ -27,13 +27,13 @@ from confide.privacy.bounds import (
     Bound,
     check_question,
     check_sampling,
-    infinite,
     is_plain_gaussian,
     known,
-    non_private,
     not_applicable,
     pure_epsilon,
     sensitivity,
+    slack,
+    without_bound,
 )
 from confide.privacy.events import Adjacency, Event, GaussianEvent, PureEvent
 from confide.privacy.profiles import Array
@@ -79,9 +79,10 @@ class RDP:
         """The smallest epsilon over all orders."""
         check_question(delta, adjacency)
         listed = known(events)
-        reason = non_private(listed)
-        if reason is not None:
-            return infinite(reason)
+        hopeless = without_bound(listed, delta, adjacency)
+        if hopeless is not None:
+            return hopeless
+        delta -= slack(listed, adjacency)
         if not listed:
             return Bound(0.0, UPPER_BOUND, "nothing released")
         if delta == 0:

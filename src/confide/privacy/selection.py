@@ -39,7 +39,16 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from confide.privacy.bounds import UPPER_BOUND, Bound, UnsupportedEvents, check_question, infinite, known, non_private
+from confide.privacy.bounds import (
+    UPPER_BOUND,
+    Bound,
+    UnsupportedEvents,
+    check_question,
+    infinite,
+    known,
+    non_private,
+    slack,
+)
 from confide.privacy.events import Adjacency, Event, merged
 from confide.privacy.ledger import Ledger
 from confide.privacy.rdp import DEFAULT_ORDERS, RDP, _divergence, _poisson
@@ -124,6 +133,10 @@ def base_divergence(events: Sequence[Event], adjacency: Adjacency) -> NDArray[np
         raise UnsupportedEvents(
             "adjacency='replace-one': no Renyi bound is known here for Poisson sampling, so neither is one for "
             "selection; use add-remove"
+        )
+    if slack(events, adjacency) > 0:
+        raise UnsupportedEvents(
+            "slack: no bound is known here for the best of several runs that are private only up to a slack in delta"
         )
     start = np.zeros(len(DEFAULT_ORDERS))
     return sum((event.count * _divergence(event, adjacency, DEFAULT_ORDERS) for event in events), start=start)

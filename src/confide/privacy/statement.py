@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from confide.privacy.accountants import PLD, Bound, epsilons, sound_epsilon
-from confide.privacy.bounds import check_question, known
+from confide.privacy.bounds import check_question, known, non_private, slack
 from confide.privacy.events import Adjacency, Event, GaussianEvent, NonPrivateEvent, PureEvent
 from confide.privacy.interpretation import Attacker, attacker
 
@@ -87,7 +87,7 @@ class Privacy:
         epsilon = self.epsilon()
         parts = [_seeded_sentence()] if self.seeded else []
         if math.isinf(epsilon):
-            parts.append(_no_protection(self.events))
+            parts.append(_no_protection(self.events, self.delta, self.adjacency))
         else:
             best = self.attacker()
             parts += [self._protection(epsilon), self._attack(best)]
@@ -146,7 +146,12 @@ def _seeded_sentence() -> str:
     )
 
 
-def _no_protection(events: tuple[Event, ...]) -> str:
+def _no_protection(events: tuple[Event, ...], delta: float, adjacency: Adjacency) -> str:
+    if non_private(events) is None and slack(events, adjacency) > delta:
+        return (
+            f"No privacy is claimed at delta = {delta:g}: it is below what the releases leave open by themselves, "
+            f"{_up(slack(events, adjacency))}."
+        )
     reasons = [event.reason for event in events if isinstance(event, NonPrivateEvent)]
     why = f" ({'; '.join(reasons)})" if reasons else ""
     return f"No privacy is claimed: epsilon is infinite, since something was released without protection{why}."
@@ -167,7 +172,8 @@ def _describe(event: Event) -> str:
         )
     if isinstance(event, PureEvent):
         times = "" if event.count == 1 else f"{event.count} times "
-        return f"{times}a result with pure epsilon {event.epsilon:.6g} ({event.adjacency})"
+        pure, beside = ("", f" and delta {_up(event.slack)}") if event.slack else ("pure ", "")
+        return f"{times}a result with {pure}epsilon {event.epsilon:.6g}{beside} ({event.adjacency})"
     return f"without protection: {event.reason}"
 
 

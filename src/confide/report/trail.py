@@ -48,7 +48,8 @@ def _details(event: Event) -> str:
             parts.append(f"{event.records:,} records")
         return ", ".join(parts)
     if isinstance(event, PureEvent):
-        return f"epsilon {event.epsilon:.6g} each, {event.adjacency}"
+        slack = f", delta {event.slack:.3g} each" if event.slack else ""
+        return f"epsilon {event.epsilon:.6g} each{slack}, {event.adjacency}"
     return event.reason
 
 
@@ -82,6 +83,11 @@ def _terms(run: Run) -> list[str]:
         f"in the {mechanism.clipping} style.",
         f"The number of records, {run.plan.records:,}, is public; sums are divided by public sizes only.",
     ]
+    if "noise_scale_epsilon" in run.posterior.facts:
+        found.append(
+            "Beside the steps, one histogram of residuals was released, in which every record counts once; the noise "
+            "of the target is read off it, and both together make up the epsilon."
+        )
     if run.privacy.seeded:
         found.append("The noise came from a fixed seed: the guarantee would hold for fresh noise only.")
     else:
@@ -133,6 +139,9 @@ def _plan_rows(run: Run) -> list[tuple[str, str]]:
             (f"Clip{block}", f"{words.number(mechanism.clip)}, {mechanism.clipping}"),
             (f"Noise multiplier{block}", noise),
         ]
+    alone = run.posterior.facts.get("noise_scale_epsilon")
+    if alone is not None:
+        rows.append(("Noise of the target", f"one histogram of residuals, alone epsilon {words.number(alone)}"))
     return [*rows, ("Time to fit", f"{run.seconds:.1f} s")]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from confide.privacy.bounds import EXACT, Bound, UnsupportedEvents, not_applicable
+from confide.privacy.bounds import EXACT, Bound, UnsupportedEvents, not_applicable, slack
 from confide.privacy.events import NonPrivateEvent
 from confide.privacy.interpretation import Attacker
 from confide.privacy.pld import PLD
@@ -203,7 +203,7 @@ def cards(verdict: Verdict) -> list[Card]:
         found.append(_accuracy_card(metrics["accuracy"], verdict.evaluation))
     elif "rmse" in metrics:
         explained = f"Root mean squared error on {_on_inputs(verdict.evaluation)}, in units of the target."
-        found.append(Card("Typical miss", words.number(metrics["rmse"]), explained))
+        found.append(Card("Typical miss", words.metric("rmse", metrics["rmse"])["value"], explained))
     if "ece" in metrics:
         explained = "Average gap between how sure it said it was and how often it was right."
         found.append(Card("Confidence is off by", f"{100 * metrics['ece']:.1f}", explained, "points"))
@@ -270,7 +270,7 @@ def attacker_curve(privacy: Privacy, attacker: Attacker) -> dict[float, float]:
 
     from confide.privacy.interpretation import true_positive_rate
 
-    grid = privacy.epsilon(1e-7) * np.linspace(0, 1, 17) ** 2
+    grid = privacy.epsilon(1e-7 + slack(privacy.events, privacy.adjacency)) * np.linspace(0, 1, 17) ** 2
     deltas = np.asarray(PLD().deltas(privacy.events, grid.tolist(), privacy.adjacency))
     rates = [10 ** (-3 + step / 8) for step in range(25)]
     return {rate: true_positive_rate(grid, deltas, rate) for rate in rates} | dict(attacker.tpr_at_fpr)
