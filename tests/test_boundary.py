@@ -234,8 +234,31 @@ class TestSampling:
     @pytest.mark.parametrize("sampling", ["fixed-size", "shuffle"])
     def test_sampling_that_reveals_the_size_needs_the_declared_one(self, sampling: Any) -> None:
         sampler = BatchSampler(11, NoiseStream(1))
+        mechanism = SampledGaussian(1.0, 1.0, 0.3, 10, sampling)
         with pytest.raises(ValueError, match="use poisson sampling"):
-            sampler.draw(SampledGaussian(1.0, 1.0, 0.3, 10, sampling))
+            sampler.draw(mechanism)
+        data = PrivateData(torch.zeros(11, 1), torch.zeros(11), schema=Schema(records=10), seed=1)
+        with pytest.raises(ValueError, match="use poisson sampling"):
+            data.charge(mechanism, 3)
+        assert not data.ledger.entries(), "refused before it was paid for"
+
+
+class TestRefusedBeforeTheCharge:
+    """What shows only when the first such record is read would cost the whole plan."""
+
+    plan = confide.plan(delta=1e-5, records=20, batch=5, steps=3, noise_multiplier=1.0)
+
+    def test_a_network_with_fewer_outputs_than_classes(self) -> None:
+        data = PrivateData(torch.zeros(20, 2), torch.zeros(20), schema=Schema(classes=4, records=20), seed=1)
+        with pytest.raises(ValueError, match="outputs=3: the network has too few"):
+            confide.fit(confide.methods.SGLD(), torch.nn.Linear(2, 3), data, self.plan)
+        assert not data.ledger.entries()
+
+    def test_progress_that_cannot_be_called(self) -> None:
+        data = PrivateData(torch.zeros(20, 2), torch.zeros(20), schema=Schema(classes=2, records=20), seed=1)
+        with pytest.raises(TypeError, match="progress="):
+            confide.fit(confide.methods.SGLD(), torch.nn.Linear(2, 2), data, self.plan, progress=True)  # type: ignore[arg-type]
+        assert not data.ledger.entries()
 
 
 class TestMechanism:

@@ -289,9 +289,11 @@ class TestRefusals:
             def tell(self, problem: Problem, state: Any, release: Release) -> Any:
                 return ListState(state.step + 1, [*state.seen, 1.0])
 
-        case = classification()
+        case, ledger = classification(), confide.Ledger()
+        data = case.data(ledger=ledger)
         with pytest.raises(TypeError, match=r"state.seen: list cannot be kept"):
-            confide.fit(Hoarder(), case.module, case.data(), small_plan(case), checkpoint=tmp_path / "run")
+            confide.fit(Hoarder(), case.module, data, small_plan(case), checkpoint=tmp_path / "run")
+        assert not ledger.entries(), "refused before anything was charged"
 
     def test_every(self) -> None:
         with pytest.raises(ValueError, match="every=0: must be at least 1"):

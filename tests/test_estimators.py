@@ -383,9 +383,20 @@ def test_intervals_hold_what_they_say_whatever_the_noise(method: str, noise: flo
     model = PrivateBayesRegressor(method, epsilon=1.0, hidden=(), **facts).fit(x, y)
     low, high = model.predictive(x_test).interval(0.9).unbind(-1)
     assert 0.86 < float(((torch.tensor(y_test) >= low) & (torch.tensor(y_test) <= high)).double().mean()) < 0.94
-    assert [entry.purpose for entry in book.entries()] == ["noise of the target", f"fit {method}"]
+    assert [entry.purpose for entry in book.entries()] == [f"fit {method} and noise of the target"] * 2
     assert sound_epsilon(book.events(), 1e-5) <= 1.0
     assert sound_epsilon(model.privacy_.events, 1e-5) == pytest.approx(sound_epsilon(book.events(), 1e-5))
+
+
+def test_a_budget_for_the_fit_alone_is_not_touched() -> None:
+    """Charged one after the other, the histogram would be paid for and the fit refused."""
+    x, y = line(400, 0.1, 0)
+    book = Ledger()
+    book.limit(0.9, 1e-5)
+    facts = {"bounds": (-1, 1), "target_bounds": (-3, 3), "records": 400, "ledger": book, "steps": 10}
+    with pytest.raises(BudgetExceeded):
+        PrivateBayesRegressor("sgd", epsilon=1.0, hidden=(), **facts).fit(x, y)
+    assert book.entries() == ()
 
 
 @pytest.mark.usefixtures("quick_noise")

@@ -27,13 +27,13 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 from torch import nn
 
 from confide import methods
-from confide._residuals import with_learnt_noise
+from confide._residuals import fit_learning_noise, histogram_for
 from confide.boundary import PrivateData
 from confide.data.loaders import from_frame
 from confide.data.preprocessing import Encoder, check_training
 from confide.data.schema import Column, Schema, Task
 from confide.data.table import Array, DataError, Table, plain_column
-from confide.fit import Run, default_likelihood, fit, make_problem
+from confide.fit import Run, default_likelihood, make_problem
 from confide.mechanism.gaussian import SampledGaussian
 from confide.methods.base import Method
 from confide.models.likelihoods import Gaussian
@@ -56,8 +56,6 @@ from confide.rules import (
 
 COUNT_SHARE = 0.1
 """Part of epsilon that a private count may cost. It composes with the fit, so that the fit loses far less."""
-NOISE_SHARE = 0.2
-"""Part of epsilon that learning the noise of a regression target may cost; it composes, so that the fit loses less."""
 COUNTED_RATE = 0.05
 COUNTED_EPOCHS = 40.0
 """Rate and passes of a fit whose number of records was counted: constants, so that the plan rests on no count."""
@@ -294,10 +292,9 @@ def count_of(request: Request) -> SampledGaussian:
 def noise_histogram_of(request: Request, method: Method) -> SampledGaussian | None:
     """The mechanism that learns the noise of a regression target; None where it is given, or the method learns it."""
     options = request.options
-    if request.task != "regression" or options.likelihood is not None or getattr(method, "noise", None) == "learnt":
+    if request.task != "regression" or options.likelihood is not None:
         return None
-    noise = _noise(NOISE_SHARE * options.epsilon, options.delta, 1, 1.0, full=True)
-    return SampledGaussian(noise, 1.0, 1.0, 1, "full-batch")
+    return histogram_for(method, options.epsilon, options.delta)
 
 
 def plan_of(request: Request, records: int, spent: tuple[Event, ...] = ()) -> Plan:
@@ -364,23 +361,17 @@ def _fitted(request: Request, schema: Schema, x: Array, data: PrivateData, spent
     assert schema.records is not None  # declared, assumed or counted by now
     method = method_of(request)
     histogram = noise_histogram_of(request, method)
-    if histogram is not None:
-        spent = (*spent, histogram.event())
-    plan = plan_of(request, schema.records, spent)
+    beside = () if histogram is None else (histogram.event(),)
+    plan = plan_of(request, schema.records, (*spent, *beside))
     module = network_of(request, schema, x, schema.records)
     likelihood = likelihood_of(request, schema, module)
-    if histogram is not None:
-        # Paid before the fit, so that a budget which does not suffice for both refuses both.
-        _rehearse(request, schema, x, data, plan)
-        data.charge(histogram, 1, purpose="noise of the target")
-    run = fit(method, module, data, plan, likelihood=likelihood, seed=request.options.seed)
+    options = request.options
+    run = fit_learning_noise(method, module, data, plan, histogram, likelihood=likelihood, seed=options.seed)
     if not bool(torch.isfinite(run.posterior.sample(16)).all()):
         raise ValueError(
             f"method={run.method.name!r}: ran away, its draws are not finite; the run stays charged, and a method with "
             "a smaller step size or learning rate keeps the next one within bounds"
         )
-    if histogram is not None:
-        run = replace(run, posterior=with_learnt_noise(run.posterior, data, histogram, schema.records))
     privacy: Privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=assumptions_of(schema))
     return replace(run, privacy=privacy)
 

@@ -9,23 +9,38 @@ the one for which the stated share of them does:
 
 Edges are public: residuals of a target scaled to [-1, 1] and predictions nearby lie in [0, 2], in steps of
 2^(1/2): finer ones would add the noise of more bins to each tail.
+
+The histogram is a release of its own beside the fit's. It may cost SHARE of epsilon at most, the plan of the fit is
+calibrated with it in mind (`spent`), and both are charged in one go: a budget that does not suffice for both refuses
+both. The estimators and the command line come through here.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from confide._together import PaidTogether
 from confide.boundary import PrivateData
+from confide.fit import Run, Source, fit
 from confide.mechanism.gaussian import SampledGaussian
-from confide.models.likelihoods import Gaussian
+from confide.methods.base import Method
+from confide.models.likelihoods import Gaussian, Likelihood
+from confide.plan import Plan
 from confide.prediction.summary import summary_of
+from confide.privacy.calibration import noise_multiplier_for
+from confide.privacy.events import Adjacency
 from confide.queries import StatisticQuery
 
+PURPOSE = "noise of the target"
+SHARE = 0.2
+"""Part of epsilon that the histogram may cost; it composes with the fit, so that the fit loses far less."""
 LEVEL = 0.9
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """From 0.002 to 2: the finest scale is a thousandth of the target's range."""
@@ -56,9 +71,46 @@ def scale_of(counts: Tensor, records: int) -> float:
     return EDGES[0] / z
 
 
-def with_learnt_noise(posterior: Any, data: PrivateData, mechanism: SampledGaussian, records: int) -> Any:
+def histogram_for(
+    method: Method, epsilon: float, delta: float, adjacency: Adjacency = "add-remove", secure: bool = False
+) -> SampledGaussian | None:
+    """The mechanism of the histogram, for SHARE of epsilon; None where the method learns the noise by itself."""
+    if getattr(method, "noise", None) == "learnt":
+        return None
+    noise = noise_multiplier_for(SHARE * epsilon, delta, 1, 1.0, "full-batch", adjacency)
+    return SampledGaussian(noise, 1.0, 1.0, 1, "full-batch", secure=secure)
+
+
+def fit_learning_noise(
+    method: Method,
+    module: nn.Module,
+    data: PrivateData,
+    plan: Plan,
+    histogram: SampledGaussian | None,
+    *,
+    likelihood: Likelihood,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Fit, and then learn the noise of the target from the histogram; without one, fit alone.
+
+    `plan` must have been calibrated with the histogram's event among what is spent.
+    """
+    started = time.perf_counter()
+    source: Source = data if histogram is None else PaidTogether(data, beside=[(histogram, 1)], purpose=PURPOSE)
+    run = fit(method, module, source, plan, likelihood=likelihood, seed=seed, progress=progress)
+    if histogram is None:
+        return run
+    posterior = with_learnt_noise(run.posterior, data, histogram, plan)
+    privacy = replace(run.privacy, events=(histogram.event(), *run.privacy.events))
+    return replace(run, posterior=posterior, privacy=privacy, seconds=time.perf_counter() - started)
+
+
+def with_learnt_noise(posterior: Any, data: PrivateData, histogram: SampledGaussian, plan: Plan) -> Any:
     """The posterior under a Gaussian likelihood of the noise scale that one release shows."""
-    release = data.answer(residual_bins(posterior), mechanism, purpose="noise of the target")
-    scale = scale_of(release.sum.clone(), records)
+    release = data.answer(residual_bins(posterior), histogram, purpose=PURPOSE)
+    scale = scale_of(release.sum.clone(), plan.records)
     facts = {**posterior.facts, "noise_scale": scale, "noise_scale_from": "private histogram of residuals"}
+    if plan.target_epsilon is not None:
+        facts["noise_scale_epsilon"] = SHARE * plan.target_epsilon
     return replace(posterior, likelihood=Gaussian(scale), facts=facts)

@@ -31,6 +31,19 @@ from confide.queries import GradientQuery, Query, Release
 
 LARGEST_CLIP = 1e30
 """Stands for an infinite clip, which only a run marked as not private may have."""
+ANSWER_BYTES = 8 << 20
+"""Statistics are computed for so many bytes of answers at a time."""
+_KEPT_BYTES = 31 << 20
+
+
+def _keep_pages() -> None:
+    """Let the C library keep freed memory for the next batch.
+
+    By default it hands buffers back to the operating system, and the next batch waits for fresh pages several times as
+    long as it takes to fill them. It raises its limit to the largest buffer that was ever freed, up to 32 MB: one that
+    nobody touches costs nothing. Elsewhere than under glibc this does nothing.
+    """
+    torch.empty(_KEPT_BYTES, dtype=torch.uint8)
 
 
 class PrivateData:
@@ -57,6 +70,7 @@ class PrivateData:
         watch: Callable[[SampledGaussian, Tensor], None] | None = None,
         seed: int | None = None,
     ) -> None:
+        _keep_pages()
         mapped = isinstance(x, MappedRecords)
         features, targets, valid = (x.features, x.targets, x.usable) if mapped else _as_records(x, y, schema)
         self.schema = schema
@@ -79,6 +93,8 @@ class PrivateData:
 
     def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
         """Pay for the steps of every mechanism, or, if the budget does not suffice for all, for none."""
+        for mechanism, _ in parts:
+            self.__sampler.check(mechanism)
         events: list[Event] = [mechanism.event(steps) for mechanism, steps in parts]
         if len(events) == 1:
             self.ledger.charge(events[0], purpose=purpose, dataset=self.name)
@@ -92,6 +108,8 @@ class PrivateData:
         """Try the query on made-up records of the right shape: what cannot work fails here, before any charge."""
         x = torch.zeros((2, *self.__features.shape[1:]), dtype=self.__features.dtype)
         y = torch.zeros((2, *self.__targets.shape[1:]), dtype=self.__targets.dtype)
+        if self.schema.class_count is not None:
+            y[-1] = self.schema.class_count - 1  # a network with too few outputs fails here, not at such a record
         trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
         _add_answers(query, x, y, trial, torch.zeros(query.size, dtype=query.dtype))
 
@@ -147,8 +165,11 @@ def _add_answers(query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian,
         return clipped_sum(query.module, query.loss, x, y, clip=clip, out=total, style=mechanism.clipping)
     if not len(x):
         return x.new_zeros(0)
+    rows = max(1, ANSWER_BYTES // (8 * query.size))
     with torch.no_grad():
-        return clipped_sum_of_rows(query.function(x, y), clip=clip, out=total)
+        # A query is pure in the record, so that pieces of a batch give what the batch gives.
+        pieces = zip(x.split(rows), y.split(rows), strict=True)
+        return torch.cat([clipped_sum_of_rows(query.function(*piece), clip=clip, out=total) for piece in pieces])
 
 
 def _as_records(x: Any, y: Any, schema: Schema) -> tuple[Tensor, Tensor, Tensor]:

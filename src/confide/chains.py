@@ -3,7 +3,8 @@
     plan = confide.plan(epsilon=1, delta=1e-5, records=n, batch=256, epochs=10, chains=4)
     run = confide.fit_chains(method, module, data, plan, chains=4)
 
-`plan(..., chains=4)` gives the plan of one chain with the noise that keeps all four together within epsilon.
+`plan(..., chains=4)` gives the plan of one chain with the noise that keeps all four together within epsilon. All chains
+are charged before the first one starts: a budget that does not suffice for all of them refuses, and nothing is spent.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from confide._together import PaidTogether
 from confide.evaluate.chains import effective_sample_size, split_r_hat
 from confide.fit import Run, Source, fit
 from confide.methods.base import Method
@@ -22,6 +24,9 @@ from confide.models.likelihoods import Likelihood
 from confide.plan import Plan
 from confide.posteriors import Draws
 from confide.privacy.statement import Privacy
+
+FEWEST_DRAWS = 4
+"""Of each chain: R-hat compares the variances of its halves."""
 
 
 def fit_chains(
@@ -38,16 +43,36 @@ def fit_chains(
     """Run the plan `chains` times and pool the draws; facts state the largest R-hat and the smallest sample size."""
     if chains < 2:
         raise ValueError(f"chains={chains}: must be at least 2; use fit for one chain")
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
+    _check_draws(method, plan)
     started = time.perf_counter()
+    source = PaidTogether(data, times=chains)
     runs = []
     for chain in range(chains):
         shown = None if progress is None else _offset(progress, chain * plan.steps, chains * plan.steps)
         chain_seed = None if seed is None else seed + chain
-        runs.append(fit(method, module, data, plan, likelihood=likelihood, seed=chain_seed, progress=shown))
+        runs.append(fit(method, module, source, plan, likelihood=likelihood, seed=chain_seed, progress=shown))
     posterior = _pooled([run.posterior for run in runs])
     events = tuple(event for run in runs for event in run.privacy.events)  # what sources charge beside the plan, too
     privacy = Privacy(events, plan.delta, plan.adjacency, seeded=data.seeded)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
+
+
+def _check_draws(method: Method, plan: Plan) -> None:
+    """Refuse what `_pooled` could not pool, before anything is charged."""
+    draws_of = getattr(method, "draws_of", None)
+    if draws_of is None:
+        raise ValueError(
+            f"method={method.name!r}: chains need a sampler, which says by draws_of(steps) how many draws it keeps; "
+            "use sgld, psgld, sghmc or sgnht"
+        )
+    draws = draws_of(plan.steps)
+    if draws < FEWEST_DRAWS:
+        raise ValueError(
+            f"steps={plan.steps}: this sampler would keep {draws} draws of a chain, and R-hat needs {FEWEST_DRAWS}; "
+            "plan more steps, or give the method a smaller burn_in or thinning"
+        )
 
 
 def _offset(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
@@ -55,8 +80,6 @@ def _offset(progress: Callable[[int, int], None], before: int, total: int) -> Ca
 
 
 def _pooled(posteriors: list[Any]) -> Draws:
-    if not all(isinstance(posterior, Draws) and len(posterior.draws) >= 4 for posterior in posteriors):
-        raise ValueError("method: chains need a sampler that keeps at least 4 draws; use sgld, psgld, sghmc or sgnht")
     stacked = torch.stack([posterior.draws for posterior in posteriors])
     first = posteriors[0]
     facts = {

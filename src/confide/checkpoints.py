@@ -139,6 +139,7 @@ class KeptJourney(Journey):
         self.journal = self._read_journal()
         self.done = self._restore()
         self.next = min(self.done + self.every, self.plan.steps)
+        self._packed_state(self.state, {})  # a state that cannot be kept is refused before anything is charged
 
     # -- charging --------------------------------------------------------------------------------------------------
 

@@ -82,10 +82,9 @@ def fit(
     """
     started = time.perf_counter()
     plan = plan.secured() if secure else plan
-    _check_sizes(data.schema, plan)
-    problem = make_problem(method, module, data.schema, plan, likelihood, seed)
-    state = method.init(problem)
-    data.rehearse(method.ask(problem, state))
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
+    problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
     with begin(checkpoint, method, problem, data, state) as journey:
         state = journey.state
         for done, mechanism in journey.steps():
@@ -97,6 +96,23 @@ def fit(
     posterior = method.posterior(problem, state)
     privacy = Privacy(journey.events(), plan.delta, plan.adjacency, seeded=data.seeded)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
+
+
+def rehearse(
+    method: Method,
+    module: nn.Module,
+    data: Source,
+    plan: Plan,
+    *,
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+) -> tuple[Problem, Any]:
+    """Everything that a fit refuses before it charges, and nothing else: the problem and the method's first state."""
+    _check_sizes(data.schema, plan)
+    problem = make_problem(method, module, data.schema, plan, likelihood, seed)
+    state = method.init(problem)
+    data.rehearse(method.ask(problem, state))
+    return problem, state
 
 
 def _check_sizes(schema: Schema, plan: Plan) -> None:

@@ -8,7 +8,7 @@ depends on declared sizes, never on records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from confide.mechanism.gaussian import ClippingStyle, SampledGaussian
@@ -77,6 +77,7 @@ def plan(
     clipping: ClippingStyle = "flat",
     chains: int = 1,
     private: bool = True,
+    spent: Iterable[Event] = (),
 ) -> Plan:
     """Calibrate a run. Give `epsilon` (the noise follows) or `noise_multiplier` (the epsilon follows).
 
@@ -85,6 +86,7 @@ def plan(
     clip       largest norm of one record's answer
     chains     how often the plan will be run; epsilon covers all of them together
     private    False: no noise, marked as not private everywhere
+    spent      releases beside this run that share its epsilon, such as a private count
     """
     if chains < 1:
         raise ValueError(f"chains={chains}: must be at least 1")
@@ -112,6 +114,7 @@ def plan(
         sampling=sampling,
         adjacency=adjacency,
         records=records,
+        spent=spent,
     )
     return Plan(((replace(draft, noise_multiplier=found), count),), delta, adjacency, epsilon)
 

@@ -59,9 +59,39 @@ def test_every_chain_is_charged_and_the_plan_covers_them() -> None:
 
 
 def test_a_point_estimate_has_no_chains() -> None:
-    case = classification()
+    case, ledger = classification(), confide.Ledger()
     with pytest.raises(ValueError, match="use sgld"):
-        confide.fit_chains(confide.methods.SGD(), case.module, case.data(), small_plan(case), chains=2)
+        confide.fit_chains(confide.methods.SGD(), case.module, case.data(ledger=ledger), small_plan(case), chains=2)
+    assert not ledger.entries()
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "kept"), [({"thinning": 2}, 12, 3), ({"burn_in": 0.9}, 30, 3), ({"thinning": 9}, 5, 1)]
+)
+def test_too_few_draws_are_refused_before_anything_is_charged(
+    settings: dict[str, float], steps: int, kept: int
+) -> None:
+    """Found out only when the draws are pooled, all chains would have been charged and lost."""
+    case, ledger = classification(), confide.Ledger()
+    method = confide.methods.SGLD(**settings)  # type: ignore[arg-type]
+    plan = small_plan(case, steps=steps)
+    with pytest.raises(ValueError, match=f"steps={steps}: this sampler would keep {kept} draws"):
+        confide.fit_chains(method, case.module, case.data(ledger=ledger), plan, chains=2)
+    assert not ledger.entries()
+    assert len(confide.fit(method, case.module, case.data(), plan, seed=1).posterior.draws) == kept
+
+
+def test_a_budget_for_some_of_the_chains_refuses_all() -> None:
+    """Charged one by one, three chains would have been run and lost when the fourth was refused."""
+    case, ledger = classification(), confide.Ledger()
+    plan = confide.plan(epsilon=2.0, delta=1e-5, records=60, batch=20, steps=12, chains=3)
+    ledger.limit(2.0, 1e-5)
+    data, method = case.data(ledger=ledger), confide.methods.SGLD(thinning=1)
+    with pytest.raises(confide.BudgetExceeded):
+        confide.fit_chains(method, case.module, data, plan, chains=4)
+    assert not ledger.entries()
+    confide.fit_chains(method, case.module, data, plan, chains=3)
+    assert sum(entry.event.count for entry in ledger.entries() if entry.event is not None) == 36
 
 
 def test_autocorrelation_of_a_first_order_chain() -> None:

@@ -44,18 +44,24 @@ class BatchSampler:
         self._stream = stream
         self._passes: dict[SampledGaussian, Indices] = {}
 
+    def check(self, mechanism: SampledGaussian) -> None:
+        """Refuse batches that cannot be drawn; called before they are paid for.
+
+        Fixed-size batches and passes reveal the number of records, so it must be the public one.
+        """
+        if mechanism.sampling in ("fixed-size", "shuffle") and mechanism.records != self._size:
+            raise ValueError(
+                f"records={mechanism.records}: {mechanism.sampling} sampling makes the number of records public, so "
+                "it must be declared exactly; use poisson sampling to keep it private"
+            )
+
     def draw(self, mechanism: SampledGaussian) -> Indices:
         """Row numbers of the next batch."""
         if mechanism.sampling == "poisson":
             return poisson_batch(self._stream, self._size, mechanism.rate)
         if mechanism.sampling == "full-batch":
             return np.arange(self._size, dtype=np.int64)
-        if mechanism.records != self._size:
-            # Fixed-size batches and passes reveal the number of records, so it must be the public one.
-            raise ValueError(
-                f"records={mechanism.records}: {mechanism.sampling} sampling makes the number of records public, so "
-                "it must be declared exactly; use poisson sampling to keep it private"
-            )
+        self.check(mechanism)
         batch = round(mechanism.expected_batch)
         if mechanism.sampling == "fixed-size":
             return self._stream.choice_without_replacement(self._size, batch)

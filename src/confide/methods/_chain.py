@@ -61,17 +61,25 @@ class Chain:
 
     def keep(self, problem: Problem, state: StateType, eta: float) -> StateType:
         """Count the step, and keep the position if it is one of the draws. Decreasing steps weigh draws by eta."""
-        step = state.step + 1
-        burn_in = self.burn_in_steps(problem)
-        thinning = self.thinning or math.ceil((problem.plan.steps - burn_in) / MOST_DRAWS)
+        step, steps = state.step + 1, problem.plan.steps
         # Counted from the end, so that the last position is always kept.
-        if step <= burn_in or (problem.plan.steps - step) % thinning:
+        if step <= self._burn_in(steps) or (steps - step) % self._thinning(steps):
             return replace(state, step=step)
         draws = (*state.draws, problem.position.clone())
         return replace(state, step=step, draws=draws, weights=(*state.weights, eta))
 
+    def draws_of(self, steps: int) -> int:
+        """How many draws a chain of so many steps keeps."""
+        return (steps - self._burn_in(steps) - 1) // self._thinning(steps) + 1
+
     def burn_in_steps(self, problem: Problem) -> int:
-        return min(int(self.burn_in * problem.plan.steps), problem.plan.steps - 1)
+        return self._burn_in(problem.plan.steps)
+
+    def _burn_in(self, steps: int) -> int:
+        return min(int(self.burn_in * steps), steps - 1)
+
+    def _thinning(self, steps: int) -> int:
+        return self.thinning or math.ceil((steps - self._burn_in(steps)) / MOST_DRAWS)
 
     def collected(self, problem: Problem, state: ChainState, facts: dict[str, Any]) -> Draws:
         """The posterior of the kept draws."""

@@ -21,11 +21,21 @@ _NO_REDUCTION, _IGNORED = 0, -100
 
 def _categorical(likelihood: Categorical, output: Tensor, y: Tensor) -> Tensor:
     """The two steps that autograd takes backwards through a cross entropy, labels to be ignored included."""
+    _check_labels(y, output.shape[1])
     logs = torch.log_softmax(output, 1)
     each, weight = output.new_ones(output.shape[0]), output.new_zeros(())
     slopes = _ATEN.nll_loss_backward(each, logs, y, None, _NO_REDUCTION, _IGNORED, weight)
     found: Tensor = _ATEN._log_softmax_backward_data(slopes, logs, 1, output.dtype)
     return found
+
+
+def _check_labels(y: Tensor, outputs: int) -> None:
+    """The kernel does not look at labels, and one outside the outputs would write into memory that is not its own."""
+    if not y.numel():
+        return
+    lowest, highest = (int(end) for end in torch.aminmax(y))
+    if highest >= outputs or (lowest < 0 and bool(((y < 0) & (y != _IGNORED)).any())):
+        raise ValueError(f"outputs={outputs}: the network has too few for the labels; give it one for each class")
 
 
 def _bernoulli(likelihood: Bernoulli, output: Tensor, y: Tensor) -> Tensor:
