@@ -1,11 +1,13 @@
-"""What a run leaves on disk: one new directory, written whole or not at all.
+"""What a run leaves on disk: one new directory.
 
     posterior.safetensors   the posterior; no pickle
     run.json                settings, events, epsilons, metrics, schema, versions and hashes: strict JSON
     report.html             the same for people
 
-Everything is written to a hidden directory beside the target, which is renamed at the end. JSON has no infinity and no
-NaN: infinities are the strings "Infinity" and "-Infinity", which `float` reads back, and NaN is null.
+Everything is written to a hidden directory beside the target, which is renamed at the end. The posterior comes first,
+for it was paid for and cannot be had again without paying again: what fails after it is written leaves it there, and
+`Unfinished` says where. JSON has no infinity and no NaN: infinities are the strings "Infinity" and "-Infinity", which
+`float` reads back, and NaN is null.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torch import nn
 
 from confide.data.schema import Schema
 from confide.posteriors import load_posterior
+from confide.privacy._bayesian_result import Trusted
 from confide.privacy.events import event_from_dict, event_to_dict
 from confide.privacy.statement import Privacy
 from confide.report import Evaluation, render
@@ -38,7 +41,16 @@ if TYPE_CHECKING:
     from confide.fit import Run
 
 FORMAT = 1
+HIDDEN = "not written: computed from private records without protection"
 POSTERIOR, RECORD, REPORT = "posterior.safetensors", "run.json", "report.html"
+
+
+class Unfinished(ValueError):  # noqa: N818 (the name says what happened)
+    """Saving failed after the posterior was written; `kept` is the directory that holds it."""
+
+    def __init__(self, message: str, kept: Path) -> None:
+        super().__init__(message)
+        self.kept = kept
 
 
 def save_run(
@@ -53,6 +65,8 @@ def save_run(
 ) -> Path:
     """Write the run to a new directory and return its path.
 
+    A report that cannot be made or written raises `Unfinished` once the rest is in place.
+
     metrics     numbers on a test set; computed from `evaluation` if left out
     evaluation  predictions and truth of a declared test set, for the plots of the report
     config      settings to keep beside the run
@@ -64,17 +78,38 @@ def save_run(
     if metrics is None and evaluation is not None:
         metrics = evaluation.metrics()
     created = datetime.now(UTC)
-    with _written_whole(target) as draft:
+    trouble: Exception | None = None
+    with _draft_of(target) as draft:
         run.posterior.save(draft / POSTERIOR)
         hashes = {POSTERIOR: sha256(draft / POSTERIOR)}
-        page = render(run, metrics, evaluation, title=title, config=config, hashes=hashes, created=created)
-        (draft / REPORT).write_text(page, encoding="utf-8")
         record = run_record(run, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
-        record |= {"created": created.isoformat(timespec="seconds")}
-        record |= {"sha256": {**hashes, REPORT: sha256(draft / REPORT)}}
-        text = json.dumps(strict(record), allow_nan=False, indent=2, ensure_ascii=False)
-        (draft / RECORD).write_text(text + "\n", encoding="utf-8")
+        record |= {"created": created.isoformat(timespec="seconds"), "sha256": hashes}
+        _write_record(record, draft)
+        try:
+            page = render(run, metrics, evaluation, title=title, config=config, hashes=hashes, created=created)
+            (draft / REPORT).write_text(page, encoding="utf-8")
+            _write_record({**record, "sha256": {**hashes, REPORT: sha256(draft / REPORT)}}, draft)
+        except Exception as error:
+            trouble = error
+            with contextlib.suppress(OSError):
+                (draft / REPORT).unlink(missing_ok=True)
+                _write_record(record, draft)
+    if trouble is not None:
+        raise Unfinished(
+            f"directory={str(target)!r}: {REPORT} could not be written ({_reason(trouble)}); {POSTERIOR} and {RECORD} "
+            "are kept there",
+            target,
+        ) from trouble
     return target
+
+
+def _write_record(record: Mapping[str, Any], directory: Path) -> None:
+    text = json.dumps(strict(record), allow_nan=False, indent=2, ensure_ascii=False)
+    (directory / RECORD).write_text(text + "\n", encoding="utf-8")
+
+
+def _reason(error: BaseException) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 def run_record(
@@ -220,8 +255,11 @@ def check_new(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _written_whole(target: Path) -> Iterator[Path]:
-    """A draft beside the target, renamed to it at the end. A failure removes it, and every parent made for it."""
+def _draft_of(target: Path) -> Iterator[Path]:
+    """A draft beside the target, renamed to it at the end.
+
+    A failure before a posterior is in it removes it, and every parent made for it; a later one leaves it there.
+    """
     missing = [parent for parent in (target, *target.parents)[1:] if not parent.exists()]
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
     try:
@@ -235,12 +273,28 @@ def _written_whole(target: Path) -> Iterator[Path]:
             _sync(path)
         check_new(target)
         draft.rename(target)
-    except BaseException:
+    except BaseException as error:
+        if _whole(draft / POSTERIOR):
+            if not isinstance(error, Exception):
+                raise
+            message = f"directory={str(target)!r}: could not be finished ({_reason(error)}); {POSTERIOR} is in {draft}"
+            raise Unfinished(message, draft) from error
         shutil.rmtree(draft, ignore_errors=True)
         for parent in missing:
             with contextlib.suppress(OSError):
                 parent.rmdir()
         raise
+
+
+def _whole(path: Path) -> bool:
+    """Whether a posterior can be read; half of one is worth nothing."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return bool(list(file.keys()))
+    except (OSError, SafetensorError):
+        return False
 
 
 def _sync(path: Path) -> None:
@@ -256,7 +310,12 @@ def sha256(path: Path) -> str:
 
 
 def strict(value: Any) -> Any:
-    """The value in the types that JSON knows; settings objects become mappings that name their type."""
+    """The value in the types that JSON knows; settings objects become mappings that name their type.
+
+    What was computed from records without protection is left out, and a sentence stands in its place.
+    """
+    if isinstance(value, Trusted):
+        return HIDDEN
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

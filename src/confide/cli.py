@@ -1,4 +1,4 @@
-"""The command line: `confide account | plan | fit | predict | compare | export | audit | ledger | papers`.
+"""The command line: `confide account | plan | fit | predict | evaluate | compare | export | audit | ledger | papers`.
 
 Every command prints one JSON object with `--json`, exits 0 on success, 2 on bad arguments or bad input and 3 when a
 privacy budget would be exceeded, with one clear sentence on stderr.
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from confide._cli import account, audit, compare, export, fit, ledger, papers, plan, predict, shell
+from confide._cli import account, audit, compare, evaluate, export, fit, ledger, papers, plan, predict, shell
 
 app = typer.Typer(
     name="confide",
@@ -22,7 +22,7 @@ app = typer.Typer(
     help="Learn Bayesian models from private records, with a privacy statement that can be checked.",
     epilog="Add --debug to any command, or set CONFIDE_DEBUG=1, to see the traceback of an error.",
 )
-for command in (account, plan, fit, predict, compare, export, audit, ledger, papers):
+for command in (account, plan, fit, predict, evaluate, compare, export, audit, ledger, papers):
     command.register(app)
 
 

@@ -14,11 +14,28 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tokenize
+import zipfile
+import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
 ROWS_AT_ONCE = 4096
+DAMAGED = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class Prediction(NamedTuple):
@@ -33,13 +50,15 @@ class Predictor:
     """The average over all draws of a network."""
 
     def __init__(self, path: str) -> None:
-        with np.load(path, allow_pickle=False) as archive:
-            self.about = json.loads(str(archive["about"]))
-            self.arrays = {name: archive[name] for name in archive.files if name != "about"}
+        self.arrays = _arrays_of(path)
+        self.about = _about_of(self.arrays.pop("about", None), path)
         if self.about.get("format") != 1:
             raise ValueError(f"path={path!r}: format {self.about.get('format')!r} is not known to this module")
-        self.weights = self.arrays.pop("weights")
-        self.features = self.arrays["weight_0"].shape[2]
+        try:
+            self.weights = self.arrays.pop("weights")
+            self.features = self.arrays["weight_0"].shape[2]
+        except (KeyError, IndexError):
+            raise ValueError(f"path={path!r}: damaged, weights are missing; export the model again") from None
 
     @property
     def classes(self) -> Any:
@@ -92,6 +111,27 @@ class Predictor:
         powers = np.exp(outputs - outputs.max(1, keepdims=True))
         probabilities = powers / powers.sum(1, keepdims=True)
         return probabilities, _entropy(probabilities)
+
+
+def _arrays_of(path: str) -> dict[str, Any]:
+    """The arrays of an .npz file. Numpy reads their headers as literals, so that a damaged one fails as source does."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise
+    except DAMAGED as error:
+        raise ValueError(f"path={path!r}: cannot be read ({type(error).__name__}); export the model again") from None
+
+
+def _about_of(text: Any, path: str) -> dict[str, Any]:
+    try:
+        about = json.loads(str(text))
+    except ValueError:
+        about = None
+    if not isinstance(about, dict):
+        raise ValueError(f"path={path!r}: does not say what it holds; export the model again")
+    return about
 
 
 def _entropy(probabilities: Any) -> Any:

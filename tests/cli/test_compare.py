@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from confide.artefacts import load_run
 from confide.comparison import Trial, baseline_of, peak_memory, ranked, standard_errors
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.privacy.accountants import sound_epsilon
@@ -69,6 +70,55 @@ def test_regression_on_all_methods_that_fit(run: Run, tmp_path: Path) -> None:
     found = run(*words, *plan, "--json").json
     assert found["task"] == "regression"
     assert {"rmse", "rmse_standard_error", "coverage_90"} <= set(found["rows"][0])
+    assert found["noise_scale"] == "learnt"
+    assert found["noise_scale_epsilon"] == pytest.approx(0.6)
+    fixed = run(*words, *plan, "--noise-scale", 0.1, "--json").json
+    assert (fixed["noise_scale"], fixed["noise_scale_epsilon"]) == (0.1, None)
+
+
+def test_the_embedded_regression(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file, no download; methods that need a histogram and one that does not, each within its own epsilon."""
+    monkeypatch.setenv("COLUMNS", "80")
+    book = tmp_path / "book.db"
+    words = ("compare", "diabetes", "--epsilon", 3, "--delta", "1e-4", "--steps", 60, "--methods", "sgd,sep")
+    result = run(*words, "--ledger", book, "--out", tmp_path / "out")
+    assert result.code == 0
+    assert max(len(line) for line in result.out.splitlines() if str(tmp_path) not in line) <= 80
+    assert "…" not in result.out
+    for method, releases in (("sgd", 2), ("sep", 1)):
+        privacy = load_run(tmp_path / "out" / method).privacy
+        assert len(privacy.events) == releases
+        assert privacy.epsilon() <= 3
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert rows["baseline"]["rmse"] > min(row["rmse"] for row in rows["rows"])
+    with Ledger(book) as ledger:
+        assert rows["epsilon_total"] == pytest.approx(ledger.spent(1e-4, "diabetes"))
+
+
+def test_a_budget_without_room_for_the_histograms_is_refused_first(run: Run, tmp_path: Path) -> None:
+    """The fits alone would fit in; found out halfway, the first of them would have been spent."""
+    words = ("compare", "diabetes", "--epsilon", 3, "--delta", "1e-4", "--steps", 30, "--methods", "sgd,sgld")
+    first = run(*words, "--ledger", tmp_path / "one.db", "--json").json
+    with Ledger(tmp_path / "one.db") as ledger:
+        steps = [event for event in ledger.events("diabetes") if getattr(event, "sampling", "") == "poisson"]
+    ceiling = (sound_epsilon(steps, 1e-4) + first["epsilon_total"]) / 2
+    with Ledger(tmp_path / "two.db") as ledger:
+        ledger.limit(ceiling, 1e-4)
+    assert is_refusal(run(*words, "--ledger", tmp_path / "two.db"), code=3)
+    with Ledger(tmp_path / "two.db") as ledger:
+        assert ledger.entries() == ()
+
+
+def test_a_report_that_fails_leaves_the_models(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> str:
+        raise RuntimeError("out of ink")
+
+    monkeypatch.setattr("confide.report.comparison.render_comparison", failing)
+    result = run(*given(files, "--test", files / "test.csv", "--methods", "sgd", "--out", files / "out"))
+    assert is_refusal(result, code=1)
+    assert "out of ink" in result.err
+    assert sorted(path.name for path in (files / "out").iterdir()) == ["comparison.json", "sgd"]
+    assert load_run(files / "out" / "sgd").metrics != {}
 
 
 def test_refusals_come_before_the_first_charge(run: Run, files: Path) -> None:
@@ -129,3 +179,15 @@ def test_peak_memory_sees_what_was_there_for_a_moment() -> None:
     with peak_memory() as peak:
         torch.zeros(30 << 20).add_(1)
     assert peak.mb is None or peak.mb > 100
+
+
+def test_peak_memory_is_not_hidden_by_what_was_freed_before() -> None:
+    """A second fit of the same size must not seem to need nothing."""
+    held = []
+    for _ in range(2):
+        with peak_memory() as peak:
+            blocks = [torch.zeros(1 << 14).add_(1) for _ in range(800)]  # small ones stay with the allocator
+            assert len(blocks) == 800
+            del blocks
+        held.append(peak.mb)
+    assert held[1] is None or held[1] > 40

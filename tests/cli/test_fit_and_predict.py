@@ -253,3 +253,140 @@ def test_unseen_classes_in_the_test_file_are_refused_before_the_charge(run: Run,
     assert is_refusal(result)
     assert "--test" in result.err
     assert not (files / "b.db").exists()
+
+
+# -- the noise of a regression target ------------------------------------------------------------------------
+
+
+def tall(tmp_path: Path, noise: float) -> tuple[object, ...]:
+    """Files of heights whose noise is this part of half the declared range, and the options that name them."""
+    random = np.random.RandomState(4)
+    for name, count in (("train", 6000), ("test", 2000)):
+        a, b = random.uniform(-1, 1, (2, count))
+        y = 150 + 30 * a - 10 * b + noise * 100 * random.standard_normal(count)
+        text = "\n".join(f"{one:.4f},{two:.4f},{three:.4f}" for one, two, three in zip(a, b, y, strict=True))
+        (tmp_path / f"{name}.csv").write_text(f"a,b,height\n{text}\n")
+    (tmp_path / "facts.toml").write_text(
+        'records = 6000\ntarget = "height"\ntarget_bounds = [50, 250]\nbounds = [-1, 1]\n'
+    )
+    files = ("--test", tmp_path / "test.csv", "--bounds", tmp_path / "facts.toml")
+    return ("fit", tmp_path / "train.csv", *files, "--epsilon", 1, "--delta", "1e-5", "--steps", 300)
+
+
+@pytest.mark.parametrize(("method", "noise"), [("sgld", 0.03), ("sgd", 0.3)])
+def test_the_noise_of_the_target_is_learnt_and_paid_for(run: Run, tmp_path: Path, method: str, noise: float) -> None:
+    """With a noise scale of 0.2, coverage would be near 1 or near 0.7; unpaid, the epsilons would not add up."""
+    book, out = tmp_path / "book.db", tmp_path / "run"
+    found = run(*tall(tmp_path, noise), "--method", method, "--ledger", book, "--out", out, "--json").json
+    assert 0.86 < found["metrics"]["coverage_90"] < 0.94
+    assert found["target_noise"]["standard_deviation"] == pytest.approx(100 * noise, rel=0.25)
+    assert found["target_noise"]["epsilon"] == pytest.approx(0.2)
+    entries = Ledger(book).entries()
+    assert [entry.purpose for entry in entries] == [f"fit {method} and noise of the target"] * 2
+    events = [event_from_dict(event) for event in json.loads((out / "run.json").read_text())["events"]]
+    assert [entry.event for entry in entries] == events
+    assert 0.99 < sound_epsilon(events, 1e-5) <= 1
+    assert "one histogram of residuals, alone epsilon 0.2" in (out / "report.html").read_text()
+    reloaded = load_run(out).posterior.likelihood.noise_scale
+    assert 100 * reloaded == pytest.approx(found["target_noise"]["standard_deviation"])
+
+
+def test_people_are_told_what_learning_the_noise_costs(run: Run, tmp_path: Path) -> None:
+    shown = run(*tall(tmp_path, 0.1), "--steps", 20, "--out", tmp_path / "run")
+    assert shown.code == 0
+    assert "learnt privately from one histogram of residuals: alone epsilon 0.2" in " ".join(shown.out.split())
+
+
+@pytest.mark.parametrize("method", ["sgd", "sep"])
+def test_a_noise_that_was_typed_is_kept_and_costs_nothing(run: Run, tmp_path: Path, method: str) -> None:
+    words = ("--method", method, "--noise-scale", 0.07, "--steps", 20, "--out", tmp_path / "run")
+    found = run(*tall(tmp_path, 0.1), *words, "--json").json
+    assert found["target_noise"]["standard_deviation"] == pytest.approx(7, rel=1e-3)
+    assert found["target_noise"]["epsilon"] is None
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert len(record["events"]) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--sampling", "full-batch"),
+        ("--adjacency", "replace-one"),
+        ("--sampling", "shuffle", "--adjacency", "replace-one"),
+    ],
+)
+def test_learning_the_noise_composes_with_every_sampling(run: Run, tmp_path: Path, words: tuple[object, ...]) -> None:
+    found = run(
+        *tall(tmp_path, 0.1), *words, "--method", "sgd", "--steps", 40, "--out", tmp_path / "run", "--json"
+    ).json
+    assert 0.98 < found["epsilon"]["pld"] <= 1
+    assert found["target_noise"]["epsilon"] == pytest.approx(0.2)
+
+
+def test_a_budget_for_the_fit_alone_is_refused_whole(run: Run, tmp_path: Path) -> None:
+    """Charged one after the other, the histogram would stay charged for nothing."""
+    book = tmp_path / "book.db"
+    with Ledger(book) as ledger:
+        ledger.limit(0.9, 1e-5)
+    assert is_refusal(run(*tall(tmp_path, 0.1), "--ledger", book, "--out", tmp_path / "run"), code=3)
+    with Ledger(book) as ledger:
+        assert ledger.entries() == ()
+
+
+# -- noise on a lattice --------------------------------------------------------------------------------------
+
+
+def test_secure_noise_reaches_the_run_and_the_histogram(run: Run, tmp_path: Path, files: Path) -> None:
+    """Catches an option that is parsed and forgotten: the mechanism as run is in the record."""
+    words = ("fit", files / "train.csv", "--bounds", files / "facts.toml", *QUICK, "--steps", 5)
+    plain, secure = files / "plain", files / "secure"
+    a = run(*words, "--method", "sgd", "--out", plain).json
+    b = run(*words, "--method", "sgd", "--secure", "--out", secure).json
+    blocks = [json.loads((out / "run.json").read_text())["plan"]["blocks"] for out in (plain, secure)]
+    assert [block[0]["secure"] for block in blocks] == [False, True]
+    assert a["epsilon"]["pld"] == b["epsilon"]["pld"]
+    fitted = run(*tall(tmp_path, 0.1), "--method", "sgd", "--secure", "--steps", 10, "--out", tmp_path / "r", "--json")
+    assert fitted.json["target_noise"]["epsilon"] == pytest.approx(0.2)
+
+
+# -- what is paid for is not lost ----------------------------------------------------------------------------
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("out of ink")
+
+
+def test_a_report_that_fails_leaves_the_model(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confide.artefacts.render", failing)
+    words = ("fit", files / "train.csv", "--bounds", files / "facts.toml", *QUICK, "--steps", 5)
+    result = run(*words, "--out", files / "run")
+    assert is_refusal(result, code=1)
+    assert "out of ink" in result.err
+    assert str(files / "run") in result.err
+    assert run("predict", files / "run", files / "test.csv", "--out", files / "p.csv").code == 0
+
+
+def test_a_measurement_that_fails_leaves_the_model(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confide.report.evaluation.Evaluation.metrics", failing)
+    words = ("fit", files / "train.csv", "--bounds", files / "facts.toml", "--test", files / "test.csv", *QUICK)
+    result = run(*words, "--steps", 5, "--out", files / "run")
+    assert is_refusal(result, code=1)
+    assert "--test: could not be measured on (out of ink)" in result.err
+    assert (files / "run" / "report.html").exists()
+    assert load_run(files / "run").metrics == {}
+
+
+def test_a_place_that_takes_no_files_is_refused_before_the_charge(
+    run: Run, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions say nothing about a full or a read-only disk; only a file that is written does."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("confide._cli.training.tempfile.NamedTemporaryFile", full)
+    words = ("fit", files / "train.csv", "--bounds", files / "facts.toml", *QUICK, "--ledger", files / "b.db")
+    result = run(*words, "--out", files / "run")
+    assert is_refusal(result)
+    assert "--out" in result.err
+    assert not (files / "b.db").exists()

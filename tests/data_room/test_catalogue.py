@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 
 import numpy as np
 import pytest
@@ -117,6 +118,18 @@ def test_absent_data_says_how_to_get_it(tmp_path, monkeypatch) -> None:
 def test_verification_notices_another_file(directory) -> None:
     with pytest.raises(DataError, match="differs"):
         catalogue.load("wine_red", directory, verify=True)
+
+
+@pytest.mark.parametrize("header", [b"{'descr': '<f8', (((", b"{'descr': '<f8', 'fortran_order': \x22\x22\x22,"])
+def test_a_damaged_header_of_splits_is_refused(directory, header: bytes) -> None:
+    """Numpy reads the header as a literal, and fails on it as Python fails on source."""
+    path = directory / "uci_splits.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("kin8nm_train", "kin8nm_test"):
+            text = header.ljust(118) + b"\n"
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(64))
+    with pytest.raises(DataError, match="cannot be read"):
+        catalogue.splits("kin8nm", directory)
 
 
 def test_broken_splits_are_refused(directory) -> None:

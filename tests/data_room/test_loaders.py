@@ -216,6 +216,21 @@ def test_digits_are_embedded_with_a_fixed_public_split() -> None:
     assert int((data.train.block.sum(axis=1) * np.arange(1437)).sum()) == 322180032
 
 
+def test_diabetes_is_embedded_with_bounds_that_hold() -> None:
+    """Bounds narrower than the values would clamp records in silence."""
+    data = load_dataset("diabetes")
+    assert data.test is not None
+    assert data.schema is not None
+    assert (data.train.rows, data.test.rows, data.schema.records) == (354, 88, 354)
+    for column in data.schema.columns:
+        assert column.bounds is not None
+        low, high = column.bounds
+        for part in (data.train, data.test):
+            assert low <= part.columns[column.name].min() <= part.columns[column.name].max() <= high
+    assert data.train.labels is not None
+    assert int((data.train.labels * np.arange(354)).sum()) == 9677415
+
+
 def test_new_records_may_lack_the_target(tmp_path) -> None:
     path = write(tmp_path / "t.csv", "a,b\n1,2\n")
     table = load_table(path, "y", target_required=False)

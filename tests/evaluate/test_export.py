@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,32 @@ def test_draws_of_a_formula_are_sampled() -> None:
     found, weights = draws_of(Formula())
     assert found.shape == (100, 3)
     assert float(weights.sum()) == pytest.approx(1.0)
+
+
+HEADERS = (b"{'descr': '<f8', (((", b"{'descr': '<f8', 'fortran_order': \x22\x22\x22,", b"{'descr': 7}", b"\xff\xfe")
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_damaged_header_is_refused_in_one_sentence(tmp_path: Path, header: bytes) -> None:
+    """Numpy reads headers of arrays as Python literals: SyntaxError and TokenError come out of a damaged one."""
+    path = tmp_path / "draws.npz"
+    text = header.ljust(118) + b"\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("weights.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(64))
+    with pytest.raises(ValueError, match=r"path='.*draws\.npz': cannot be read \(\w+\); export the model again"):
+        Predictor(str(path))
+
+
+def test_other_damaged_exports(tmp_path: Path) -> None:
+    path = tmp_path / "draws.npz"
+    path.write_bytes(b"PK\x03\x04 nothing")
+    with pytest.raises(ValueError, match="cannot be read"):
+        Predictor(str(path))
+    np.savez(path, about=np.array("[1, 2"), weights=np.ones(3))
+    with pytest.raises(ValueError, match="does not say what it holds"):
+        Predictor(str(path))
+    np.savez(path, about=np.array('{"format": 1}'), weights=np.ones(3))
+    with pytest.raises(ValueError, match="weights are missing"):
+        Predictor(str(path))
+    with pytest.raises(FileNotFoundError):
+        Predictor(str(tmp_path / "nowhere.npz"))

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: whole or not at all, strict JSON, and checked when it is read back."""
+"""What a run leaves on disk: strict JSON, checked when it is read back, and a posterior that no failure loses."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import json
 import math
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import confide
-from confide.artefacts import POSTERIOR, RECORD, REPORT, load_run, save_run, sha256, strict
+from confide.artefacts import POSTERIOR, RECORD, REPORT, Unfinished, load_run, save_run, sha256, strict
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column
 from confide.fit import Run
+from confide.posteriors import load_posterior
+from confide.privacy._bayesian_result import Trusted
 from confide.privacy.events import GaussianEvent, event_from_dict
 from confide.privacy.statement import Privacy
 from tests.report.runs import class_evaluation, make_run
@@ -26,6 +28,10 @@ from tests.report.runs import class_evaluation, make_run
 
 def refuse(name: str) -> Any:
     raise AssertionError(f"{name} is not JSON")
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("the disk is full")
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -130,19 +136,59 @@ class TestRefusals:
             save_run(class_run, tmp_path / "file" / "run")
         assert os.listdir(tmp_path) == ["file"]
 
-    @pytest.mark.parametrize("step", ["render", "sha256", "run_record", "_sync"])
-    def test_a_failure_leaves_nothing_behind(
+    def test_without_a_posterior_nothing_stays(self, class_run: Run, tmp_path: Path) -> None:
+        """Neither a draft nor a parent directory made for it, and no half of a posterior."""
+
+        class Broken:
+            facts: ClassVar[dict[str, Any]] = {}
+
+            def save(self, path: Path) -> None:
+                path.write_bytes(b"half of it")
+                raise RuntimeError("the disk is full")
+
+        with pytest.raises(RuntimeError, match="disk is full"):
+            save_run(replace(class_run, posterior=Broken()), tmp_path / "new" / "run")  # type: ignore[arg-type]
+        assert os.listdir(tmp_path) == []
+
+    @pytest.mark.parametrize("step", ["sha256", "run_record", "_sync"])
+    def test_a_posterior_that_was_written_stays(
         self, class_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
-        """Whatever fails, neither a draft nor a parent directory made for it may stay."""
-
-        def fail(*_: Any, **__: Any) -> Any:
-            raise RuntimeError("the disk is full")
-
+        """It was paid for: whatever fails after it, it is kept, and the message says where."""
         monkeypatch.setattr(sys.modules["confide.artefacts"], step, fail)
-        with pytest.raises(RuntimeError, match="disk is full"):
+        with pytest.raises(Unfinished, match="disk is full") as caught:
             save_run(class_run, tmp_path / "new" / "run")
-        assert os.listdir(tmp_path) == []
+        (kept,) = (tmp_path / "new").iterdir()
+        assert caught.value.kept == kept
+        assert str(kept) in str(caught.value)
+        assert not (tmp_path / "new" / "run").exists()
+        assert torch.equal(load_posterior(kept / POSTERIOR).mean(), class_run.posterior.mean())  # type: ignore[attr-defined]
+
+    def test_without_its_report_a_run_is_whole(
+        self, class_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.modules["confide.artefacts"], "render", fail)
+        with pytest.raises(Unfinished, match=r"report\.html could not be written") as caught:
+            save_run(class_run, tmp_path / "run")
+        assert caught.value.kept == tmp_path / "run"
+        assert sorted(os.listdir(tmp_path)) == ["run"]
+        assert sorted(os.listdir(tmp_path / "run")) == ["posterior.safetensors", "run.json"]
+        found = load_run(tmp_path / "run")
+        assert found.privacy == class_run.privacy
+        assert list(found.record["sha256"]) == [POSTERIOR]
+
+    def test_what_was_computed_from_records_is_not_written(self, class_run: Run, tmp_path: Path) -> None:
+        """A settings object is written field by field, and this one's fields are draws without any protection."""
+
+        @dataclass(frozen=True, eq=False, repr=False)
+        class Hidden(Trusted):
+            draws: tuple[float, ...] = (0.123456789,)
+
+        save_run(class_run, tmp_path / "run", config={"estimate": Hidden(), "inside": [{"deep": Hidden()}]})
+        for name in ("run.json", "report.html"):
+            text = (tmp_path / "run" / name).read_text()
+            assert "0.1234" not in text
+            assert "computed from private records without protection" in text
 
     def test_someone_else_takes_the_name_meanwhile(
         self, class_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,9 +200,9 @@ class TestRefusals:
             (target / "theirs").write_text("theirs")
 
         monkeypatch.setattr(sys.modules["confide.artefacts"], "_sync", sync)
-        with pytest.raises(ValueError, match="exists already"):
+        with pytest.raises(Unfinished, match="exists already") as caught:
             save_run(class_run, target)
-        assert os.listdir(tmp_path) == ["run"]
+        assert sorted(os.listdir(tmp_path)) == sorted(["run", caught.value.kept.name])
         assert os.listdir(target) == ["theirs"]
 
 

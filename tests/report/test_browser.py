@@ -90,3 +90,43 @@ def test_dark_follows_the_reader(page: str, tmp_path: Path) -> None:
         assert found is not None
         seen.append(int(found[1]))
     assert seen[0] > 200 > 60 > seen[1]
+
+
+CONTRAST = """<script>
+const light = (text) => {
+  const linear = (one) => (one <= 10 ? one / 3294.6 : ((one / 255 + 0.055) / 1.055) ** 2.4);
+  const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map(linear);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+addEventListener("load", () => {
+  const found = [...document.querySelectorAll("svg.plot text, figcaption, figure h4")].map((one) => {
+    const style = getComputedStyle(one);
+    const paper = light(getComputedStyle(one.closest("figure")).backgroundColor);
+    return ratio(light(one.closest("svg") ? style.fill : style.color), paper);
+  });
+  document.title = `probe texts=${found.length} least=${Math.min(...found).toFixed(2)}`;
+});
+</script></body>"""
+
+
+@pytest.mark.parametrize("setting", ["light", "dark"])
+def test_text_of_drawings_stands_out_from_their_paper(page: str, setting: str, tmp_path: Path) -> None:
+    """Drawings carry colours of their own: dark ink on a dark page would vanish. 4.5 is what WCAG asks for."""
+    options = ("--dump-dom", f"--blink-settings=preferredColorScheme={1 if setting == 'light' else 0}")
+    shown = browse(tmp_path, page.replace("</body>", CONTRAST), *options).stdout
+    found = re.search(r"<title>probe texts=(\d+) least=([\d.]+)", shown)
+    assert found is not None
+    assert int(found[1]) > 20
+    assert float(found[2]) >= 4.5
+
+
+def test_ink_that_ignores_the_dark_would_be_seen(page: str, tmp_path: Path) -> None:
+    broken = page.replace('.plot [style*="fill: #1f2933"] { fill: var(--ink) !important; }', "")
+    assert broken != page
+    shown = browse(
+        tmp_path, broken.replace("</body>", CONTRAST), "--dump-dom", "--blink-settings=preferredColorScheme=0"
+    )
+    found = re.search(r"<title>probe texts=\d+ least=([\d.]+)", shown.stdout)
+    assert found is not None
+    assert float(found[1]) < 2

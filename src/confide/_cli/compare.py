@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from confide._cli import fit_options as given
 from confide._cli import options
+from confide._cli.comparison_table import show
 from confide._cli.options import OUTPUT, RUN, AdjacencyName, EpsilonGoal, Json, SamplingName
-from confide._cli.shell import CommandError, emit_json, one_line, output, progress_bar, remarks
+from confide._cli.shell import CommandError, emit_json, output, progress_bar
 from confide._cli.teaching import teach
 
 if TYPE_CHECKING:
@@ -25,7 +23,9 @@ if TYPE_CHECKING:
     from confide._cli.training import Model, Schedule, Source
     from confide.comparison import Comparison, Trial
     from confide.data import DataSet, Prepared
+    from confide.mechanism.gaussian import SampledGaussian
     from confide.plan import Plan
+    from confide.privacy.events import Event
     from confide.report import Evaluation
 
 EXAMPLES = (
@@ -34,17 +34,7 @@ EXAMPLES = (
     "  --epsilon 1 --methods sgld,bbp,sgd --out out/compare",
 )
 MOST_REPEATS = 100
-TITLES = {
-    "accuracy": "accuracy",
-    "nll": "NLL",
-    "brier": "Brier",
-    "ece": "ECE",
-    "rmse": "RMSE",
-    "log_likelihood": "log-lik.",
-    "coverage_90": "90% inside",
-    "width_90": "width",
-    "crps": "CRPS",
-}
+DEFAULT_METHOD = "sgld"  # whose plan stands for that of the others, which differ from it in their noise alone
 
 Methods = Annotated[
     str,
@@ -100,7 +90,7 @@ def compare(
     epochs: given.Epochs = None,
     steps: given.Steps = None,
     clip: given.Clip = 2.0,
-    noise_scale: given.NoiseScale = 0.2,
+    noise_scale: given.NoiseScale = None,
     epsilon: EpsilonGoal,
     delta: given.Delta = 1e-5,
     adjacency: AdjacencyName = "add-remove",
@@ -126,7 +116,7 @@ def compare(
     training.check_source(source)
     if out is not None:
         training.check_new_directory("--out", out)
-    options.number("--noise-scale", noise_scale, above=0, most=1e6)
+    training.check_noise_scale(noise_scale)
     options.whole("--repeats", repeats, most=MOST_REPEATS)
     if seed is not None:
         options.whole("--seed", seed, least=0, most=2**31)
@@ -140,7 +130,7 @@ def compare(
     prepared = training.settle(dataset, source, schedule)
     contest = _Contest(source, schedule, dataset, prepared, widths, noise_scale, seed, ledger, name or dataset.name)
     names, not_run = contest.fitting(asked)
-    contest.check_budget(len(names) * repeats)
+    contest.check_budget(names, repeats)
     with _directory(out) as directory, progress_bar(f"{len(names)} methods on {dataset.name}") as progress:
         found = contest.run(names, not_run, repeats, directory, progress)
         summary = {**summary_of(found, contest), "out": None if out is None else str(out)}
@@ -168,14 +158,29 @@ def _asked(text: str) -> list[str] | None:
 
 @contextmanager
 def _directory(out: Path | None) -> Iterator[Path]:
-    """Where the runs go: a draft beside `out` that is renamed at the end, or a place that is thrown away."""
+    """Where the runs go: a draft beside `out` that is renamed at the end, or a place that is thrown away.
+
+    Runs that are paid for are kept whatever happens after them.
+    """
+    from confide.artefacts import Unfinished
+    from confide.privacy.ledger import BudgetExceeded
+
     parent = None if out is None else out.absolute().parent
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".confide-compare-", dir=parent) as base:
         draft = Path(base) / "comparison"
         draft.mkdir()
-        yield draft
+        try:
+            yield draft
+        except BaseException as error:
+            if out is None or not any(draft.iterdir()):
+                raise
+            draft.rename(out)
+            if isinstance(error, BudgetExceeded) or not isinstance(error, Exception):
+                raise
+            message = f"--out={out}: could not be finished ({error}); the runs that were paid for are in it"
+            raise Unfinished(message, out) from error
         if out is not None:
             draft.rename(out)
 
@@ -190,22 +195,34 @@ class _Contest:
         dataset: DataSet,
         prepared: Prepared,
         widths: tuple[int, ...] | None,
-        noise_scale: float,
+        noise_scale: float | None,
         seed: int | None,
         ledger: Path | None,
         name: str,
     ) -> None:
-        from confide._cli import training
         from confide.rules import default_hidden
 
         self.source, self.schedule, self.dataset, self.prepared = source, schedule, dataset, prepared
         self.noise_scale, self.seed, self.ledger, self.name = noise_scale, seed, ledger, name
         schema = prepared.encoder.schema
         self.task = "regression" if schema.classes is None else "classification"
-        self.plan: Plan = training.plan_of(schedule, schema)
+        self._plans: dict[SampledGaussian | None, Plan] = {}
         features, outputs = prepared.x[0].size, schema.class_count or 1
-        rule = default_hidden(self.plan.records, features, outputs, schedule.epsilon)
+        assert schema.records is not None  # `prepare` refuses a schema without it
+        rule = default_hidden(schema.records, features, outputs, schedule.epsilon)
         self.widths = rule if widths is None else widths
+        self.histogram, self.plan = self.priced(self.model(DEFAULT_METHOD))
+
+    def priced(self, model: Model) -> tuple[SampledGaussian | None, Plan]:
+        """What one fit releases: the histogram of residuals, if the method needs one, and the steps."""
+        from confide._cli import training
+
+        schema = self.prepared.encoder.schema
+        histogram = training.histogram_of(model, self.schedule, schema)
+        if histogram not in self._plans:
+            spent = () if histogram is None else (histogram.event(),)
+            self._plans[histogram] = training.plan_of(self.schedule, schema, spent)
+        return histogram, self._plans[histogram]
 
     def fitting(self, asked: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
         """The methods for this task; one that was asked for by name and is not for it is refused."""
@@ -222,7 +239,7 @@ class _Contest:
                 raise CommandError(f"--methods={name}: is for {' and '.join(tasks)}, and this is {self.task}")
         return names, not_run
 
-    def check_budget(self, fits: int) -> None:
+    def check_budget(self, names: Sequence[str], repeats: int) -> None:
         """Refuse before the first fit what the ledger could not pay for in full."""
         from confide.privacy.ledger import Ledger
 
@@ -236,7 +253,15 @@ class _Contest:
         trial.limit(ceiling.epsilon, ceiling.delta, ceiling.adjacency)
         if spent:
             trial.charge_all(spent, purpose="spent before", dataset=self.name)
-        trial.charge_all(self.plan.events() * fits, purpose="comparison", dataset=self.name)
+        trial.charge_all(self.events(names) * repeats, purpose="comparison", dataset=self.name)
+
+    def events(self, names: Sequence[str]) -> tuple[Event, ...]:
+        """What one fit of each of the methods costs."""
+        found: list[Event] = []
+        for name in names:
+            histogram, plan = self.priced(self.model(name))
+            found += [*([] if histogram is None else [histogram.event()]), *plan.events()]
+        return tuple(found)
 
     def run(
         self,
@@ -254,6 +279,7 @@ class _Contest:
         book = self.ledger or directory.parent / "ledger.db"
         spent_before = len(self.charged(book))
         total = len(names) * repeats * self.plan.steps
+        self.warm_up()
         for place, (name, turn) in enumerate((name, turn) for name in names for turn in range(repeats)):
             if name in not_run:
                 continue
@@ -283,6 +309,18 @@ class _Contest:
             self.seed is not None,
         )
 
+    def warm_up(self) -> None:
+        """One step on made-up records: what is loaded once for all methods is not counted as the first one's memory."""
+        from dataclasses import replace
+
+        import numpy as np
+
+        from confide._cli.training import run_fit
+
+        x, y = (np.zeros((2, *part.shape[1:]), part.dtype) for part in (self.prepared.x, self.prepared.y))
+        plan = replace(self.plan, blocks=((self.plan.mechanism, 1),))
+        run_fit(self.model(DEFAULT_METHOD), replace(self.prepared, x=x, y=y), plan, None, "", lambda *_: None)
+
     def charged(self, book: Path) -> tuple[Any, ...]:
         from confide.privacy.ledger import Ledger
 
@@ -296,24 +334,30 @@ class _Contest:
     ) -> tuple[Trial, Evaluation]:
         """One fit of one method, saved and measured."""
         from confide._cli import training
-        from confide._cli.settings import make_method
-        from confide.artefacts import POSTERIOR, save_run
+        from confide.artefacts import POSTERIOR, Unfinished, save_run
         from confide.comparison import peak_memory, trial_of
 
-        model = self.model(make_method(name, (), None), turn)
+        model = self.model(name, turn)
+        histogram, plan = self.priced(model)
         with peak_memory() as peak:
-            run = training.run_fit(model, self.prepared, self.plan, book, self.name, progress)
+            run = training.run_fit(model, self.prepared, plan, book, self.name, progress, histogram)
         evaluation = training.evaluate(run, self.prepared, self.dataset, self.source)
         assert evaluation is not None  # the command refuses data without a test part
         target = directory / (name if turn == 0 else f"{name}-{turn + 1}")
         config = training.config_of(self.source, model, self.ledger, self.name)
-        save_run(run, target, evaluation=evaluation, config=config, encoder=self.prepared.encoder)
+        try:
+            save_run(run, target, evaluation=evaluation, config=config, encoder=self.prepared.encoder)
+        except Unfinished as error:
+            if error.kept != target:  # else the model is there, and only its own report is not
+                raise
         return trial_of(name, evaluation, run.seconds, peak.mb, target / POSTERIOR), evaluation
 
-    def model(self, method: Any, turn: int) -> Model:
-        from confide._cli.training import Model
+    def model(self, name: str, turn: int = 0) -> Model:
+        from confide._cli.settings import make_method
+        from confide._cli.training import model_of
 
-        return Model(method, self.widths, self.noise_scale, None if self.seed is None else self.seed + turn)
+        seed = None if self.seed is None else self.seed + turn
+        return model_of(make_method(name, (), None), self.widths, self.noise_scale, seed)
 
 
 def _offset(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
@@ -322,6 +366,8 @@ def _offset(progress: Callable[[int, int], None], before: int, total: int) -> Ca
 
 def summary_of(found: Comparison, contest: _Contest) -> dict[str, Any]:
     """What `--json` prints."""
+    from confide._residuals import SHARE
+
     return {
         "data": contest.dataset.name,
         "task": contest.task,
@@ -335,6 +381,8 @@ def summary_of(found: Comparison, contest: _Contest) -> dict[str, Any]:
         "batch": contest.plan.expected_batch,
         "clip": contest.plan.mechanism.clip,
         "noise_multiplier": contest.plan.mechanism.noise_multiplier,
+        "noise_scale": contest.noise_scale if contest.histogram is None else "learnt",
+        "noise_scale_epsilon": None if contest.histogram is None else SHARE * found.epsilon_each,
         "test_records": found.inputs,
         "test": found.source,
         "baseline": {found.utility: found.baseline},
@@ -350,66 +398,10 @@ def _save(found: Comparison, summary: dict[str, Any], contest: _Contest, directo
     from confide.artefacts import strict
     from confide.report.comparison import render_comparison
 
-    page = render_comparison(found, summary, contest.prepared.encoder.schema)
-    (directory / "report.html").write_text(page, encoding="utf-8")
     text = json.dumps(strict(summary), allow_nan=False, indent=2, ensure_ascii=False)
     (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
-
-
-def show(console: Console, found: Comparison, summary: dict[str, Any]) -> None:
-    """The table, and what it cost."""
-    console.print(_table(found))
-    console.print()
-    console.print(
-        f"* the best by {TITLES[found.utility]}; ~ not told from it by {found.inputs} test records ({found.source}; "
-        "not protected). ± is one standard error."
-    )
-    baseline = "most frequent class" if found.utility == "accuracy" else "mean of the test records"
-    console.print(f"Without learning, the {baseline} gives {TITLES[found.utility]} {found.baseline:.4f}.")
-    for name, reason in found.not_run.items():
-        console.print(escape(one_line(f"{name} did not run: {reason}")))
-    console.print()
-    console.print(escape(cost_sentence(found)))
-    if summary["out"]:
-        console.print(f"Written to {escape(one_line(summary['out']))}: report.html, comparison.json")
-    else:
-        remarks().print("Add --out DIR for the report and the fitted models.")
-
-
-def cost_sentence(found: Comparison) -> str:
-    if found.seeded:
-        return "Seeded: no privacy claim. The noise can be computed by anyone who knows the seed."
-    return (
-        f"Each fit alone costs epsilon {found.epsilon_each:g}. Comparing reads the records once per fit: the "
-        f"{found.fits} fits of this table together cost epsilon {_upward(found.total_epsilon)} at delta "
-        f"{found.delta:g}, and that is what was spent."
-    )
-
-
-def _upward(epsilon: float) -> str:
-    import math
-
-    return f"{math.ceil(epsilon * 1e3 * (1 - 1e-12)) / 1e3:.3f}" if math.isfinite(epsilon) else "infinite"
-
-
-def _table(found: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("method", no_wrap=True)
-    columns = [name for name in found.columns if name not in ("brier", "width_90")]  # these stand in the report
-    for name in (*(TITLES[column] for column in columns), "time", "memory", "stored"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in found.rows:
-        mark = " *" if row.best else " ~" if row.as_good else ""
-        cells = [_cell(row.metrics[name], row.errors.get(name), name == found.utility) for name in columns]
-        peak = "-" if row.peak_mb is None else f"{row.peak_mb:.0f} MB"
-        numbers = (f"{row.seconds:.1f} s", peak, f"{row.storage_mb * 1024:.0f} kB")
-        table.add_row(row.method + mark, *cells, *numbers, style="bold" if row.best else "")
-    return table
-
-
-def _cell(value: float, error: float | None, with_error: bool) -> str:
-    text = f"{value:.4g}" if abs(value) >= 10 else f"{value:.3f}"
-    return f"{text} ±{error:.2g}" if with_error and error is not None else text
+    page = render_comparison(found, summary, contest.prepared.encoder.schema)
+    (directory / "report.html").write_text(page, encoding="utf-8")
 
 
 def register(app: Any) -> None:

@@ -35,7 +35,7 @@ def fit(
     steps: given.Steps = None,
     clip: given.Clip = 2.0,
     prior_scale: given.PriorScale = None,
-    noise_scale: given.NoiseScale = 0.2,
+    noise_scale: given.NoiseScale = None,
     setting: given.Settings = None,
     epsilon: EpsilonGoal,
     delta: given.Delta = 1e-5,
@@ -51,31 +51,35 @@ def fit(
     """Learn a Bayesian model from private records within a privacy budget.
 
     Everything is checked first, then the whole run is charged, and only then is a record used. DIR receives the
-    posterior, a record of the run and a report. If anything fails, nothing is written there.
+    posterior, a record of the run and a report. Of a run that fails nothing is written there; what was paid for is
+    kept, and if the report cannot be written, the posterior is.
     """
     from confide._cli import outcome, training
 
     source = training.Source(train, target, test, bounds, assume_public, data, split, task_of(task))
     schedule = training.Schedule(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency)
-    model = training.Model(make_method(method, setting or (), prior_scale), layers_of(hidden), noise_scale, seed)
+    model = training.model_of(make_method(method, setting or (), prior_scale), layers_of(hidden), noise_scale, seed)
     training.check_schedule_options(schedule)
     training.check_source(source)
     training.check_new_directory("--out", out)
-    options.number("--noise-scale", noise_scale, above=0, most=1e6)
+    training.check_noise_scale(noise_scale)
     if seed is not None:
         options.whole("--seed", seed, least=0, most=2**31)
     training.check_ledger(ledger)
 
     dataset = training.load(source)
     prepared = training.settle(dataset, source, schedule)
-    plan = training.plan_of(schedule, prepared.encoder.schema)
+    schema = prepared.encoder.schema
+    histogram = training.histogram_of(model, schedule, schema, secure)
+    plan = training.plan_of(schedule, schema, () if histogram is None else (histogram.event(),))
     plan = plan.secured() if secure else plan
     charged_as = name or dataset.name
     with progress_bar(f"{method} on {dataset.name}") as progress:
-        run = training.run_fit(model, prepared, plan, ledger, charged_as, progress)
-    evaluation = training.evaluate(run, prepared, dataset, source)
+        run = training.run_fit(model, prepared, plan, ledger, charged_as, progress, histogram)
     config = training.config_of(source, model, ledger, charged_as)
-    summary = outcome.save(run, out, evaluation, config, prepared.encoder)
+    evaluation, summary = outcome.save(
+        run, out, lambda: training.evaluate(run, prepared, dataset, source), config, prepared.encoder
+    )
     if as_json:
         emit_json(summary)
     else:

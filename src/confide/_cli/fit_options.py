@@ -13,7 +13,8 @@ Train = Annotated[
     str,
     typer.Argument(
         metavar="TRAIN",
-        help="A file (.csv, .csv.gz, .parquet, .npz), the embedded set digits, or a benchmark's name with --data.",
+        help="A file (.csv, .csv.gz, .parquet, .npz), an embedded set (digits, diabetes), or a benchmark's name "
+        "with --data.",
         show_default=False,
     ),
 ]
@@ -122,11 +123,13 @@ PriorScale = Annotated[
     ),
 ]
 NoiseScale = Annotated[
-    float,
+    float | None,
     typer.Option(
         metavar="S",
-        help="Regression: standard deviation of the target around the model, where its bounds are scaled to [-1, 1].",
+        help="Regression: standard deviation of the target around the model, where its bounds are scaled to [-1, 1]. "
+        "Left out: learnt from the records, for a fifth of epsilon at most; the whole run stays within epsilon.",
         rich_help_panel=RUN,
+        show_default=False,
     ),
 ]
 Settings = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from confide._cli.privacy_table import epsilon_table
 from confide._cli.shell import one_line
-from confide.artefacts import POSTERIOR, RECORD, REPORT, save_run
+from confide.artefacts import POSTERIOR, RECORD, REPORT, Unfinished, save_run
 from confide.data import Encoder
 from confide.fit import Run
 from confide.report import Evaluation
@@ -32,11 +33,27 @@ METRIC_NAMES = {
 
 
 def save(
-    run: Run, out: Path, evaluation: Evaluation | None, config: dict[str, Any], encoder: Encoder
+    run: Run, out: Path, measure: Callable[[], Evaluation | None], config: dict[str, Any], encoder: Encoder
+) -> tuple[Evaluation | None, dict[str, Any]]:
+    """Measure, write the directory, and return the measurement and the summary.
+
+    The run is paid for by now: if it cannot be measured, it is saved without a measurement.
+    """
+    try:
+        evaluation = measure()
+        metrics = {} if evaluation is None else evaluation.metrics()
+    except Exception as error:
+        save_run(run, out, config=config, encoder=encoder)
+        raise Unfinished(f"--test: could not be measured on ({error}); the fitted model is in {out}", out) from error
+    save_run(run, out, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
+    return evaluation, summary_of(run, out, evaluation, metrics, encoder)
+
+
+def summary_of(
+    run: Run, out: Path, evaluation: Evaluation | None, metrics: dict[str, float], encoder: Encoder
 ) -> dict[str, Any]:
-    """Write the directory, and return the summary."""
-    metrics = {} if evaluation is None else evaluation.metrics()
-    summary = {
+    """What `--json` prints."""
+    return {
         "method": run.method.name,
         **run.privacy.to_dict(),
         "metrics": metrics,
@@ -48,11 +65,23 @@ def save(
         "steps": run.plan.steps,
         "clip": run.plan.mechanism.clip,
         "noise_multiplier": run.plan.mechanism.noise_multiplier,
+        "target_noise": _target_noise(run, encoder),
         "seconds": run.seconds,
         "out": str(out),
     }
-    save_run(run, out, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
-    return summary
+
+
+def _target_noise(run: Run, encoder: Encoder) -> dict[str, Any] | None:
+    """Regression: the standard deviation of the target around the model in its units, and what learning it cost."""
+    if run.schema.classes is not None:
+        return None
+    facts = run.posterior.facts
+    scale = facts.get("noise_scale", getattr(run.posterior.likelihood, "noise_scale", None))  # type: ignore[attr-defined]
+    return {
+        "standard_deviation": None if scale is None else float(scale) * encoder.target_scale,
+        "from": facts.get("noise_scale_from", "the method" if "noise_scale" in facts else "given"),
+        "epsilon": facts.get("noise_scale_epsilon"),
+    }
 
 
 def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evaluation | None) -> None:
@@ -63,12 +92,18 @@ def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evalua
         f"{run.seconds:.1f} s"
     )
     console.print(about)
+    noise = summary["target_noise"]
+    if noise is not None and noise["epsilon"] is not None:
+        console.print(
+            f"noise of the target {noise['standard_deviation']:.4g}, learnt privately from one histogram of residuals: "
+            f"alone epsilon {noise['epsilon']:g}, within the total below"
+        )
     console.print()
     if evaluation is None:
         console.print("No test set was given, so nothing was measured: what is private is not measured in the open.")
     else:
         console.print(f"Measured on {evaluation.inputs} test records ({evaluation.source}; not protected):")
-        console.print(_metric_table(summary["metrics"]))
+        console.print(metric_table(summary["metrics"]))
     console.print()
     console.print(epsilon_table(summary))
     console.print()
@@ -78,7 +113,7 @@ def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evalua
     console.print(f"Written to {escape(one_line(summary['out']))}: {POSTERIOR}, {RECORD}, {REPORT}")
 
 
-def _metric_table(metrics: dict[str, float]) -> Table:
+def metric_table(metrics: dict[str, float]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)

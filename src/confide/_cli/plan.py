@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from confide._cli.privacy_table import show_privacy
 from confide._cli.shell import CommandError, emit_json, output
 from confide._cli.teaching import teach
 from confide.plan import Plan
+from confide.privacy.events import Event
 
 SAMPLERS = ("sgld", "sghmc", "sgnht")
 STEP_SIZE_CONVENTION = "w' = w - eta (mean clipped gradient + prior / n) + N(0, eta / n)"
@@ -118,8 +120,9 @@ def make_plan(
     clip: float,
     sampling: str,
     adjacency: str,
+    spent: Iterable[Event] = (),
 ) -> Plan:
-    """`confide.plan` with every option checked under the name it was typed with."""
+    """`confide.plan` with every option checked under the name it was typed with; `spent` shares its epsilon."""
     from confide.plan import plan as calibrate
 
     kind = options.sampling(sampling)
@@ -136,6 +139,7 @@ def make_plan(
         clip=clip,
         sampling=kind,
         adjacency=options.adjacency(adjacency),
+        spent=spent,
     )
 
 

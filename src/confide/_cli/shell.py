@@ -1,7 +1,8 @@
 """What every command shares: exit codes, one-sentence errors, JSON on stdout, prose on stderr.
 
     0    success
-    1    an error nobody foresaw: one sentence, and how to see the traceback
+    1    an error nobody foresaw: one sentence, and how to see the traceback; or a paid run that could not be saved
+         as a whole, and where its posterior is
     2    bad arguments or bad input: one sentence
     3    a privacy budget would be exceeded: one sentence, and nothing was spent
     130  interrupted from the keyboard
@@ -71,6 +72,7 @@ def _invoke(command: Any, arguments: list[str]) -> None:
 
 
 def _explain(error: BaseException) -> tuple[int, str]:
+    from confide.artefacts import Unfinished
     from confide.privacy.ledger import BudgetExceeded
 
     if isinstance(error, KeyboardInterrupt):
@@ -79,6 +81,8 @@ def _explain(error: BaseException) -> tuple[int, str]:
         return REFUSED, _usage_sentence(error)
     if isinstance(error, BudgetExceeded):
         return OVER_BUDGET, str(error)
+    if isinstance(error, Unfinished):
+        return UNFORESEEN, str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return REFUSED, f"{error.filename}: {_lowered(error.strerror or str(error))}"
     if isinstance(error, ValueError) and _raised_by_confide(error):

@@ -10,7 +10,8 @@ save      all results at once, so that a failure leaves nothing behind
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,12 +21,13 @@ import torch
 from confide._cli import options
 from confide._cli.plan import make_plan
 from confide._cli.shell import CommandError
+from confide._residuals import fit_learning_noise, histogram_for
 from confide.boundary import PrivateData
 from confide.data import DataSet, Prepared, Schema, catalogue, load_dataset, load_table, prepare
 from confide.data.embedded import NAMES as EMBEDDED
 from confide.data.schema import Task
 from confide.fit import Run, default_likelihood
-from confide.fit import fit as fit_method
+from confide.mechanism.gaussian import SampledGaussian
 from confide.models.likelihoods import Gaussian
 from confide.models.networks import MLP, Recipe
 from confide.models.predictive import RealPredictive
@@ -33,7 +35,15 @@ from confide.plan import Plan
 from confide.privacy.events import Event
 from confide.privacy.ledger import Entry, Ledger
 from confide.report import PUBLIC, SEPARATE, Evaluation
-from confide.rules import assumptions_of, default_batch, default_epochs, generator_of, in_units, weight_count
+from confide.rules import (
+    DEFAULT_NOISE_SCALE,
+    assumptions_of,
+    default_batch,
+    default_epochs,
+    generator_of,
+    in_units,
+    weight_count,
+)
 
 MOST_PARAMETERS = 10**7
 
@@ -91,12 +101,27 @@ class LateLedger:
 
 @dataclass(frozen=True)
 class Model:
-    """What is fitted: the method, the hidden layers, the noise of a regression target, and a seed for tests."""
+    """What is fitted: the method, the hidden layers, the noise of a regression target, and a seed for tests.
+
+    noise_scale   as typed; None: learnt from the records, and paid for
+    """
 
     method: Any
     hidden: tuple[int, ...]
-    noise_scale: float
+    noise_scale: float | None
     seed: int | None
+
+
+def model_of(method: Any, hidden: tuple[int, ...], noise_scale: float | None, seed: int | None) -> Model:
+    """The model; a method that would learn the noise of the target by itself keeps to a noise that was typed."""
+    if noise_scale is not None and getattr(method, "noise", None) == "learnt":
+        method = replace(method, noise="fixed")
+    return Model(method, hidden, noise_scale, seed)
+
+
+def check_noise_scale(noise_scale: float | None) -> None:
+    if noise_scale is not None:
+        options.number("--noise-scale", noise_scale, above=0, most=1e6)
 
 
 def check_schedule_options(schedule: Schedule) -> None:
@@ -119,7 +144,7 @@ def check_source(source: Source) -> None:
         raise CommandError(f"--data: missing; {source.train} is read from a directory of yours, named by --data DIR")
     if source.split is not None and not source.is_benchmark:
         raise CommandError(f"--split={source.split}: {source.train} has no published splits; leave it out")
-    if source.test is not None and _same_file(source.test, source.train):
+    if source.test is not None and same_file(source.test, source.train):
         raise CommandError(
             f"--test={source.test}: is the training file; what is measured on private records would publish them"
         )
@@ -130,7 +155,7 @@ def check_source(source: Source) -> None:
         )
 
 
-def _same_file(one: Path, other: str) -> bool:
+def same_file(one: Path, other: str) -> bool:
     try:
         return one.samefile(other)
     except OSError:
@@ -150,8 +175,19 @@ def check_writable(option: str, path: Path) -> None:
     parent = path.absolute().parent
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    if not parent.is_dir() or not _takes_files(parent):
         raise CommandError(f"{option}={path}: {parent} is not a directory that can be written to")
+
+
+def _takes_files(directory: Path) -> bool:
+    """Whether a file can be written there. Permissions alone do not tell: disks are full, or mounted read-only."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".confide-", dir=directory) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+    except OSError:
+        return False
+    return True
 
 
 def check_ledger(path: Path | None) -> None:
@@ -209,8 +245,16 @@ def _check_test(dataset: DataSet, prepared: Prepared) -> None:
         )
 
 
-def plan_of(schedule: Schedule, schema: Schema) -> Plan:
-    """The calibrated plan, with the rule's values where none were typed."""
+def histogram_of(model: Model, schedule: Schedule, schema: Schema, secure: bool = False) -> SampledGaussian | None:
+    """The release that the noise of a regression target is learnt from; None where nothing needs one."""
+    if schema.classes is not None or model.noise_scale is not None:
+        return None
+    adjacency = options.adjacency(schedule.adjacency)
+    return histogram_for(model.method, schedule.epsilon, schedule.delta, adjacency, secure)
+
+
+def plan_of(schedule: Schedule, schema: Schema, spent: Iterable[Event] = ()) -> Plan:
+    """The calibrated plan, with the rule's values where none were typed; `spent` shares its epsilon."""
     records = schema.records
     assert records is not None  # `prepare` refuses a schema without it
     options.delta(schedule.delta, records)
@@ -229,6 +273,7 @@ def plan_of(schedule: Schedule, schema: Schema) -> Plan:
         clip=schedule.clip,
         sampling=schedule.sampling,
         adjacency=schedule.adjacency,
+        spent=spent,
     )
 
 
@@ -239,16 +284,24 @@ def run_fit(
     ledger: Path | None,
     name: str,
     progress: Callable[[int, int], None],
+    histogram: SampledGaussian | None = None,
 ) -> Run:
-    """Charge and fit."""
+    """Charge and fit; with a histogram, learn the noise of the target too."""
     schema = prepared.encoder.schema
     module = make_network(model, prepared)
-    likelihood = Gaussian(model.noise_scale) if schema.classes is None else default_likelihood(module, schema)
-    book = Ledger() if ledger is None else cast("Ledger", LateLedger(ledger))
+    scale = DEFAULT_NOISE_SCALE if model.noise_scale is None else model.noise_scale
+    likelihood = Gaussian(scale) if schema.classes is None else default_likelihood(module, schema)
+    book = book_of(ledger)
     data = PrivateData(prepared.x, prepared.y, schema=schema, ledger=book, name=name, seed=model.seed)
-    run = fit_method(model.method, module, data, plan, likelihood=likelihood, seed=model.seed, progress=progress)
+    rest: dict[str, Any] = {"likelihood": likelihood, "seed": model.seed, "progress": progress}
+    run = fit_learning_noise(model.method, module, data, plan, histogram, **rest)
     _check_finite(run)
     return replace(run, privacy=replace(run.privacy, assumptions=assumptions_of(schema)))
+
+
+def book_of(ledger: Path | None) -> Ledger:
+    """The ledger to charge: the file, opened at each charge, or one in memory."""
+    return Ledger() if ledger is None else cast("Ledger", LateLedger(ledger))
 
 
 def _check_finite(run: Run) -> None:

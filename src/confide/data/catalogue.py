@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from confide.data.columns import Column, Missing
-from confide.data.loaders import load_dataset
+from confide.data.loaders import NPZ_FAULTS, load_dataset
 from confide.data.schema import Schema
 from confide.data.table import Array, DataError, DataSet, attempt, quoted
 
@@ -79,7 +79,7 @@ def splits(name: str, directory: str | Path | None = None, *, verify: bool = Fal
             return archive[f"{name}_train"], archive[f"{name}_test"]
 
     complaint = f"data={quoted(path)}: cannot be read; it must hold the arrays {name}_train and {name}_test"
-    train, test = attempt(read, complaint, OSError, ValueError, KeyError, EOFError, AttributeError, TypeError)
+    train, test = attempt(read, complaint, *NPZ_FAULTS)
     return tuple(zip(train, test, strict=False))
 
 

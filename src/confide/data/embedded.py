@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from confide.data.columns import Column
 from confide.data.schema import Schema
 from confide.data.table import DataError, DataSet, Table, permuted_rows
 
-NAMES: tuple[str, ...] = ("digits",)
+NAMES: tuple[str, ...] = ("digits", "diabetes")
+
+_DIABETES = {
+    "age": (18, 90),
+    "sex": (1, 2),
+    "bmi": (15, 45),
+    "bp": (50, 140),
+    "s1": (80, 320),
+    "s2": (30, 260),
+    "s3": (20, 100),
+    "s4": (1, 10),
+    "s5": (3, 6.5),
+    "s6": (50, 130),
+}
+"""Round ranges of adults: years, body mass index, mean blood pressure, cholesterols in mg/dl, the ratio of total to HDL
+cholesterol, the logarithm of triglycerides, and blood sugar in mg/dl."""
 
 
 def load(name: str) -> DataSet:
     """An embedded data set by name, with its public schema and a fixed public split."""
     if name not in NAMES:
         raise DataError(f"name={name!r}: no such embedded data set; known: {', '.join(NAMES)}")
-    return _digits()
+    return {"digits": _digits, "diabetes": _diabetes}[name]()
 
 
 def _digits() -> DataSet:
@@ -27,3 +43,21 @@ def _digits() -> DataSet:
     whole = Table.from_arrays(x, y, target="digit")
     schema = Schema(records=len(chosen), classes=10, target="digit", bounds=(0, 16), shape=(8, 8))
     return DataSet("digits", whole.take(chosen), whole.take(held_out), schema)
+
+
+def _diabetes() -> DataSet:
+    """Progression of diabetes in a year, from ten measurements (Efron et al., 2004, Annals of Statistics), from
+    scikit-learn.
+
+    Of its 442 records 354 train and 88 test. The split depends on row numbers only. The target is a score that is
+    known to lie between 25 and 346, and is declared to lie between 0 and 350.
+    """
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True, scaled=False)
+    chosen, held_out = permuted_rows(len(x), 88, seed=0)
+    features = dict(zip(_DIABETES, x.T, strict=True))
+    whole = Table(features, target="progression", labels=y)
+    columns = tuple(Column(name, bounds=bounds) for name, bounds in _DIABETES.items())
+    schema = Schema(records=len(chosen), target="progression", target_bounds=(0, 350), columns=columns)
+    return DataSet("diabetes", whole.take(chosen), whole.take(held_out), schema)

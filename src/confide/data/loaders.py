@@ -42,7 +42,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 _KINDS = ".csv, .csv.gz, .parquet or .npz"
 _BLOCK_BYTES = 1 << 24  # one line must fit into a block; wide tables have long lines
 _RAGGED = re.compile(r"\ACSV parse error: Row #([0-9]+): Expected ([0-9]+) columns, got ([0-9]+)")
-_NPZ_FAULTS = (
+NPZ_FAULTS = (
     OSError,
     ValueError,
     SyntaxError,  # numpy reads the header of an array as a literal
@@ -53,6 +53,8 @@ _NPZ_FAULTS = (
     RuntimeError,
     zipfile.BadZipFile,
     zlib.error,
+    AttributeError,
+    TypeError,
 )
 
 
@@ -111,7 +113,9 @@ def load_table(
     elif suffix in (".csv", ".csv.gz"):
         arrow = _read_csv(path, _text_columns(schema, target))
     else:
-        raise DataError(f"source={quoted(source)}: unknown kind of file; must be {_KINDS}, or {embedded.NAMES[0]}")
+        raise DataError(
+            f"source={quoted(source)}: unknown kind of file; must be {_KINDS}, or {' or '.join(embedded.NAMES)}"
+        )
     return _arrow_table(arrow, target, target_required, f"source={quoted(source)}")
 
 
@@ -153,7 +157,7 @@ def _existing(source: str | Path) -> Path:
     path = Path(source)
     kind = attempt(lambda: (path.exists(), path.is_dir()), f"{where}: not a usable path", OSError, ValueError)
     if not kind[0]:
-        raise DataError(f"{where}: no such file; give {_KINDS}, or {embedded.NAMES[0]}")
+        raise DataError(f"{where}: no such file; give {_KINDS}, or {' or '.join(embedded.NAMES)}")
     if kind[1]:
         raise DataError(f"{where}: is a directory; name one file in it")
     if attempt(lambda: path.stat().st_size, f"{where}: cannot be read", OSError) == 0:
@@ -220,7 +224,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
             return {key: archive[key] for key in known if key in archive.files}
 
     complaint = f"source={quoted(path)}: cannot be read as an npz of plain arrays; save it with numpy.savez"
-    return attempt(read, complaint, *_NPZ_FAULTS, AttributeError, TypeError)
+    return attempt(read, complaint, *NPZ_FAULTS)
 
 
 def _npz_table(arrays: dict[str, Array], part: Part, target: str | None, path: Path) -> Table:

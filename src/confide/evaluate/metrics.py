@@ -20,14 +20,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from confide.boundary import PrivateData
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
 
 BINS = 15
 _ELEMENTS_AT_ONCE = 1 << 16  # draws times inputs: stays in the processor's cache, which is four times faster
 
 
+def refuse_private(name: str, value: object) -> None:
+    """Metrics are computed without noise, so that they publish what they are computed from."""
+    if isinstance(value, PrivateData):
+        raise TypeError(
+            f"{name}: is PrivateData, and a metric without noise would publish it; pass records that are public or "
+            "separate, or pay for the numbers with confide.evaluate.private.private_scores"
+        )
+
+
 def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     """All metrics of one predictive distribution: the classification ones, or the regression ones."""
+    refuse_private("y", y)
     if isinstance(predictive, ClassPredictive):
         p = predictive.probabilities
         return {

@@ -113,7 +113,7 @@ def uncertainty_of_classes(predictive: ClassPredictive, y: Tensor) -> Plot:
         f"for {name} answers {a:.3f} nats of noise in the data and {e:.3f} of doubt about the model"
         for (name, _), (a, e) in zip(groups, parts, strict=True)
     )
-    reading = "Doubt should be larger where it was wrong. More records would shrink the dark part only."
+    reading = "Doubt should be larger where it was wrong. More records would shrink the doubt about the model only."
     return plot("uncertainty", "Where does its doubt come from?", f"Mean uncertainty: {said}.", reading, draw, 215)
 
 
@@ -153,7 +153,7 @@ def predicted_against_actual(
         "interval."
     )
     kind = "Dots" if individuals else "Dots, each the mean of a group of similar predictions,"
-    reading = f"{kind} near the dashed line are good predictions. The light bars are the {level:.0%} intervals."
+    reading = f"{kind} near the dashed line are good predictions. The bars are the {level:.0%} intervals."
     return plot("predicted", "Predicted against actual", alt, reading, draw, 610)
 
 

@@ -101,7 +101,8 @@ def _note(found: Comparison) -> str:
     return (
         f"Measured on {found.inputs:,} test records ({found.source}), which the guarantee does not cover. ± is one "
         f"standard error over the test records{' ' + several if several else ''}.{once} “As good” means that the "
-        "paired difference to the best is within two standard errors. Memory is how much the process grew in the fit."
+        "paired difference to the best is within two standard errors. Memory is the most that a fit held beyond what "
+        "was in use when it began."
     )
 
 
@@ -136,6 +137,14 @@ def _plots(found: Comparison) -> list[Any]:
     return [quality, honesty]
 
 
+def _noise_of_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    alone, scale = summary["noise_scale_epsilon"], summary["noise_scale"]
+    if alone is not None:
+        said = f"learnt in each fit from one histogram of residuals, alone epsilon {words.number(alone)}"
+        return [("Noise of the target", said)]
+    return [] if scale is None else [("Noise of the target", f"given, {words.number(scale)} of half the range")]
+
+
 def _settings(found: Comparison, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     layers = ", ".join(map(str, summary["hidden"])) or "none: a linear model"
     return [
@@ -144,6 +153,7 @@ def _settings(found: Comparison, summary: Mapping[str, Any]) -> list[tuple[str, 
         ("Expected batch", words.number(float(summary["batch"]))),
         ("Clip", words.number(float(summary["clip"]))),
         ("Noise multiplier", words.number(float(summary["noise_multiplier"]))),
+        *_noise_of_target(summary),
         ("Method settings", "each method's own defaults, which read public sizes alone"),
         ("Fits", words.number(found.fits)),
     ]

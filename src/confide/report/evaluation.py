@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from confide.evaluate.metrics import refuse_private
 from confide.models.predictive import ClassPredictive, Predictive
 
 PUBLIC = "declared public"
@@ -26,6 +27,7 @@ class Evaluation:
     source: str
 
     def __post_init__(self) -> None:
+        refuse_private("y", self.y)
         if self.source not in SOURCES:
             raise ValueError(f"source={self.source!r}: must be {' or '.join(map(repr, SOURCES))}")
         if self.y.numel() != self.inputs:

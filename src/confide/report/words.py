@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from confide.privacy._bayesian_result import Trusted
+
 METRICS = {
     "accuracy": ("Accuracy", "share of test inputs whose most probable class was right; higher is better"),
     "nll": ("Negative log-likelihood", "surprise at the right class, in nats; 0 is perfect, smaller is better"),
@@ -80,7 +82,12 @@ def share(value: float, digits: int = 1) -> str:
 def metric(name: str, value: float) -> dict[str, str]:
     """One row of the table of metrics."""
     title, meaning = METRICS.get(name, (name, ""))
-    text = share(value) if name in SHARES else f"{value:.4f}" if 1e-3 <= abs(value) < 10 else number(value)
+    if name in SHARES:
+        text = share(value)
+    elif 1e-3 <= abs(value) < 1000:
+        text = f"{value:.4f}" if abs(value) < 10 else f"{value:#.4g}"
+    else:
+        text = number(value)
     return {"name": title, "value": text, "meaning": meaning}
 
 
@@ -93,6 +100,8 @@ def settings(thing: object) -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     """A setting as text: nested settings by name and fields, functions by name."""
+    if isinstance(value, Trusted):
+        return "not shown: computed from private records without protection"
     if is_dataclass(value) and not isinstance(value, type):
         inner = ", ".join(f"{name} = {shown(inner)}" for name, inner in settings(value).items())
         return f"{type(value).__name__} ({inner})" if inner else type(value).__name__
