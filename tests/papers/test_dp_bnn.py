@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from confide import papers
 from confide.boundary import PrivateData
@@ -17,6 +18,7 @@ from confide.models.networks import softmax
 from confide.papers import _dp_bnn_fits as fits
 from confide.papers import _dp_bnn_regression as regression
 from confide.papers import base
+from confide.papers._mnist_cnn import FEATURE_SIZE, encoded
 from confide.papers.base import Context, Finished, Measured
 from confide.plan import plan
 
@@ -56,7 +58,7 @@ def test_private_rows_keep_their_epsilon_and_learn(finished: dict[str, Finished]
         assert isinstance(epsilon, float)
         assert accuracy.mean > 0.35, name
         assert math.isinf(epsilon) if "not private" in name else 0.99 < epsilon <= 1, name
-    ours = rows["SGLD, CNN, Gaussian"]["ours"]
+    ours = rows["SGLD, CNN on fixed public edges, Gaussian"]["ours"]
     assert isinstance(ours, Measured)
     assert ours.mean > 0.7
     assert rows["SGLD, MLP, Gaussian"]["paper"] == 0.90
@@ -123,9 +125,33 @@ def test_images_are_encoded_one_by_one() -> None:
     """Catches statistics over records, which would not be post-processing."""
     images = fits.load(CONTEXT)
     alone = fits._edges(images.found.x[3:4], images.side)
-    together = images.inputs("CNN")[0][3:4] / 16
+    together = images.inputs(fits.EDGES)[0][3:4] / 16
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(encoded(images.found.x[3:4]), images.inputs("CNN")[0][3:4], rtol=1e-4, atol=1e-6)
     assert images.inputs("MLP")[0].norm(dim=1) == pytest.approx(8.0, abs=1e-3)
+
+
+def test_every_layer_of_the_cnn_is_learnt() -> None:
+    """Catches a filter that is fixed or starts from the same place for every seed; only sizes are constants."""
+    one, other = (fits.network("CNN", 28, 10, seed) for seed in (0, 1))
+    learnt = {name: value for name, value in one.named_parameters() if value.requires_grad}
+    assert sum(value.numel() for value in learnt.values()) == 9_418
+    for name, layer in one.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            assert {f"{name}.weight", f"{name}.bias"} <= set(learnt)
+            assert not torch.equal(layer.weight, other.get_submodule(name).weight)  # type: ignore[arg-type]
+    fixed = [value for value in one.parameters() if not value.requires_grad]
+    assert all(value.unique().numel() == 1 for value in fixed)
+    assert sum(isinstance(layer, nn.Dropout) for layer in fits.network("CNN", 28, 10, 0, dropout=True).modules()) == 1
+
+
+def test_features_of_an_image_depend_on_no_other() -> None:
+    """Catches statistics over a batch, and features whose size is not the one that is stated."""
+    network = fits.network("CNN", 8, 10, seed=0)
+    x = fits.load(CONTEXT).inputs("CNN")[0][:5]
+    torch.testing.assert_close(network(x)[2:3], network(x[2:3]), rtol=1e-4, atol=1e-5)
+    features = network[:-1](x)  # type: ignore[index]
+    torch.testing.assert_close(features.square().mean(1).sqrt(), torch.full((5,), FEATURE_SIZE), rtol=1e-3, atol=0)
 
 
 def test_filters_answer_to_their_direction() -> None:

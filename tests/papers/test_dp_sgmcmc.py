@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,3 +81,29 @@ def test_the_feature_bound_holds_for_every_record_of_adult() -> None:
     """One input per categorical column, two per capital column, none for the weight, and the constant."""
     columns = catalogue.schema("adult").columns
     assert sum(adult._inputs(column) for column in columns) == 8 + 3 + 4
+
+
+def test_close_methods_run_more_often_in_the_full_run_only() -> None:
+    full = Context(seeds=(0, 1, 2))
+    assert len(set(adult.seeds_of("sgld", full))) == 12 == len(set(adult.seeds_of("hybrid", full)))
+    assert adult.seeds_of("ops", full) == (0, 1, 2)
+    assert adult.seeds_of("sgld", QUICK) == (0,)
+
+
+def test_the_comparison_is_of_the_same_runs(done: dict[str, Finished]) -> None:
+    """A difference of the wrong rows, or with the wrong sign, would be seen."""
+    accuracy, comparison = done["adult"].outcome.tables
+    found = {key: cells["ours"].mean for key, cells in rows(accuracy).items()}
+    assert {row[0] for row in comparison.rows} == {"OPS", "hybrid", "DP-VI"}
+    for row in comparison.rows:
+        points = 100 * (found["SGLD", row[1]] - found[row[0], row[1]])
+        assert row[3] == pytest.approx(points, abs=0.0051)
+    spread = adult.standard_error(Measured((0.1, 0.3)), Measured((0.2, 0.4, 0.6)))
+    assert spread == pytest.approx(math.sqrt(0.02 / 2 + 0.04 / 3))
+
+
+def test_steps_follow_epsilon_between_their_bounds() -> None:
+    problem = adult.load(QUICK)
+    assert (problem.steps(0.01), problem.steps(100.0), problem.steps(None)) == (60, 60, 240)
+    wider = replace(problem, fewest=400, most=1000)
+    assert [wider.steps(epsilon) for epsilon in (0.05, 0.2, 0.25, 0.5, 1.0)] == [400, 400, 500, 1000, 1000]
