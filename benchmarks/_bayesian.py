@@ -17,36 +17,36 @@ from benchmarks import _models
 from benchmarks._contenders import confide, confide_step, plain, sgd
 from benchmarks._harness import Maker, Step
 
-MODEL, WIDTHS = "mlp1200", (784, 1200, 1200, 10)
+MODEL, WIDTHS, TINY_WIDTHS = "mlp1200", (784, 1200, 1200, 10), (8, 8, 8, 10)
 
 
-def bayes_by_backprop() -> Mapping[str, Maker]:
+def bayes_by_backprop(tiny: bool = False) -> Mapping[str, Maker]:
     """One and four draws; norms exact or bounded from above, a valid clip that needs fewer products."""
-    makers: dict[str, Maker] = {"dp_sgd": dp_sgd, "plain_sgd": plain_sgd}
+    makers: dict[str, Maker] = {"dp_sgd": partial(dp_sgd, tiny), "plain_sgd": partial(plain_sgd, tiny)}
     for draws in (1, 4):
-        makers[f"plain_{draws}_draws"] = partial(plain_step, partial(mean_field, "exact"), draws)
+        makers[f"plain_{draws}_draws"] = partial(plain_step, partial(mean_field, "exact"), draws, tiny)
         for norms in ("exact", "bound"):
-            makers[f"confide_{draws}_draws_{norms}"] = partial(private_step, partial(mean_field, norms), draws)
+            makers[f"confide_{draws}_draws_{norms}"] = partial(private_step, partial(mean_field, norms), draws, tiny)
     return makers
 
 
-def variational_dropout() -> Mapping[str, Maker]:
+def variational_dropout(tiny: bool = False) -> Mapping[str, Maker]:
     """Activations drawn instead of weights; variances tied to the privacy noise (the method's default) or learnt."""
-    makers: dict[str, Maker] = {"dp_sgd": dp_sgd, "plain_sgd": plain_sgd}
+    makers: dict[str, Maker] = {"dp_sgd": partial(dp_sgd, tiny), "plain_sgd": partial(plain_sgd, tiny)}
     for kind in ("tied", "learnt"):
-        makers[f"plain_{kind}"] = partial(plain_step, partial(dropout_layer, kind, "exact"), 1)
-    makers["confide_tied"] = partial(private_step, partial(dropout_layer, "tied", "exact"), 1)
+        makers[f"plain_{kind}"] = partial(plain_step, partial(dropout_layer, kind, "exact"), 1, tiny)
+    makers["confide_tied"] = partial(private_step, partial(dropout_layer, "tied", "exact"), 1, tiny)
     for norms in ("exact", "bound"):
-        makers[f"confide_learnt_{norms}"] = partial(private_step, partial(dropout_layer, "learnt", norms), 1)
+        makers[f"confide_learnt_{norms}"] = partial(private_step, partial(dropout_layer, "learnt", norms), 1, tiny)
     return makers
 
 
-def dp_sgd() -> Step:
-    return confide(_models.build(MODEL))
+def dp_sgd(tiny: bool) -> Step:
+    return confide(_models.build(MODEL, tiny))
 
 
-def plain_sgd() -> Step:
-    return plain(_models.build(MODEL))
+def plain_sgd(tiny: bool) -> Step:
+    return plain(_models.build(MODEL, tiny))
 
 
 def mean_field(norms: str, inputs: int, outputs: int) -> nn.Module:
@@ -63,19 +63,19 @@ def dropout_layer(kind: str, norms: str, inputs: int, outputs: int) -> nn.Module
     return layer
 
 
-def network(layer: Callable[[int, int], nn.Module]) -> nn.Module:
+def network(layer: Callable[[int, int], nn.Module], tiny: bool) -> nn.Module:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(WIDTHS):
+    for inputs, outputs in pairwise(TINY_WIDTHS if tiny else WIDTHS):
         layers += [layer(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
-def private_step(layer: Callable[[int, int], nn.Module], draws: int) -> Step:
+def private_step(layer: Callable[[int, int], nn.Module], draws: int, tiny: bool) -> Step:
     from confide.mechanism.noise import NoiseStream
     from confide.models.bayesian import draw_
 
-    case, module, weights = _models.build(MODEL), network(layer), NoiseStream()
+    case, module, weights = _models.build(MODEL, tiny), network(layer, tiny), NoiseStream()
     clipped = confide_step(module, case.loss, case.x, case.y)
 
     def step() -> None:
@@ -85,10 +85,10 @@ def private_step(layer: Callable[[int, int], nn.Module], draws: int) -> Step:
     return step
 
 
-def plain_step(layer: Callable[[int, int], nn.Module], draws: int) -> Step:
+def plain_step(layer: Callable[[int, int], nn.Module], draws: int, tiny: bool) -> Step:
     from confide.models.bayesian import draw_, fold_draws
 
-    case, module = _models.build(MODEL), network(layer)
+    case, module = _models.build(MODEL, tiny), network(layer, tiny)
     optimizer = sgd(module)
     x, y = fold_draws(case.x, draws), fold_draws(case.y, draws)
 

@@ -27,6 +27,7 @@ Maker = Callable[[], Step]
 Report = dict[str, Any]
 
 TURN_SECONDS = 0.05  # a turn repeats a short step until it has lasted this long
+MEMORY_STEPS = 4  # what is set up in the first is not repeated, what leaks from one to the next is seen
 MEMORY_SECONDS = 120.0  # a process that measures memory is given up after this
 SLOW_SECONDS = 0.5  # a step that takes longer need not be repeated when time is short
 FEWEST_ROUNDS = 3  # for the others, however short the time: a median of one round is no median
@@ -147,44 +148,68 @@ def reason(failure: BaseException) -> str:
 # Memory
 
 
-def add_peak_memory(results: Report, contenders: Callable[[], Mapping[str, Maker]], preload: list[str]) -> None:
-    """Add `peak_mb`, what a step or two need above the imports, each contender measured in a process of its own.
+Contenders = Callable[[], Mapping[str, Maker]]
 
-    The processes are forked from a server that has done the imports and nothing else.
+
+def add_peak_memory(
+    results: Report, contenders: Contenders, preload: list[str], tiny: Contenders | None = None, processes: int = 1
+) -> None:
+    """Add `peak_mb`, what a few steps need above the imports, each contender measured in processes of its own.
+
+    The processes are forked from a server that has done the imports and nothing else. With `tiny`, the same contenders
+    on tiny models, two steps of those come first: the code that is then read from the disk and what a library sets up
+    once are no memory of a step. The median over the processes is reported.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preload)
     for name, result in results.items():
         if absent(result):
             continue
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_send_peak, args=(contenders, name, sender))
-        process.start()
-        sender.close()
-        answer: Any = "no answer"
-        if receiver.poll(MEMORY_SECONDS):
-            try:
-                answer = receiver.recv()
-            except EOFError:
-                answer = "the process died"
-        process.join(1.0)
-        process.kill()
-        result["peak_mb" if isinstance(answer, float) else "peak_error"] = answer
+        answers = [_peak_in_process(context, (contenders, tiny, name)) for _ in range(processes)]
+        peaks = [answer for answer in answers if isinstance(answer, float)]
+        if len(peaks) == len(answers):
+            result["peak_mb"] = statistics.median(peaks)
+        else:
+            result["peak_error"] = next(answer for answer in answers if not isinstance(answer, float))
 
 
-def _send_peak(contenders: Callable[[], Mapping[str, Maker]], name: str, sender: Any) -> None:
+def _peak_in_process(context: Any, arguments: tuple[Contenders, Contenders | None, str]) -> float | str:
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_peak, args=(sender, *arguments))
+    process.start()
+    sender.close()
+    answer: Any = "no answer"
+    if receiver.poll(MEMORY_SECONDS):
+        try:
+            answer = receiver.recv()
+        except EOFError:
+            answer = "the process died"
+    process.join(1.0)
+    process.kill()
+    return answer if isinstance(answer, float) else str(answer)
+
+
+def _send_peak(sender: Any, contenders: Contenders, tiny: Contenders | None, name: str) -> None:
     warnings.simplefilter("ignore")
     try:
-        maker = contenders()[name]
+        if tiny is not None:
+            _warm_up(tiny()[name]())
+        gc.collect()
         before = _reset_peak()
-        step = maker()
+        step = contenders()[name]()
         start = time.perf_counter()
         step()
         if time.perf_counter() - start < SLOW_SECONDS:
-            step()
+            for _ in range(MEMORY_STEPS - 1):
+                step()
         sender.send((_status("VmHWM") - before) / 1024)
     except Exception as failure:
         sender.send(reason(failure))
+
+
+def _warm_up(step: Step) -> None:
+    step()
+    step()
 
 
 def _reset_peak() -> float:

@@ -136,7 +136,23 @@ BUILDERS: dict[str, Callable[[], Case]] = {
 }
 
 
-def build(name: str) -> Case:
+# The same kinds of layers with a few weights and records, for what a contender does only once.
+TINY: dict[str, Callable[[], Case]] = {
+    "mlp1200": lambda: Case("mlp1200", mlp(8, 8, 8, 10), *images(4, 8), cross_entropy),
+    "cnn": lambda: Case("cnn", mnist_cnn(), *images(4, 1, 28, 28), cross_entropy),
+    "logistic": lambda: Case("logistic", nn.Linear(5, 1), *logistic_data(4, 5), Bernoulli().loss),
+    "mlp1000": lambda: Case("mlp1000", mlp(8, 8, 10), *images(4, 8), cross_entropy),
+    "transformer": lambda: Case(
+        "transformer",
+        Transformer(20, 4, 8, 2),
+        torch.randint(20, (4, 4)),
+        torch.randint(2, (4,)),
+        cross_entropy,
+    ),
+}
+
+
+def build(name: str, tiny: bool = False) -> Case:
     """The same weights and records for every contender."""
     torch.manual_seed(0)
-    return BUILDERS[name]()
+    return (TINY if tiny else BUILDERS)[name]()

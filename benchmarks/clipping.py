@@ -3,6 +3,9 @@
 Every contender does a whole step (clipping, noise, update) on the same weights and records; ratios are to the plain,
 non-private SGD step of the same model in the same round. `bbp` and `variational_dropout` compare Bayesian layers with
 confide's own DP-SGD step on the same network; `scaling` fits how the time grows with the batch and with the model.
+Memory is the peak of resident memory over the first steps, in a fresh process for every contender, above what the
+process held after all imports and two steps on a tiny model of the same kind; for plain SGD and confide the median
+of several processes.
 On a busy machine --one-thread measures processor time instead of wall-clock time.
 """
 
@@ -18,22 +21,33 @@ from benchmarks._contenders import CONTENDERS
 from benchmarks._harness import Clock, Maker, Report, Step
 from benchmarks._scaling import scaling
 
-PRELOAD = ["torch", "torch.func", "torch._dynamo", "opacus", "jax", "benchmarks._bayesian"]
+CONFIDE = ["confide", "confide.mechanism.clipping", "confide.mechanism.noise", "confide.models.flat"]
+PRELOAD = ["torch", "torch.func", "torch._dynamo", "opacus", "jax", "benchmarks._bayesian", *CONFIDE]
 BAYESIAN = {"bbp": _bayesian.bayes_by_backprop, "variational_dropout": _bayesian.variational_dropout}
 NAMES = [*_models.BUILDERS, *BAYESIAN, "scaling"]
 QUICK_SECONDS, FULL_SECONDS = 2.0, 25.0  # for one model, shared by its contenders
-# Gigabytes and seconds for each step: in a quick run one contender on one model is enough to show it.
-QUICK_SKIPS = {"mlp1200": ("vmap", "jax"), "mlp1000": ("opacus_hooks", "vmap", "jax")}
-QUICK_MEMORY = ("plain", "confide", "opacus_ghost")
+# Gigabytes and seconds for each step, or for a compilation: in a quick run one contender on one model is enough to
+# show it.
+QUICK_SKIPS = {"mlp1200": ("vmap", "jax"), "mlp1000": ("opacus_hooks", "vmap", "jax"), "transformer": ("jax",)}
+PROCESSES = 3  # in which memory is measured; one for the others, and in a quick run
+TARGETED = ("plain", "confide")
+QUICK_MEMORY = {"mlp1200": ("plain", "confide", "opacus_ghost")}
 
 
-def contenders_of(model: str) -> Mapping[str, Maker]:
+def contenders_of(model: str, tiny: bool = False) -> Mapping[str, Maker]:
     """Makers of every contender's step on one model."""
-    return {name: partial(_make, make, model) for name, make in CONTENDERS.items()}
+    return {name: partial(_make, make, model, tiny) for name, make in CONTENDERS.items()}
 
 
-def _make(make: Callable[[_models.Case], Step], model: str) -> Step:
-    return make(_models.build(model))
+def _make(make: Callable[[_models.Case], Step], model: str, tiny: bool) -> Step:
+    return make(_models.build(model, tiny))
+
+
+def add_memory(results: Report, contenders: Callable[..., Mapping[str, Maker]], quick: bool) -> None:
+    """Peaks above the imports and what a tiny model of the same kind needs."""
+    for who, row in results.items():
+        processes = PROCESSES if who in TARGETED and not quick else 1
+        _harness.add_peak_memory({who: row}, contenders, PRELOAD, partial(contenders, tiny=True), processes)
 
 
 def compare_model(name: str, quick: bool, clock: Clock) -> Report:
@@ -42,15 +56,15 @@ def compare_model(name: str, quick: bool, clock: Clock) -> Report:
     skipped = QUICK_SKIPS.get(name, ()) if quick else ()
     racing = {who: make for who, make in makers.items() if who not in skipped}
     results = _harness.race(racing, QUICK_SECONDS if quick else FULL_SECONDS, "plain", clock)
-    measured = {who: row for who, row in results.items() if not quick or who in QUICK_MEMORY}
-    _harness.add_peak_memory(measured, partial(contenders_of, name), PRELOAD)
+    measured = {who: row for who, row in results.items() if not quick or who in QUICK_MEMORY.get(name, ())}
+    add_memory(measured, partial(contenders_of, name), quick)
     return {who: results.get(who, {"skipped": "left out of a quick run"}) for who in makers}
 
 
 def compare_bayesian(name: str, quick: bool, clock: Clock) -> Report:
     results = _harness.race(BAYESIAN[name](), QUICK_SECONDS if quick else FULL_SECONDS, "dp_sgd", clock)
     if not quick:
-        _harness.add_peak_memory(results, BAYESIAN[name], PRELOAD)
+        add_memory(results, BAYESIAN[name], quick)
     return results
 
 

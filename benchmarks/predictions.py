@@ -6,8 +6,10 @@ Every contender gives the same three vectors per network: probabilities (or mean
               then average, and take entropies (or variances)
     batches   the same loop over batches of 256 records, as a data loader gives them
     vmap      torch.func.vmap of the network over the draws, 25 draws and 2048 records at a time
-    predict   posterior.predict: stacked products, every draw's probabilities kept
-    summary   posterior.summary: stacked products, averages taken block by block
+    predict   posterior.predict: every draw's probabilities kept, averages taken on the way
+    summary   posterior.summary: averages alone
+
+The last two run in the native kernel where it is built, and as stacked products in torch where it is not.
 
 The networks are named by features-hidden-outputs; the last layer's outputs are classes, or one number.
 """

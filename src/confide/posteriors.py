@@ -17,8 +17,8 @@ from confide.models.flat import named_slices
 from confide.models.likelihoods import likelihood_from_dict, likelihood_to_dict
 from confide.models.networks import MLP, Recipe
 from confide.models.predictive import Predictive
-from confide.prediction.stacked import blocks, outputs_of
-from confide.prediction.summary import Summary, accumulated
+from confide.prediction.stacked import outputs_of
+from confide.prediction.summary import Summary, predictive_of_draws, summary_of_draws
 
 MAPPED_ABOVE = 1 << 28
 """Bytes of a file of draws above which it is read piece by piece instead of as a whole."""
@@ -84,14 +84,12 @@ class Draws:
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Predictive:
-        outputs = outputs_of(self.module, self.groups, x, len(self.weights))
-        predictive: Predictive = self.likelihood.predictive(outputs, self.weights)
-        return predictive
+        return predictive_of_draws(self.module, self.groups, x, self.likelihood, self.weights)
 
     @torch.no_grad()
     def summary(self, x: Tensor) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the draws."""
-        return accumulated(blocks(self.module, self.groups, x), self.likelihood, self.weights, len(x))
+        return summary_of_draws(self.module, self.groups, x, self.likelihood, self.weights)
 
     def named_draws(self) -> dict[str, Tensor]:
         """The draws by parameter name, each of shape (draws, *parameter shape)."""

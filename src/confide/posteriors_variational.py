@@ -19,7 +19,7 @@ from confide.models.flat import flatten_, named_slices
 from confide.models.predictive import Predictive
 from confide.posteriors import BUILDERS, save_posterior, to_arviz
 from confide.prediction.stacked import ELEMENTS_AT_ONCE, Block, blocks, chain_of, collected
-from confide.prediction.summary import Summary, accumulated
+from confide.prediction.summary import Summary, accumulated, predictive_of_draws, summary_of_draws
 
 PREDICTION_SEED = 0
 """Predictions draw from a stream of their own that starts here, so that the same question has the same answer."""
@@ -56,12 +56,16 @@ class DiagonalGaussian:
         for batch in _batched(self._draws(self.passes, generator), size):
             yield torch.stack(batch)
 
+    @torch.no_grad()
     def predict(self, x: Tensor) -> Predictive:
-        return _predictive(blocks(self.module, self.groups, x), self.likelihood, x, self.passes)
+        weights = torch.full((self.passes,), 1 / self.passes, dtype=self.centre.dtype)
+        return predictive_of_draws(self.module, self.groups, x, self.likelihood, weights)
 
+    @torch.no_grad()
     def summary(self, x: Tensor) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the draws."""
-        return _summary(blocks(self.module, self.groups, x), self.likelihood, x, self.passes)
+        weights = torch.full((self.passes,), 1 / self.passes, dtype=torch.float64)
+        return summary_of_draws(self.module, self.groups, x, self.likelihood, weights)
 
     def to_arviz(self) -> Any:
         """The draws that predictions average over, by parameter name, in ArviZ's data tree."""

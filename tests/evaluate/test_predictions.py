@@ -21,9 +21,16 @@ from confide.models.predictive import ClassPredictive
 from confide.posteriors import Draws, load_posterior, outputs_of_draws
 from confide.posteriors_mapped import DrawWriter, MappedDraws, open_draws
 from confide.posteriors_variational import DiagonalGaussian, DropoutNetwork
-from confide.prediction import stacked
+from confide.prediction import native, stacked
 from confide.prediction.stacked import chain_of
 from confide.prediction.summary import Summary, summary_of
+
+
+@pytest.fixture(params=["native where it is built", "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(native, "_kernel", lambda: None)
+    return str(request.param)
 
 
 def randn(*shape: int) -> Tensor:
@@ -82,7 +89,7 @@ NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...], bool]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_equal_to_the_plain_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_to_the_plain_loop(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks so small that draws and inputs are both split, and neither evenly: an offset by one would show."""
     monkeypatch.setattr(stacked, "INPUTS_AT_ONCE", 4)
     monkeypatch.setattr(stacked, "ACTIVATIONS_AT_ONCE", 60)
@@ -110,7 +117,7 @@ LIKELIHOODS: dict[str, tuple[Any, int]] = {
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-def test_summary_is_that_of_the_whole_distribution(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_is_that_of_the_whole_distribution(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws of unequal weight in uneven blocks: forgotten weights or a wrong entropy identity would show."""
     monkeypatch.setattr(stacked, "INPUTS_AT_ONCE", 4)
     monkeypatch.setattr(stacked, "ACTIVATIONS_AT_ONCE", 60)
@@ -128,7 +135,7 @@ def expect_same(found: Summary, whole: Any) -> None:
         torch.testing.assert_close(one.float(), other.float(), rtol=1e-4, atol=1e-5)
 
 
-def test_small_spread_beside_a_large_mean_keeps_its_digits() -> None:
+def test_small_spread_beside_a_large_mean_keeps_its_digits(path: str) -> None:
     """The difference of two large sums of squares would have none left in float32."""
     module = mlp(1, 1, ())
     draws = torch.tensor([[0.0, 1000.0], [0.0, 1000.5], [0.0, 1001.0]])
@@ -138,7 +145,7 @@ def test_small_spread_beside_a_large_mean_keeps_its_digits() -> None:
     assert found.rescaled(2.0, 1.0).centre.tolist() == pytest.approx([2002.0] * 2)
 
 
-def test_variational_posteriors_predict_by_the_draws_they_show() -> None:
+def test_variational_posteriors_predict_by_the_draws_they_show(path: str) -> None:
     module = mlp(6, 3, (5,))
     size = size_of(module)
     gaussian = DiagonalGaussian(module, Categorical(3), randn(size), torch.full((size,), 0.2), passes=9)

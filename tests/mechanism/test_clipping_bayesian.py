@@ -116,6 +116,33 @@ def test_the_bound_is_an_upper_bound_and_tight_for_small_spread(rho: float, exce
     assert (found["bound"] <= found["exact"] * (1 + excess)).all()
 
 
+@pytest.mark.parametrize(("spread", "excess"), [(0.0, 1e-12), (0.1, 0.1), (1.0, 1.5)])
+def test_the_bound_for_learnt_variances_is_an_upper_bound_and_exact_for_equal_ones(
+    spread: float, excess: float
+) -> None:
+    """The largest variance of each output stands for all: a mean in its place, or another axis, would fall below."""
+    x, y = floats(5), labels()
+    found = {}
+    for norms in ("exact", "bound"):
+        torch.manual_seed(0)
+        options = {"initial_log_variance": 0.0, "norms": norms}
+        module = nn.Sequential(
+            VariationalDropoutLinear(5, 7, **options),  # type: ignore[arg-type]
+            nn.Tanh(),
+            VariationalDropoutLinear(7, CLASSES, **options),  # type: ignore[arg-type]
+        ).double()
+        for layer in (module[0], module[2]):
+            assert isinstance(layer, VariationalDropoutLinear)
+            layer.weight_log_variance.data.add_(torch.randn(layer.weight_log_variance.shape), alpha=spread)
+        draw_(module, torch.Generator().manual_seed(3))
+        total = torch.zeros(size_of(module), dtype=torch.float64)
+        found[norms] = clipped_sum(module, classes, x, y, clip=1e-3, out=total)
+        assert total.norm() <= 1e-3 * len(x)
+    assert (found["bound"] >= found["exact"] * (1 - 1e-12)).all()
+    assert (found["bound"] <= found["exact"] * (1 + excess)).all()
+    assert spread == 0 or (found["bound"] > found["exact"]).all()
+
+
 def test_different_numbers_of_draws_are_refused() -> None:
     module, x, y = network(), floats(5), labels()
     draw_(module, None, 2)

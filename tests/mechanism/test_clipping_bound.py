@@ -54,6 +54,19 @@ def test_linear_layer_at_the_extremes_of_float32(
 LINEAR = {bias: nn.Linear(5, 3, bias=bias) for bias in (False, True)}
 GHOST = nn.Linear(40, 40)
 DIRECT = nn.Linear(3, 2)
+SEQUENCE = nn.Linear(9, 9, bias=False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(x=matrices(1, 5, 9), y=matrices(1, 5, 9), clip=bounds, native=st.booleans())
+@example(x=torch.full((1, 5, 9), 1e-23).numpy(), y=torch.full((1, 5, 9), 1e18).numpy(), clip=1e-6, native=False)
+@example(x=torch.full((1, 5, 9), 1e-23).numpy(), y=torch.full((1, 5, 9), 1e18).numpy(), clip=1e-6, native=True)
+def test_ghost_norms_at_the_extremes(x: NDArray[object], y: NDArray[object], clip: float, native: bool) -> None:
+    """Gram matrices that underflow on one side while the other is huge would let a record pass unclipped."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setattr("confide.mechanism.clipping.rules.linear.gram_norms", lambda *_: None)
+        assert contribution(SEQUENCE, torch.from_numpy(x), torch.from_numpy(y), clip, "flat") <= clip
 
 
 @settings(max_examples=100, deadline=None)

@@ -162,6 +162,46 @@ def test_rounding_never_lets_a_norm_exceed_the_bound(scale: float) -> None:
         assert out.double().norm().item() <= 0.7
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 1, 2, 3), (2, 7, 9, 40), (5, 13, 64, 17), (4, 64, 24, 33), (2, 40, 1, 1)])
+def test_native_gram_norms_are_those_of_the_gradients(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Every pair of positions once for both orders, in and beside the tiles and panels, on one thread and on two."""
+    records, positions, outputs, inputs = shape
+    torch.manual_seed(0)
+    left = torch.randn(records, positions, outputs, dtype=dtype)
+    right = torch.randn(records, positions, inputs, dtype=dtype)
+    wanted = torch.bmm(left.double().transpose(1, 2), right.double()).square().sum((1, 2))
+    threads = torch.get_num_threads()
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        found = arithmetic.gram_norms(left, right, 0.0, 0.0)
+        torch.set_num_threads(threads)
+        if found is None:  # no compiler here: torch does the work
+            assert arithmetic._library() is None
+            return
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-13 if dtype == torch.float64 else 2e-5, atol=0)
+    assert arithmetic.gram_norms(left.transpose(0, 1), right.transpose(0, 1), 0.0, 0.0) is None or 1 in shape[:2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_native_sums_of_squares(dtype: torch.dtype) -> None:
+    """Rows of any length, also where they are part of wider ones; what is not finite stays so."""
+    torch.manual_seed(0)
+    for entries in (1, 31, 32, 300, 5001):
+        values = torch.randn(6, entries + 3, dtype=dtype)[:, 2:-1]
+        found = arithmetic.row_squares(values)
+        if found is None:
+            assert arithmetic._library() is None
+            return
+        wanted = values.double().square().sum(1)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-14 if dtype == torch.float64 else 1e-6, atol=0)
+    poisoned = torch.ones(3, 70, dtype=dtype)
+    poisoned[1, 69], poisoned[2, 3] = torch.inf, torch.nan
+    found = arithmetic.row_squares(poisoned)
+    assert found is not None
+    assert torch.isfinite(found).tolist() == [True, False, False]
+
+
 def test_native_mean_field_weights_are_torchs() -> None:
     """Softplus and sigmoid to a few units in the last place over the whole range, and every draw in its place."""
     rho = torch.linspace(-95, 95, 300_001)

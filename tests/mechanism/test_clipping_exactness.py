@@ -12,6 +12,7 @@ from confide.mechanism.clipping import calls, chain, clipped_sum, engine, factor
 from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.plan import Examined
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
+from confide.mechanism.clipping.running import records_of
 from confide.mechanism.clipping.structure import kept_generators
 from tests.mechanism.zoo import ZOO
 
@@ -75,6 +76,23 @@ def test_other_styles_equal_autograd(name: str, style: Style) -> None:
 def test_micro_batches_are_exact(name: str) -> None:
     """Six records in pieces of four: the last piece is smaller, and the norms keep their order."""
     assert compare(name, micro_batch=4) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mnist_network", "transformer", "tied_weights", "lstm", "mean_field_4_draws"])
+def test_batches_that_would_hold_too_much_go_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By themselves, and exactly: six records in three pieces of two."""
+    monkeypatch.setattr(engine, "HELD_BYTES", 1)
+    monkeypatch.setattr(engine, "FEWEST_RECORDS", 2)
+    pieces = []
+    whole = engine.Engine._piece
+
+    def piece(self: engine.Engine, plan: Any, module: Any, loss: Any, x: Any, y: Any, bound: Any) -> Tensor:
+        pieces.append(records_of(x))
+        return whole(self, plan, module, loss, x, y, bound)
+
+    monkeypatch.setattr(engine.Engine, "_piece", piece)
+    assert compare(name) < TOLERANCE
+    assert pieces == [2, 2, 2]
 
 
 def test_nothing_is_clipped_below_the_bound() -> None:

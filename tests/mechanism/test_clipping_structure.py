@@ -115,6 +115,26 @@ def test_the_module_is_left_as_it_was(name: str) -> None:
     copy.deepcopy(module)
 
 
+def test_parameters_come_back_bit_by_bit() -> None:
+    """Constant, zero, negative zero, tiny and mixed ones are moved in different ways, and each must find back."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, CLASSES)).double()
+    with torch.no_grad():
+        module[0].weight[::2] *= 1e-9
+        module[2].weight.zero_()
+        module[2].weight[0, 0] = -0.0
+        module[3].weight.fill_(-0.0)
+        module[3].bias.fill_(3.0)
+    before = [parameter.detach().view(torch.int64).clone() for parameter in module.parameters()]
+    seen = []
+    module[2].register_forward_hook(lambda layer, inputs, output: seen.append(layer.weight.abs().min().item()))
+    _, loss, x, y = plain(nn.Identity(), 5)
+    run(module, loss, x[:0], y[:0])
+    after = [parameter.detach().view(torch.int64) for parameter in module.parameters()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert min(seen) > 0  # while it was examined
+
+
 def test_a_used_module_can_be_pickled() -> None:
     module, loss, x, y = ZOO["mlp"].case()
     run(module, loss, x, y)
@@ -196,13 +216,14 @@ def test_weights_used_outside_their_layer_go_to_the_fallback() -> None:
     assert {plan.parameters[index].shape for index in plan.choices.escaped} == {module.encoder.weight.shape}
 
 
-def test_layers_behind_parameters_that_start_at_zero_are_examined() -> None:
+@pytest.mark.parametrize("start", [0.0, 1e-12])
+def test_layers_behind_parameters_that_start_at_zero_are_examined(start: float) -> None:
     """No gradient passes a last layer of zeros, so with its own parameters nothing wrong would be seen before it."""
     module, loss, x, y = ZOO["weight_used_outside_its_layer"].case()
     trained = copy.deepcopy(module.head.state_dict())
-    nn.init.zeros_(module.head.weight)
+    nn.init.constant_(module.head.weight, start)
     run(module, loss, x, y)
-    assert module.head.weight.norm() == 0
+    assert (module.head.weight == start).all()
     module.head.load_state_dict(trained)
     found = run(module, loss, x, y)
     wanted = torch.zeros_like(found)

@@ -85,6 +85,22 @@ class TestActivations:
         assert ((outputs.mean(0) - expected) / deviation).abs().max() < 4.5 / 20_000**0.5
         assert (outputs.std(0) / deviation - 1).abs().max() < 4.5 / 40_000**0.5
 
+    def test_norms_may_be_bounded_from_above(self) -> None:
+        """Norms at least the exact ones, and equal to them as long as the variances of an output are."""
+        found = {}
+        for norms in ("exact", "bound"):
+            method = VariationalDropout(deviation="learnt", norms=norms)  # type: ignore[arg-type]
+            problem = problem_of(method, network(), noise_multiplier=30.0)
+            state = method.init(problem)
+            for seed, one in enumerate(distributions(problem.module)):
+                one.raw.add_(torch.randn(one.raw.shape, generator=generator(seed)), alpha=0.3)
+            query = method.ask(problem, state)
+            x, y = records(6)
+            out = torch.zeros(query.size, dtype=torch.float64)
+            found[norms] = clipped_sum(query.module, query.loss, x, y, clip=0.3, out=out)
+        assert (found["bound"] > found["exact"]).all()
+        assert (found["bound"] < 2 * found["exact"]).all()
+
 
 class TestNoise:
     def path(self, method: VariationalDropout, steps: int = 400) -> tuple[Tensor, float]:
@@ -195,7 +211,9 @@ class TestDivergence:
         with pytest.raises(ValueError, match="no closed form"):
             VariationalDropout(prior=priors.ScaleMixture())
 
-    @pytest.mark.parametrize("options", [{"deviation": "free"}, {"weight": -1.0}, {"warm_up": 2.0}, {"draws": 0}])
+    @pytest.mark.parametrize(
+        "options", [{"deviation": "free"}, {"weight": -1.0}, {"warm_up": 2.0}, {"draws": 0}, {"norms": "l1"}]
+    )
     def test_bad_settings_name_the_argument(self, options: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=f"{next(iter(options))}="):
             VariationalDropout(**options)

@@ -55,6 +55,7 @@ class VariationalDropout(MeanField):
                        the log-uniform prior, whose pull on few records and many weights would drown the data; else 1
     warm_up            fraction of the steps in which the weight grows to its value
     draws              noise vectors per step, averaged before clipping
+    norms              "bound" clips by an upper bound of a record's norm: sound, and cheaper where the deviation is learnt
     predictive_draws   draws that a prediction averages over
     Optimiser settings are those of every method that descends: see Descent.
 
@@ -65,6 +66,7 @@ class VariationalDropout(MeanField):
     deviation: Literal["tied", "learnt"] = "tied"
     weight: float | None = None
     warm_up: float = 0.5
+    norms: Literal["exact", "bound"] = "exact"
     name: ClassVar[str] = "variational-dropout"
 
     def __post_init__(self) -> None:
@@ -75,13 +77,15 @@ class VariationalDropout(MeanField):
             raise ValueError(f"weight={self.weight}: must be a finite number >= 0, or None for the rule")
         if not 0 <= self.warm_up <= 1:
             raise ValueError(f"warm_up={self.warm_up}: must be a fraction in [0, 1]")
+        if self.norms not in ("exact", "bound"):
+            raise ValueError(f"norms={self.norms!r}: must be 'exact' or 'bound'")
         if not isinstance(self.prior, Divergence):
             raise ValueError(
                 f"prior={self.prior}: its divergence has no closed form; use LogUniform, Gaussian or Laplace"
             )
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        network = local_noise(module, UNTIED_DEVIATION)
+        network = local_noise(module, UNTIED_DEVIATION, self.norms)
         for one in distributions(network):
             one.spread_parameter.requires_grad_(self.deviation == "learnt")
         return network

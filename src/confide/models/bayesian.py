@@ -236,7 +236,8 @@ class _LocalReparameterisation(BayesianLayer):
 
     Each row of a batch gets activation noise of its own, drawn in the forward pass, so draws need no storage.
     norms="bound" lets clipping replace the variances of an output by their largest in the norm of the log variances: a
-    valid clip without a product of its own, exact while the variances of an output are equal.
+    valid clip without a product of its own, exact while the variances of an output are equal. It is for linear layers;
+    the norms of convolutions and of inputs with several positions are exact in any case.
     """
 
     noise_over_deviation: Tensor | None
@@ -344,9 +345,10 @@ class VariationalDropoutConv2d(_LocalReparameterisation):
         bias: bool = True,
         *,
         initial_log_variance: float = -8.0,
+        norms: Norms = "exact",
     ) -> None:
         shape = (out_channels, in_channels // groups, *_pair(kernel_size))
-        super().__init__(shape, bias, initial_log_variance, "exact")
+        super().__init__(shape, bias, initial_log_variance, norms)
         self.kernel_size, self.groups = _pair(kernel_size), groups
         self.stride, self.padding, self.dilation = _pair(stride), _pair(padding), _pair(dilation)
 

@@ -50,9 +50,9 @@ def mean_field(module: nn.Module, deviation: float, norms: Norms = "exact") -> n
     return _with_distributions(module, MeanFieldLinear, MeanFieldConv2d, options)
 
 
-def local_noise(module: nn.Module, deviation: float) -> nn.Module:
+def local_noise(module: nn.Module, deviation: float, norms: Norms = "exact") -> nn.Module:
     """The same for variational dropout; biases stay without a distribution."""
-    options = {"initial_log_variance": 2 * math.log(deviation)}
+    options = {"initial_log_variance": 2 * math.log(deviation), "norms": norms}
     return _with_distributions(module, SharedNoiseLinear, SharedNoiseConv2d, options)
 
 

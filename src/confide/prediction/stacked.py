@@ -7,12 +7,14 @@ stacked, the first layer of all of them is one product
 
 and every later layer a batched product of (K, width, width') with (K, width', inputs). Inputs stand in columns, so that
 no layer has to be rearranged for the next. Groups of draws and of inputs are chosen so that the activations stay in the
-processor's cache. Any other network runs draw by draw.
+processor's cache. Where the native kernel is built and knows the layers, it does the same without leaving the cache
+between them. Any other network runs draw by draw.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from confide.models.dropout import SharedDropout
 from confide.models.flat import flatten_, trainable
 from confide.models.networks import MLP
+from confide.prediction import native
 
 INPUTS_AT_ONCE = 1024
 ACTIVATIONS_AT_ONCE = 1 << 21
@@ -71,13 +74,31 @@ def blocks(module: nn.Module, groups: Groups, x: Tensor, masked: bool = False) -
 
     masked: dropout layers are left out, since their masks are part of the draws.
     """
-    chain = chain_of(module, masked)
-    kind = trainable(module)[0].dtype
-    inputs = x.to(kind)
-    if chain is not None and (inputs.ndim == 2 or starts_flat(module)):
-        yield from _stacked(chain, groups, inputs.flatten(1))
-    else:
+    chain, inputs = _prepared(module, x, masked)
+    if chain is None:
         yield from _one_by_one(module, groups, inputs)
+        return
+    network = native.network_of(chain, inputs)
+    if network is None:
+        yield from _stacked(chain, groups, inputs)
+    else:
+        yield from _natively(network, groups, inputs)
+
+
+def native_network(module: nn.Module, x: Tensor, masked: bool = False) -> tuple[native.Network, Tensor] | None:
+    """The network for the native kernel, and the inputs as it takes them; None where torch has to do the work."""
+    chain, inputs = _prepared(module, x, masked)
+    network = None if chain is None else native.network_of(chain, inputs)
+    return None if network is None else (network, inputs)
+
+
+def _prepared(module: nn.Module, x: Tensor, masked: bool) -> tuple[tuple[Layer, ...] | None, Tensor]:
+    """The layers where they can be stacked, and the inputs in the network's number type, flat where they can."""
+    chain = chain_of(module, masked)
+    inputs = x.to(trainable(module)[0].dtype)
+    if chain is None or not (inputs.ndim == 2 or starts_flat(module)):
+        return None, inputs
+    return chain, inputs.flatten(1)
 
 
 def outputs_of(module: nn.Module, groups: Groups, x: Tensor, count: int) -> Tensor:
@@ -164,6 +185,26 @@ def _stacked(chain: tuple[Layer, ...], groups: Groups, x: Tensor) -> Iterator[Bl
             rows = slice(start, min(start + columns, count))
             yield Block(first, rows, run(inputs[:, rows]).transpose(1, 2))
         first += len(draws)
+
+
+def _natively(network: native.Network, groups: Groups, x: Tensor) -> Iterator[Block]:
+    columns = min(len(x), max(1, ACTIVATIONS_AT_ONCE // network.outputs))
+    size = max(1, ACTIVATIONS_AT_ONCE // (network.outputs * columns))
+    buffer = x.new_empty(size * columns * network.outputs)
+    first = 0
+    for draws in groups(min(size, draws_at_once(network))):
+        for start in range(0, len(x), columns):
+            rows = slice(start, min(start + columns, len(x)))
+            shape = (len(draws), rows.stop - rows.start, network.outputs)
+            out = buffer[: math.prod(shape)].view(shape)
+            network.run(draws, x[rows], native.OUTPUTS, out=out)
+            yield Block(first, rows, out)
+        first += len(draws)
+
+
+def draws_at_once(network: native.Network) -> int:
+    """So many that their weights take a few megabytes: each group reads the inputs once."""
+    return max(1, WEIGHTS_AT_ONCE // 4 // network.parameters)
 
 
 class _Stack:

@@ -1,5 +1,6 @@
 """The optional native kernels: Box-Muller on blocks of keystream (`gaussian.cpp`), and whole normals for noise on a
-lattice (`secure.cpp`), in vectorised C++.
+lattice (`secure.cpp`), in vectorised C++. The same library holds the arithmetic of clipped sums (`clipping.cpp`, behind
+`arithmetic`) and of predictions (`prediction.cpp`, behind `confide.prediction.native`).
 
 The library is built at installation where a C++ compiler exists and loaded by ctypes. Where it is missing, or
 the processor lacks the instructions it needs, `kernel()` is None and the torch path does the same work.

@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("gaussian.cpp", "secure.cpp", "clipping.cpp"))
+NAMES = ("gaussian.cpp", "secure.cpp", "clipping.cpp", "prediction.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in NAMES)
 LIBRARY = Path(__file__).with_name("libconfide_gaussian.so")
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 

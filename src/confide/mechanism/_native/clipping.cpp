@@ -1,9 +1,10 @@
-// Small clipped sums in one call, and the elementwise part of mean-field weights.
+// Small clipped sums in one call, norms of sums of outer products, and the elementwise part of mean-field weights.
 //
 // For a small fully connected network the arithmetic of a clipped sum takes microseconds and the calls that ask for it
-// take longer; `confide_clip_*` does all of it for all layers at once. `confide_mean_field` makes a weight draw and
-// its derivative in one pass over memory. As in gaussian.cpp the loops are plain ones that the compiler turns into
-// vector instructions, and the caller asks `confide_supported` first.
+// take longer; `confide_clip_*` does all of it for all layers at once. `confide_gram_*` takes the norm of a record's
+// gradient from the Gram matrices of its positions, which are symmetric: half the products of a general routine do.
+// `confide_mean_field` makes a weight draw and its derivative in one pass over memory. As in gaussian.cpp the loops are
+// plain ones that the compiler turns into vector instructions, and the caller asks `confide_supported` first.
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 #define CONFIDE_VECTOR __attribute__((target("avx2,fma")))
 #else
 #define CONFIDE_VECTOR
@@ -94,6 +96,125 @@ CONFIDE_INLINE bool clipped_sum(std::int64_t records, std::int64_t count, const 
   return true;
 }
 
+// Vectors of 32 bytes, wherever they lie.
+template <typename T>
+struct Wide {
+  typedef T Value __attribute__((vector_size(32)));
+  typedef T Unaligned __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
+  static constexpr std::int64_t WIDTH = 32 / sizeof(T);
+};
+
+template <typename T, int ROWS>
+CONFIDE_INLINE void add_lanes(const typename Wide<T>::Value* sums, T* found) {
+#if defined(__x86_64__)
+  if constexpr (sizeof(T) == 4 && ROWS == 4) {
+    const __m256 low = _mm256_hadd_ps((__m256)sums[0], (__m256)sums[1]);
+    const __m256 all = _mm256_hadd_ps(low, _mm256_hadd_ps((__m256)sums[2], (__m256)sums[3]));
+    _mm_storeu_ps(found, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+    return;
+  }
+#endif
+  for (int row = 0; row < ROWS; ++row) {
+    T total = 0;
+    for (std::int64_t lane = 0; lane < Wide<T>::WIDTH; ++lane) total += sums[row][lane];
+    found[row] = total;
+  }
+}
+
+// found[c][r] = first[r] . second[c] for ROWS and COLUMNS successive rows of `width` numbers
+template <typename T, int ROWS, int COLUMNS>
+CONFIDE_INLINE void products(const T* first, const T* second, std::int64_t width, T (&found)[COLUMNS][ROWS]) {
+  using Value = typename Wide<T>::Value;
+  using Unaligned = typename Wide<T>::Unaligned;
+  Value sums[COLUMNS][ROWS] = {};
+  std::int64_t k = 0;
+  for (; k + Wide<T>::WIDTH <= width; k += Wide<T>::WIDTH) {
+    Value right[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) right[c] = *reinterpret_cast<const Unaligned*>(second + c * width + k);
+    for (int r = 0; r < ROWS; ++r) {
+      Value left = *reinterpret_cast<const Unaligned*>(first + r * width + k);
+#if defined(__x86_64__)
+      asm("" : "+x"(left));  // loaded once: loads are what this loop waits for
+#endif
+      for (int c = 0; c < COLUMNS; ++c) sums[c][r] += left * right[c];
+    }
+  }
+  for (int c = 0; c < COLUMNS; ++c) add_lanes<T, ROWS>(sums[c], found[c]);
+  for (; k < width; ++k) {
+    for (int c = 0; c < COLUMNS; ++c) {
+      for (int r = 0; r < ROWS; ++r) found[c][r] += first[r * width + k] * second[c * width + k];
+    }
+  }
+}
+
+// One record: left (positions, outputs), right (positions, inputs).
+template <typename T>
+struct Positions {
+  const T* left;
+  const T* right;
+  std::int64_t count, outputs, inputs;
+
+  // the sum of (left_t . left_s) (right_t . right_s) over a tile of pairs
+  template <int ROWS, int COLUMNS>
+  CONFIDE_VECTOR __attribute__((noinline)) double tile(std::int64_t t, std::int64_t s) const {
+    T of_left[COLUMNS][ROWS], of_right[COLUMNS][ROWS];
+    products<T, ROWS, COLUMNS>(left + t * outputs, left + s * outputs, outputs, of_left);
+    products<T, ROWS, COLUMNS>(right + t * inputs, right + s * inputs, inputs, of_right);
+    double sums[ROWS] = {};
+    for (int c = 0; c < COLUMNS; ++c) {
+      for (int r = 0; r < ROWS; ++r) sums[r] += static_cast<double>(of_left[c][r]) * of_right[c][r];
+    }
+    double total = 0;
+    for (int r = 0; r < ROWS; ++r) total += sums[r];
+    return total;
+  }
+
+  // ROWS positions from t on, with those from s to `stop`
+  template <int ROWS>
+  CONFIDE_VECTOR inline __attribute__((always_inline)) double across(std::int64_t t, std::int64_t s,
+                                                                     std::int64_t stop) const {
+    double total = 0;
+    for (; stop - s > 4 || stop - s == 3; s += 3) total += tile<ROWS, 3>(t, s);
+    for (; stop - s > 1; s += 2) total += tile<ROWS, 2>(t, s);
+    if (s < stop) total += tile<ROWS, 1>(t, s);
+    return total;
+  }
+
+  // All pairs, those of different positions once for both orders, a panel that stays in cache at a time.
+  CONFIDE_VECTOR inline __attribute__((always_inline)) double pairs() const {
+    double once = 0, twice = 0;
+    for (std::int64_t start = 0; start < count; start += PANEL) {
+      const std::int64_t stop = std::min(start + PANEL, count);
+      std::int64_t t = 0;
+      for (; t < start; t += 4) twice += across<4>(t, start, stop);
+      for (; t + 4 <= stop; t += 4) {
+        once += across<4>(t, t, t + 4);
+        twice += across<4>(t, t + 4, stop);
+      }
+      for (; t < stop; ++t) {
+        once += across<1>(t, t, t + 1);
+        twice += across<1>(t, t + 1, stop);
+      }
+    }
+    return once + 2 * twice;
+  }
+
+  static constexpr std::int64_t PANEL = 12;  // a multiple of 3 and of 4
+};
+
+// |sum_t left_t right_t^T|^2, with what rounding (`slack` times the product of the norms) and underflow may have hidden
+template <typename T>
+CONFIDE_INLINE void gram_norms(std::int64_t records, Positions<T> record, T* norms, double slack, double tiny) {
+  const std::int64_t lefts = record.count * record.outputs, rights = record.count * record.inputs;
+  for (std::int64_t i = 0; i < records; ++i, record.left += lefts, record.right += rights) {
+    const double total = record.pairs();
+    const double left = sum_of_squares(record.left, lefts), right = sum_of_squares(record.right, rights);
+    const double lost_left = tiny * static_cast<double>(lefts), lost_right = tiny * static_cast<double>(rights);
+    const double hidden = slack * left * right + lost_left * right + lost_right * left + lost_left * lost_right;
+    norms[i] = static_cast<T>((total > 0 ? total : total * 0) + hidden);  // not a number stays one
+  }
+}
+
 CONFIDE_INLINE float as_float(std::int32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
@@ -144,6 +265,29 @@ CONFIDE_VECTOR int confide_clip_float(std::int64_t records, std::int64_t count, 
 CONFIDE_VECTOR int confide_clip_double(std::int64_t records, std::int64_t count, const Layer<double>* layers,
                                        double* norms, double bound, double gamma, double tiny) {
   return clipped_sum<double>(records, count, layers, norms, bound, gamma, tiny);
+}
+
+// norms[i] = |values_i|^2 for rows of `entries` numbers that begin `stride` numbers apart
+CONFIDE_VECTOR void confide_squares_float(std::int64_t rows, std::int64_t entries, std::int64_t stride,
+                                          const float* values, float* norms) {
+  for (std::int64_t i = 0; i < rows; ++i) norms[i] = sum_of_squares(values + i * stride, entries);
+}
+
+CONFIDE_VECTOR void confide_squares_double(std::int64_t rows, std::int64_t entries, std::int64_t stride,
+                                           const double* values, double* norms) {
+  for (std::int64_t i = 0; i < rows; ++i) norms[i] = sum_of_squares(values + i * stride, entries);
+}
+
+CONFIDE_VECTOR void confide_gram_float(std::int64_t records, std::int64_t positions, std::int64_t outputs,
+                                       std::int64_t inputs, const float* left, const float* right, float* norms,
+                                       double slack, double tiny) {
+  gram_norms<float>(records, {left, right, positions, outputs, inputs}, norms, slack, tiny);
+}
+
+CONFIDE_VECTOR void confide_gram_double(std::int64_t records, std::int64_t positions, std::int64_t outputs,
+                                        std::int64_t inputs, const double* left, const double* right, double* norms,
+                                        double slack, double tiny) {
+  gram_norms<double>(records, {left, right, positions, outputs, inputs}, norms, slack, tiny);
 }
 
 // weight = mean + softplus(rho) noise,  jacobian = sigmoid(rho) noise

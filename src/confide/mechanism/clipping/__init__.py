@@ -49,7 +49,8 @@ def clipped_sum(
     at its first step, so no error depends on a private one.
 
     `memory_budget` (bytes) limits the buffers of per-record gradients; `micro_batch` (records) also limits the
-    activations, by running the batch in pieces. Both are exact. The norms are private.
+    activations, by running the batch in pieces. Without it a batch that would hold more than 256 MB of them goes in
+    pieces that hold less. All of it is exact. The norms are private.
     """
     check_clip(clip, out.dtype)
     check_style(style)

@@ -91,6 +91,9 @@ class Chain:
         self.space = Workspace()
         shapes = [tuple(link.layer.weight.shape) for link in links]
         self.entries = sum(outputs * inputs for outputs, inputs in shapes)
+        # hidden values forwards, their gradients backwards, with room to align each
+        numbers = sum(outputs for outputs, _ in shapes) + sum(inputs for _, inputs in shapes[1:])
+        self.row_bytes = numbers * links[0].layer.weight.element_size() + 64 * 2 * len(shapes)
         self.places = (Layer * len(links))(*(Layer(*shape) for shape in shapes))
 
     def fits(self, x: Inputs, out: Tensor) -> bool:
@@ -107,7 +110,7 @@ class Chain:
 
     def contributions(self, loss: Loss, x: Tensor, y: Any, space: Workspace) -> list[tuple[Slot, OuterProduct]]:
         """Every layer's contribution; none if the loss does not depend on the output."""
-        self.space.begin(1 << 62)
+        self.space.begin(1 << 62, x.shape[0] * self.row_bytes)
         hidden = x.flatten(1) if self.flat else x
         inputs: list[Tensor] = []
         kept: list[list[Tensor]] = []
@@ -119,13 +122,15 @@ class Chain:
         found: list[tuple[Slot, OuterProduct]] = []
         if gradient is None:
             return found
-        if self.links[-1].activations:  # they overwrite it, and it may belong to the loss
+        last = len(self.links) - 1
+        if self.links[last].activations:  # they overwrite it, and it may belong to the loss
             gradient = gradient.clone()
-        for number in range(len(self.links) - 1, -1, -1):
+        for number in range(last, -1, -1):
             link = self.links[number]
             for (activation, layer), values in zip(reversed(link.activations), reversed(kept[number]), strict=True):
                 activation.backward(layer(), gradient, values)
-            found.append((link.slot, OuterProduct(gradient, inputs[number], link.layer.bias is not None, space)))
+            product = OuterProduct(gradient, inputs[number], link.layer.bias is not None, space, number < last)
+            found.append((link.slot, product))
             if number:
                 wide = self.space.take(gradient, gradient.shape[0], link.layer.in_features)
                 gradient = torch.mm(gradient, link.layer.weight, out=wide)

@@ -32,6 +32,10 @@ from confide.mechanism.clipping.workspace import Workspace
 
 # Buffers of up to this many numbers are not worth letting go between steps.
 SMALL = 1 << 16
+# What a pass may hold of its records; beyond, the batch goes in pieces, so that the activations of a large batch do not
+# decide how much memory a step needs. Passes over much less than this would cost time.
+HELD_BYTES = 256 << 20
+FEWEST_RECORDS = 8
 
 Gradients: TypeAlias = list[list[Tensor | None]]
 
@@ -79,9 +83,7 @@ class Engine:
         records = records_of(x)
         if records == 0:
             return bound.out.new_zeros(0)
-        largest = records if bound.micro_batch is None else bound.micro_batch
-        if plan.copied:
-            largest = min(largest, max(1, bound.budget // plan.copied_bytes))
+        largest = self._largest_piece(plan, plan.examined[examination_key(loss, x)], records, bound)
         if largest >= records:
             return self._piece(plan, module, loss, x, y, bound)
         norms = []
@@ -90,6 +92,17 @@ class Engine:
             part_x, part_y = map_tensors(lambda tensor, piece=piece: tensor[piece], (x, y))
             norms.append(self._piece(plan, module, loss, part_x, part_y, bound))
         return torch.cat(norms)
+
+    def _largest_piece(self, plan: Plan, examined: Examined, records: int, bound: Bound) -> int:
+        """How many records go through the module at once: all, unless they would hold too much; pieces are equal."""
+        largest = records if bound.micro_batch is None else min(records, bound.micro_batch)
+        if plan.copied:
+            largest = min(largest, max(1, bound.budget // plan.copied_bytes))
+        held = examined.record_bytes
+        if examined.chain is None and largest * held > HELD_BYTES:
+            largest = min(largest, max(FEWEST_RECORDS, HELD_BYTES // held))
+            largest = -(-records // -(-records // largest))
+        return largest
 
     def _piece(self, plan: Plan, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: Bound) -> Tensor:
         examined = plan.examined[examination_key(loss, x)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,8 @@ from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 
 FEW, MORE = 3, 4
 PIECE = 1 << 16  # numbers that are drawn at a time
+SMALL = 0.1  # of the usual size of a parameter
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Batch(NamedTuple):
@@ -78,31 +82,52 @@ def made_up(tree: Any, records: int, other: bool, floats: str, integers: int, tr
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Examine a module with other parameters than its own, and leave everything as it was.
+    """Examine a module with parameters that hide nothing, and leave everything as it was.
 
     Parameters that start at zero would hide the layers before them: no gradient reaches those yet, and whatever is
-    wrong with them would be found out too late. So all parameters are moved a little while the module is examined.
+    wrong with them would be found out too late. So small and constant ones are moved while the module is examined.
+    Only what was moved is kept to be put back: a copy of all parameters would be the most memory a run ever needs.
     """
-    kept = [tensor.data for tensor in (*module.parameters(), *module.buffers())]
-    before = [tensor.clone() for tensor in kept]
-    with torch.random.fork_rng(devices=[]), kept_generators(module):
+    with torch.random.fork_rng(devices=[]), kept_generators(module), ExitStack() as stack:
         torch.manual_seed(0)
+        for buffer in module.buffers():
+            stack.callback(buffer.data.copy_, buffer.data.clone())
         for parameter in module.parameters():
-            _move(parameter.data)
-        try:
-            yield
-        finally:
-            for tensor, value in zip(kept, before, strict=True):
-                tensor.copy_(value)
+            stack.callback(_moved(parameter.data))
+        yield
 
 
-def _move(values: Tensor) -> None:
-    """Add noise of the size that ordinary initialisations have; in pieces, to need no room."""
-    if values.is_floating_point() and values.numel() > 0:
-        inputs = values[0].numel() if values.dim() > 1 else 25
-        rows = values.unsqueeze(0) if values.dim() == 0 else values
-        for piece in rows.split(max(1, PIECE * len(rows) // rows.numel())):
-            piece.add_(torch.randn(piece.shape).to(piece), alpha=0.5 / math.sqrt(inputs))
+def _moved(values: Tensor) -> Callable[[], object]:
+    """Add noise of the size that ordinary initialisations have where values are far smaller; the way back is returned.
+
+    A constant tensor is moved as a whole: behind a normalisation equal weights hide as well as zeros do.
+    """
+    if not values.is_floating_point() or values.numel() == 0:
+        return lambda: None
+    size = 0.5 / math.sqrt(values[0].numel() if values.dim() > 1 else 25)
+    bits = values.view(_BITS[values.element_size()])
+    rows = values.unsqueeze(0) if values.dim() == 0 else values
+    pieces = rows.split(max(1, PIECE * len(rows) // rows.numel()))  # to need no room
+    if bits.amin() == bits.amax():
+        before = values.flatten()[0].clone()
+        for piece in pieces:
+            piece.add_(torch.randn(piece.shape).to(piece), alpha=size)
+        return lambda: values.copy_(before)
+    return partial(_put_back, pieces, [_small_moved(piece, size) for piece in pieces])
+
+
+def _small_moved(piece: Tensor, size: float) -> tuple[Any, Tensor]:
+    """Where the piece had small values, one bit for each, and which they were."""
+    small = piece.abs() < SMALL * size
+    values = piece[small]
+    piece[small] = values + torch.randn(values.shape).to(values) * size
+    return np.packbits(small.cpu().numpy()), values
+
+
+def _put_back(pieces: Sequence[Tensor], kept: Sequence[tuple[Any, Tensor]]) -> None:
+    for piece, (places, values) in zip(pieces, kept, strict=True):
+        small = torch.from_numpy(np.unpackbits(places, count=piece.numel())).view(piece.shape)
+        piece[small.to(piece.device, torch.bool)] = values
 
 
 @contextmanager

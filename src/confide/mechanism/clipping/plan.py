@@ -93,11 +93,15 @@ def spread_over(records: int, values: Tensor, axes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Examined:
-    """The calls of one pass through a module: which slot, and where its records are; and a shorter way, if any."""
+    """The calls of one pass through a module: which slot, and where its records are; and a shorter way, if any.
+
+    `record_bytes`: what a step holds of one record until its clip factor is known, inputs and output gradients.
+    """
 
     slots: list[Slot]
     layouts: list[CallLayout]
     chain: Chain | None = None
+    record_bytes: int = 0
 
     @property
     def records_first(self) -> bool:

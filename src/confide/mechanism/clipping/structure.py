@@ -108,7 +108,16 @@ def _examine_once(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -
         del larger
         missed = _missed(run, plan, layouts)
         chain = None if missed else _chain(module, plan, loss, few, run)
-        return Examined([entry.slot for entry in run.entries], layouts, chain), missed
+        return Examined([entry.slot for entry in run.entries], layouts, chain, _record_bytes(run)), missed
+
+
+def _record_bytes(run: Pass) -> int:
+    """Inputs and output gradients of all calls, for one record."""
+    held = 0
+    for entry in run.entries:
+        held += sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((entry.inputs, entry.keywords)))
+        held += sum(shape.numel() for shape in entry.shapes) * run.losses.element_size()
+    return held // FEW
 
 
 def _missed(run: Pass, plan: Plan, layouts: list[CallLayout]) -> frozenset[int]:

@@ -21,8 +21,9 @@ class Workspace:
         self.wanted = 0
         self.budget = 0
 
-    def begin(self, budget: int) -> None:
-        """A new step, with so many bytes for all pieces together."""
+    def begin(self, budget: int, expected: int = 0) -> None:
+        """A new step, with so many bytes for all pieces together, of which some are `expected` to be used."""
+        self.wanted = max(self.wanted, expected)
         if self.buffer is not None and self.wanted > self.buffer.numel():
             self.buffer = None  # one that is large enough is made at the first request
         self.budget, self.used = budget, 0

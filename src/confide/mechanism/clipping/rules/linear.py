@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from confide.mechanism._native.arithmetic import gram_norms
 from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Weighted, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
@@ -32,10 +33,13 @@ CANCELLATION = 16
 
 
 class OuterProduct(Contribution):
-    """One outer product per record: left (records, outputs), right (records, inputs)."""
+    """One outer product per record: left (records, outputs), right (records, inputs).
 
-    def __init__(self, left: Tensor, right: Tensor, bias: bool, space: Workspace) -> None:
-        self.left, self.right, self.bias, self.space = left, right, bias, space
+    A left side that is `ours` is overwritten by the weighted sum, which then needs no memory.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, bias: bool, space: Workspace, ours: bool = False) -> None:
+        self.left, self.right, self.bias, self.space, self.ours = left, right, bias, space, ours
         self.records = left.shape[0]
 
     def squared_norms(self) -> Tensor:
@@ -47,12 +51,12 @@ class OuterProduct(Contribution):
     def add_weighted(self, factors: Tensor, into: Weighted) -> None:
         left, right = self.left, self.right
         column = factors.unsqueeze(1)
-        if right.shape[1] < left.shape[1]:  # scale the narrower side
+        if right.shape[1] < left.shape[1] and not self.ours:  # scale the narrower side
             into["weight"].addmm_(left.t(), right * column)
             if self.bias:
                 into["bias"].addmv_(left.t(), factors)
         else:
-            scaled = left * column
+            scaled = left.mul_(column) if self.ours else left * column
             into["weight"].addmm_(scaled.t(), right)
             if self.bias:
                 into["bias"].add_(scaled.sum(0))
@@ -123,10 +127,22 @@ class OuterSum(Contribution):
         if self.stored is not None:
             into["weight"].add_((factors @ self.stored).view_as(into["weight"]))
         else:
-            left = (self.left * expanded(factors, 3)).flatten(0, 1)
-            into["weight"].addmm_(left.t(), self.right.flatten(0, 1))
+            self._add_products(factors, into["weight"])
         if self.biases is not None:
             into["bias"].addmv_(self.biases.t(), factors)
+
+    def _add_products(self, factors: Tensor, weight: Tensor) -> None:
+        """One product over the positions of all records, the narrower side scaled, a piece that fits into the cache."""
+        left, right, column = self.left, self.right, expanded(factors, 3)
+        narrow_right = right.shape[2] < left.shape[2]
+        size = left.shape[1] * min(left.shape[2], right.shape[2]) * left.element_size()
+        for start, stop in chunks(self.records, size, CACHE_BYTES):
+            some_left, some_right, some = left[start:stop], right[start:stop], column[start:stop]
+            if narrow_right:
+                some_right = some_right * some
+            else:
+                some_left = some_left * some
+            weight.addmm_(some_left.flatten(0, 1).t(), some_right.flatten(0, 1))
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         weight = torch.bmm(self.left[start:stop].transpose(1, 2), self.right[start:stop])
@@ -139,12 +155,23 @@ class OuterSum(Contribution):
 
 
 def ghost_norms(left: Tensor, right: Tensor) -> Tensor:
-    """|sum_t left_t right_t^T|^2 through the Gram matrices of the positions."""
+    """|sum_t left_t right_t^T|^2 through the Gram matrices of the positions.
+
+    The terms may cancel and tiny ones may have been lost; what that could hide is added, so that no record passes
+    with a norm that is too small.
+    """
+    precision = PRECISION[left.dtype]
+    slack = CANCELLATION * precision.eps
+    native = gram_norms(left, right, slack, precision.tiny)
+    if native is not None:
+        return native
     gram_left = torch.bmm(left, left.transpose(1, 2))
     gram_right = torch.bmm(right, right.transpose(1, 2))
     norms = (gram_left * gram_right).sum((1, 2)).clamp_(min=0)
-    scale = gram_left.diagonal(dim1=1, dim2=2).sum(1) * gram_right.diagonal(dim1=1, dim2=2).sum(1)
-    return norms.add_(scale, alpha=CANCELLATION * PRECISION[left.dtype].eps)
+    of_left, of_right = (gram.diagonal(dim1=1, dim2=2).sum(1) for gram in (gram_left, gram_right))
+    lost_left, lost_right = (guard(side[0].numel(), side.dtype) for side in (left, right))
+    norms.addcmul_(of_left, of_right, value=slack)
+    return norms.add_(of_right, alpha=lost_left).add_(of_left, alpha=lost_right).add_(lost_left * lost_right)
 
 
 def rounding_guard(left: Tensor, right: Tensor) -> Tensor:

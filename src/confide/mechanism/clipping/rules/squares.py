@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from confide.mechanism._native.arithmetic import row_squares
+
 # Temporaries of this size stay in cache and are never returned to the operating system in between.
 PIECE_BYTES = 2 << 20
 
@@ -14,10 +16,14 @@ PIECE_BYTES = 2 << 20
 def squared_norms_of(values: Tensor) -> Tensor:
     """The squared norm of values[i], for every i.
 
-    Torch's sums are cascaded, so the error grows with log(entries) only; its norms are not. Large inputs are squared
-    a piece at a time, because a temporary of their size would cost more than the arithmetic.
+    Sums are cascaded, in the native kernel and in torch, so the error grows with log(entries) only; torch's norms are
+    not. Without the kernel large inputs are squared a piece at a time, because a temporary of their size would cost
+    more than the arithmetic.
     """
     flat = values.reshape(values.shape[0], -1) if values.dim() != 2 else values
+    native = row_squares(flat)
+    if native is not None:
+        return native
     records, entries = flat.shape
     size = entries * flat.element_size()
     if records * size <= PIECE_BYTES:
