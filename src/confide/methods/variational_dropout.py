@@ -55,7 +55,7 @@ class VariationalDropout(MeanField):
                        the log-uniform prior, whose pull on few records and many weights would drown the data; else 1
     warm_up            fraction of the steps in which the weight grows to its value
     draws              noise vectors per step, averaged before clipping
-    norms              "bound" clips by an upper bound of a record's norm: sound, and cheaper where the deviation is learnt
+    norms              "bound" clips by an upper bound of a record's norm: sound, cheaper where deviations are learnt
     predictive_draws   draws that a prediction averages over
     Optimiser settings are those of every method that descends: see Descent.
 
