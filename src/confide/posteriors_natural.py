@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.models.evidence import standard_normals
+from confide.models.flat import named_slices
 from confide.models.glm import with_ones
 from confide.models.likelihoods import Gaussian
 from confide.models.mixture import MixtureOfGaussians
@@ -19,7 +20,7 @@ from confide.models.moments import Layout, output_moments
 from confide.models.natural import GaussianFamily
 from confide.models.networks import Recipe
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
-from confide.posteriors import BUILDERS, outputs_of_draws, save_posterior
+from confide.posteriors import BUILDERS, outputs_of_draws, save_posterior, to_arviz
 
 _DRAWS = 64
 
@@ -140,6 +141,12 @@ class NaturalGaussian:
             first = torch.cat([weights @ self.inputs[:, :-1], bias], -1)
             vectors = self.layout.join([first, *rest])
         return self.layout.to_module(vectors)
+
+    def to_arviz(self, count: int = 200) -> Any:
+        """`count` draws by parameter name, the same at every call, in the `posterior` group of ArviZ's data tree."""
+        draws = self.sample(count, torch.Generator().manual_seed(0))
+        places = named_slices(self.module).items()
+        return to_arviz({name: draws[:, part].reshape(1, -1, *shape) for name, (part, shape) in places}, self.facts)
 
     def save(self, path: str | Path) -> None:
         tensors = {"natural": self.natural, "noise": self.noise.reshape(1)}

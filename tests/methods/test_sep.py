@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import confide
+from confide import boundary
 from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.evaluate.expectation import noise_of_factor, printed_loop
@@ -234,6 +235,61 @@ class TestNetworks:
         clipped = fitted(method, x, y, unprotected(40, clip=1.0))
         assert clipped.posterior.facts["variant"] == "clipped SEP, not private"
         assert math.isinf(clipped.privacy.epsilon())
+
+
+class TestBudgets:
+    def test_small_budgets_get_shorter_runs_in_fewer_directions(self) -> None:
+        """Without this rule noise makes a network wander on small sets: it is worse than DP-VI there."""
+        method, module = SEP(), networks.mlp(2, 1, hidden=(50,))
+        horizons, directions = [], []
+        for records in (500, 2000, 8000, 32_000):
+            plan = confide.plan(delta=1e-5, records=records, batch=records // 10, steps=200, epsilon=1.0)
+            problem = make_problem(method, module, Schema(records=records), plan, Gaussian(NOISE), seed=0)
+            horizons.append(method._horizon(problem))
+            directions.append(method._directions(problem, method._sites(problem)))  # type: ignore[arg-type]
+        assert horizons == sorted(horizons)
+        assert horizons[1] / horizons[0] == pytest.approx(2, rel=0.02)
+        assert horizons[-2:] == [20, 20]
+        assert directions == sorted(directions)
+        assert directions[0] < 10
+        assert directions[-1] == 201
+
+    def test_what_is_asked_for_is_taken(self) -> None:
+        plan = confide.plan(delta=1e-5, records=500, batch=50, steps=200, epsilon=1.0)
+        method, module = SEP(horizon=11.0, excess=0.07), networks.mlp(2, 1, hidden=(50,))
+        problem = make_problem(method, module, Schema(records=500), plan, Gaussian(NOISE), seed=0)
+        assert (method._horizon(problem), method._excess(problem)) == (11.0, 0.07)
+
+
+def test_answers_in_pieces_are_those_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that was left out, counted twice or clipped as a whole would show."""
+    x, y = records(200)
+    plan = confide.plan(delta=1e-5, records=200, batch=100, steps=20, epsilon=5.0)
+
+    def found() -> Tensor:
+        return fitted(SEP(), x, y, plan, networks.mlp(2, 1, hidden=(5,))).posterior.natural
+
+    torch.manual_seed(0)
+    whole = found()
+    monkeypatch.setattr(boundary, "ANSWER_BYTES", 7 * 8 * 60)
+    torch.manual_seed(0)
+    assert torch.allclose(found(), whole, rtol=1e-8)
+
+
+@pytest.mark.parametrize("hidden", [(), (4,)])
+def test_draws_for_arviz_are_those_of_the_posterior(hidden: tuple[int, ...]) -> None:
+    """Parameters of another shape, in another order, or of another law would show."""
+    x, y = records(200)
+    plan = confide.plan(delta=1e-5, records=200, batch=100, steps=20, epsilon=5.0)
+    posterior = fitted(SEP(), x, y, plan, networks.mlp(2, 1, hidden=hidden)).posterior
+    tree = posterior.to_arviz(4000)["posterior"]
+    named = dict(posterior.module.named_parameters())
+    assert set(tree.data_vars) == set(named)
+    assert all(tree[name].shape == (1, 4000, *value.shape) for name, value in named.items())
+    mean = torch.cat([torch.as_tensor(tree[name].to_numpy()).mean((0, 1)).flatten() for name in named])
+    deviation = posterior.covariance().diagonal().sqrt()
+    assert ((mean - posterior.mean()).abs() < 5 * deviation / math.sqrt(4000)).all()
+    assert tree.attrs["variant"] == "DP-SEP"
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)

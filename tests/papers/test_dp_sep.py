@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from confide import papers
+from confide.papers import _dp_sep_fits as fits
 from confide.papers import _dp_sep_mixture as mixture
 from confide.papers.base import Context, Measured, Outcome, save_figure
+from confide.posteriors_natural import GaussianPredictive
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
 
@@ -23,7 +25,7 @@ def outcome(name: str) -> Outcome:
 def test_mixture(tmp_path: Path) -> None:
     found = outcome("mixture")
     rows = {row[0]: row for row in found.tables[0].rows}
-    assert {"EP", "SEP", "DP-SEP, epsilon 1", "DP-EM, epsilon 1"} <= set(rows)
+    assert {"EP", "SEP", "SEP clipped", "SEP clipped, C 1", "DP-SEP, epsilon 1", "DP-EM, epsilon 1"} <= set(rows)
     for name in ("DP-SEP", "DP-EM"):
         for epsilon in (50, 5, 1):
             sound = rows[f"{name}, epsilon {epsilon}"][3]
@@ -37,7 +39,9 @@ def test_mixture(tmp_path: Path) -> None:
 def test_regression_tables() -> None:
     errors, likelihoods, points = outcome("regression").tables
     found = {row[1]: row for row in errors.rows}
-    assert set(found) == {"VI", "SEP", "SEP clipped", "DP-SEP", "DP-VI"}
+    assert set(found) == {"VI", "ADF", "EP", "SEP", "SEP clipped", "DP-SEP", "DP-VI"}
+    assert found["ADF"][2] is None  # the paper has no such row
+    assert found["EP"][4] == found["ADF"][4] == math.inf
     assert found["SEP"][4] == math.inf
     assert found["DP-SEP"][4] == pytest.approx(1.0, abs=0.05)
     assert found["DP-VI"][4] == pytest.approx(1.0, abs=0.05)
@@ -51,6 +55,21 @@ def test_clipping_and_frontier(tmp_path: Path) -> None:
     found = outcome("frontier")
     assert [row[1] for row in found.tables[0].rows] == [1.0, 4.0]
     save_figure(found.figures[0], tmp_path)
+
+
+def test_methods_with_a_factor_for_every_record_are_left_out_of_large_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "EP_RECORDS", 10)
+    errors = outcome("regression").tables[0]
+    assert {row[1]: row[3] for row in errors.rows}["EP"] is None
+    assert any("beyond 10 of them" in note for note in errors.notes)
+
+
+def test_one_run_serves_all_tables() -> None:
+    context = Context(quick=True, seeds=(0,), noise_seed=2)
+    first = fits.sep_on_split("wine_red", context, 0, 1.0)
+    assert fits.sep_on_split("wine_red", context, 0, 1.0) is first
+    other = Context(quick=True, seeds=(0,), noise_seed=3)
+    assert fits.sep_on_split("wine_red", other, 0, 1.0) is not first
 
 
 def test_distances_do_not_mind_the_order_of_components() -> None:
@@ -67,3 +86,12 @@ def test_the_ring_holds_its_share() -> None:
     points = mixture.ring(torch.zeros(2).double(), covariance)
     inside = torch.einsum("nd,de,ne->n", points, torch.linalg.inv(covariance), points)
     assert torch.allclose(inside, torch.full_like(inside, -2 * math.log(0.02)))
+
+
+def test_one_wild_prediction_does_not_decide_the_error() -> None:
+    given = fits.sets.load("wine_red", CONTEXT)
+    mean = given.y_test.double().clone()
+    mean[0] = 1e6
+    variance = torch.full_like(mean, 1e12)
+    error, _ = fits._quality(GaussianPredictive.of(mean, variance, torch.ones(())), given)
+    assert error <= 2 * given.scale / math.sqrt(len(mean))

@@ -37,8 +37,10 @@ Inputs: TypeAlias = Literal["standardised", "raw"]
 REFRESHES = 25  # how often in a run the metric is computed anew
 WARM_UP = (0.02, 0.06)  # shares of the steps that go to means and covariances of the inputs, where it is worth it
 LARGEST_ERROR = 0.05  # noise in a covariance beyond which it is not: inputs of encoders have variances of about 0.1
-LEAST_PRECISION = 5.0  # of a network's weights under noise, in prior precisions: what is not known need not wander
+LEAST_PRECISION = 20.0  # of a network's weights under noise, in prior precisions: what is not known need not wander
 NETWORK_HORIZON, SIMPLE_HORIZON = 20.0, 8.0
+EXCESS = 0.2
+AMPLE = 2000.0  # records * mu, mu as in Gaussian differential privacy; budgets below it get shorter runs: `_scarcity`
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,9 @@ class SEP:
     inputs          "standardised": where their moments can be had precisely enough, a few steps go to them, and
                     networks see features of mean 0 and covariance 1; "raw": features as they are
     damping         a at every step; None: falls linearly to 0, adding up to `horizon`
-    horizon         sum of all dampings; None: 20 for networks, 8 for other models
-    excess          largest mean squared error, in noise variances, that noise may add to a network's predictions
+    horizon         sum of all dampings; None: 8 for simple models, 20 for networks, less where the budget is small
+    excess          largest mean squared error, in noise variances, that noise may add to a network's predictions; None:
+                    0.2, less where the budget is small
     double_damping  the update as printed in the paper, which divides a by the number of records once more
     """
 
@@ -107,7 +110,7 @@ class SEP:
     inputs: Inputs = "standardised"
     damping: float | None = None
     horizon: float | None = None
-    excess: float = 0.05
+    excess: float | None = None
     double_damping: bool = False
     name: ClassVar[str] = "sep"
     tasks: ClassVar[tuple[str, ...]] = ("regression", "binary", "classification", "mixture")
@@ -221,7 +224,18 @@ class SEP:
         if self.damping is not None:
             return self.damping * problem.plan.steps
         simple = isinstance(problem.module, MixtureOfGaussians) or not problem.module.recipe.hidden  # type: ignore[union-attr]
-        return self.horizon or (SIMPLE_HORIZON if simple else NETWORK_HORIZON)
+        return self.horizon or (SIMPLE_HORIZON if simple else NETWORK_HORIZON * self._scarcity(problem) ** 0.5)
+
+    def _excess(self, problem: Problem) -> float:
+        return self.excess or EXCESS * self._scarcity(problem) ** 1.5
+
+    def _scarcity(self, problem: Problem) -> float:
+        """n mu / AMPLE, at most 1, with mu that of the whole run: both sides are public.
+
+        What the data do not hold in place wanders under noise, over a distance that is proportional to the horizon and
+        to 1 / (n mu). So small budgets get shorter runs, in fewer directions.
+        """
+        return min(1.0, problem.records * _budget(problem) / AMPLE)
 
     def _warm_up(self, problem: Problem, sites: NetworkSites) -> tuple[int, int]:
         """Steps that go to means and covariances of the inputs: none where noise would make them useless."""
@@ -263,11 +277,12 @@ class SEP:
 
     def _directions(self, problem: Problem, sites: NetworkSites) -> int:
         """Directions of a network's weights that the budget can pay for: see the module `metric`."""
-        mechanism, plan = problem.plan.mechanism, problem.plan
+        mechanism = problem.plan.mechanism
         if mechanism.noise_multiplier == 0 or sites.weights > LARGEST:
             return sites.weights
-        mu = mechanism.rate * math.sqrt(plan.steps) / mechanism.noise_multiplier
-        most = affordable_directions(problem.records, mu, mechanism.clip, self._horizon(problem), self.excess)
+        most = affordable_directions(
+            problem.records, _budget(problem), mechanism.clip, self._horizon(problem), self._excess(problem)
+        )
         return max(1, int(min(most, sites.weights)))
 
     def _answer_size(self, problem: Problem, sites: AnySites) -> int:
@@ -276,6 +291,14 @@ class SEP:
             return sites.size
         size = self._directions(problem, sites) + sites.size - sites.weights
         return max(size, *Moments(sites.features).sizes) if any(self._warm_up(problem, sites)) else size
+
+
+def _budget(problem: Problem) -> float:
+    """mu of the whole run, by the central limit theorem for sampled Gaussians; infinite without noise."""
+    mechanism = problem.plan.mechanism
+    if mechanism.noise_multiplier == 0:
+        return math.inf
+    return mechanism.rate * math.sqrt(problem.plan.steps) / mechanism.noise_multiplier
 
 
 def _padded(function: Statistic, size: int, whole: int) -> StatisticQuery:

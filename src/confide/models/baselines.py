@@ -19,7 +19,7 @@ from confide.models.natural import Covariance
 from confide.models.sites import NetworkSites
 from confide.posteriors_natural import NaturalGaussian
 
-_NUMBERS_AT_ONCE = 1 << 22  # of factors computed in one piece: about 32 MB
+_NUMBERS_AT_ONCE = 1 << 18  # of factors computed in one piece: larger tensors cost more to allocate than to fill
 
 
 def expectation_propagation(

@@ -35,6 +35,7 @@ from confide.models.sites import NetworkSites
 
 MEDIAN = 0.6744897501960817  # of |N(0, 1)|: the median norm of an answer, in units of sqrt(d / n)
 RIDGE = 10.0  # r: the prior's own curvature, ten times over, as the reference inputs are not the records
+_NUMBERS_AT_ONCE = 1 << 18  # of derivatives computed in one piece: larger tensors cost more to allocate than to fill
 LARGEST = 2000  # weights, beyond which the matrix is too large to be worth its cost
 
 
@@ -74,11 +75,13 @@ def gauss_newton(
     mean, variance = sites.moments(theta)
     count = min(max(2 * sites.weights, 512), 4096)
     inputs = reference_inputs(count, sites.features, spread)
-    output, slopes = jacobians(sites.layout, mean, variance, inputs)
-    curved = torch.einsum("iod,ior->ird", slopes, sites.evidence(theta).curvature_root(output)).flatten(0, 1)
-    scale = sites.prior[sites.weights : 2 * sites.weights].rsqrt()
-    curved = curved * scale
-    values, vectors = torch.linalg.eigh(curved.mT @ curved * (records / count))
+    evidence, scale = sites.evidence(theta), sites.prior[sites.weights : 2 * sites.weights].rsqrt()
+    curvature = torch.zeros(sites.weights, sites.weights, dtype=torch.float64)
+    for part in inputs.split(max(1, _NUMBERS_AT_ONCE // (sites.weights * evidence.outputs))):
+        output, slopes = jacobians(sites.layout, mean, variance, part)
+        curved = torch.einsum("iod,ior->ird", slopes, evidence.curvature_root(output)).flatten(0, 1) * scale
+        curvature.addmm_(curved.mT, curved, alpha=records / count)
+    values, vectors = torch.linalg.eigh(curvature)
     values, vectors = values[-directions:], vectors[:, -directions:]
     # Answers keep one size over a run: weak directions are there, and count for nothing.
     values = torch.where(values > RIDGE, values, 0.0)
