@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import confide
 from confide import methods
-from confide.artefacts import save_run
+from confide.artefacts import HIDDEN, save_run
 from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.fit import fit
@@ -321,7 +321,7 @@ class TestAsAUserWouldWriteIt:
         hidden = averaged(held.sequences(), 1e-5)
         save_run(run, tmp_path / "hidden", config={"bayesian": hidden})
         said = json.loads((tmp_path / "hidden" / "run.json").read_text())["config"]["bayesian"]
-        assert said == "Confidential(hidden: computed from private records)"
+        assert said == HIDDEN
         shown = hidden.release(acknowledge="made-up records")
         save_run(run, tmp_path / "run", config={"bayesian": shown.to_dict()})
         kept = json.loads((tmp_path / "run" / "run.json").read_text())["config"]["bayesian"]

@@ -45,6 +45,9 @@ class _InOrder:
     def __init__(self, rows: int) -> None:
         self._rows, self._next = rows, 0
 
+    def check(self, mechanism: SampledGaussian) -> None:
+        """Any batch can be had here."""
+
     def draw(self, mechanism: SampledGaussian) -> np.ndarray[Any, Any]:
         batch = round(mechanism.rate * self._rows)
         chosen = np.arange(self._next, self._next + batch) % self._rows

@@ -170,11 +170,10 @@ def run_regression(context: Context) -> Outcome:
     common = (*notes, YEAR, CHOSEN, UNSOUND)
     about = (
         "One hidden layer of 50 ReLU units (protein 100), 200 steps on Poisson batches of a tenth of the records, at "
-        "most 1000; DP-VI 40 passes, with a learnt noise, and VI the same without privacy noise. SEP and DP methods: one "
-        "run for each split; the others: "
-        "split 0. ADF is probabilistic backpropagation with one pass, ten records at a time. EP keeps a factor for "
-        f"every record, and is left out beyond {fits.EP_RECORDS} of them. RMSE is that of predicted means, kept within "
-        "the declared range of the target."
+        "most 1000; DP-VI 40 passes, with a learnt noise, and VI the same without privacy noise. SEP and DP methods: "
+        "one run for each split; the others: split 0. ADF is probabilistic backpropagation with one pass, ten records "
+        f"at a time. EP keeps a factor for every record, and is left out beyond {fits.EP_RECORDS} of them. RMSE is "
+        "that of predicted means, kept within the declared range of the target."
     )
     columns = ("set", "method", "paper", "ours", "sound epsilon")
     errors = _rows(scores, names, METHODS, PAPER_ERRORS, lambda score: score.error)
