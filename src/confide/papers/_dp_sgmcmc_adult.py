@@ -235,9 +235,8 @@ def _comparison(found: dict[tuple[str, float], Measured], rows: list[tuple[Cell,
         tuple(lines),
         (
             "From the runs of the table above; the standard error is over runs, on the one official test part.",
-            "The hybrid is the same SGLD from a better start. In twelve runs of each, SGLD was above it by 0.82, 0.28 "
-            "and 0.08 points at epsilon 0.05, 0.1 and 0.2 (standard errors 0.08, 0.08 and 0.05). From 0.5 on the two "
-            "tie (-0.03 at 0.5, 0.01 at 1, standard errors 0.03): epsilon then pays for a chain that forgets it.",
+            "The hybrid is the same SGLD from a better start: where epsilon pays for a chain that forgets its start, the "
+            "two can only tie. So do all but OPS where they reach the accuracy without privacy, about epsilon 0.5 here.",
         ),
     )
 
