@@ -235,8 +235,8 @@ def _comparison(found: dict[tuple[str, float], Measured], rows: list[tuple[Cell,
         tuple(lines),
         (
             "From the runs of the table above; the standard error is over runs, on the one official test part.",
-            "The hybrid is the same SGLD from a better start: where epsilon pays for a chain that forgets its start, the "
-            "two can only tie. So do all but OPS where they reach the accuracy without privacy, about epsilon 0.5 here.",
+            "The hybrid is the same SGLD from a better start: where epsilon pays for a chain that forgets its start, "
+            "the two tie. So do all but OPS where they reach the accuracy without privacy, near epsilon 0.5 here.",
         ),
     )
 
