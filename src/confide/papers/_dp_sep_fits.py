@@ -55,14 +55,14 @@ def sep_on_split(name: str, context: Context, split: int, epsilon: float | None,
 
 
 def variational(given: Set, context: Context, seed: int, epsilon: float | None, clip: float = CLIP) -> Score:
-    """DP-VI: Bayes by Backprop with a learnt noise scale, under the same kind of plan."""
+    """DP-VI: Bayes by Backprop with a learnt noise scale, under the same kind of plan; without an epsilon VI."""
     from confide.methods.bbp import BBP
     from confide.models.likelihoods import LearntNoise
 
     epochs = VARIATIONAL_EPOCHS // 8 if context.quick else VARIATIONAL_EPOCHS
     network = LearntNoise(_network(given, context, seed), START_SCALE)
     steps = max(1, round(epochs * given.records / batch_of(given)))
-    return _score(BBP(), network, given, context, seed, epsilon, clip, None, steps)
+    return _score(BBP(optimiser="adam"), network, given, context, seed, epsilon, clip, None, steps)
 
 
 def ep(given: Set, context: Context, seed: int) -> Score:
@@ -98,12 +98,13 @@ def _by_records(method: Any, settings: dict[str, Any], given: Set, context: Cont
 
 
 def point(given: Set, context: Context, seed: int) -> Score:
-    """A point estimate by stochastic gradient descent, not private."""
+    """A point estimate, not private."""
     from confide.methods.sgd import SGD
 
     epochs = POINT_EPOCHS // 8 if context.quick else POINT_EPOCHS
     steps = max(1, round(epochs * given.records / batch_of(given)))
-    return _score(SGD(), _network(given, context, seed), given, context, seed, None, math.inf, START_SCALE, steps)
+    method = SGD(optimiser="adam")
+    return _score(method, _network(given, context, seed), given, context, seed, None, math.inf, START_SCALE, steps)
 
 
 def _network(given: Set, context: Context, seed: int) -> Any:
