@@ -20,6 +20,7 @@ from torch import Tensor
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows
+from confide.mechanism.clipping.workspace import keep_pages
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.posterior_sampling import PosteriorSampling
@@ -33,17 +34,6 @@ LARGEST_CLIP = 1e30
 """Stands for an infinite clip, which only a run marked as not private may have."""
 ANSWER_BYTES = 8 << 20
 """Statistics are computed for so many bytes of answers at a time."""
-_KEPT_BYTES = 31 << 20
-
-
-def _keep_pages() -> None:
-    """Let the C library keep freed memory for the next batch.
-
-    By default it hands buffers back to the operating system, and the next batch waits for fresh pages several times as
-    long as it takes to fill them. It raises its limit to the largest buffer that was ever freed, up to 32 MB: one that
-    nobody touches costs nothing. Elsewhere than under glibc this does nothing.
-    """
-    torch.empty(_KEPT_BYTES, dtype=torch.uint8)
 
 
 class PrivateData:
@@ -70,7 +60,7 @@ class PrivateData:
         watch: Callable[[SampledGaussian, Tensor], None] | None = None,
         seed: int | None = None,
     ) -> None:
-        _keep_pages()
+        keep_pages()
         mapped = isinstance(x, MappedRecords)
         features, targets, valid = (x.features, x.targets, x.usable) if mapped else _as_records(x, y, schema)
         self.schema = schema
