@@ -174,8 +174,9 @@ def run_regression(context: Context) -> Outcome:
         "DP-SEP, and the point estimate without clip; a rate chosen for a set by its test error can do better. SEP and "
         "DP methods: one run for each split; the others: split 0. ADF is probabilistic backpropagation, ten records "
         f"at a time. EP keeps a factor for every record, and is left out beyond {fits.EP_RECORDS} of them. RMSE is "
-        "that of predicted means, kept within the declared range of the target. EP and ADF, not private in any case, see "
-        "features with the mean and deviation of the training records; all other methods see declared bounds."
+        "that of predicted means, kept within the declared range of the target. EP and ADF, which are not private, "
+        "see features scaled by the mean and deviation of the training records; the others by declared bounds, and SEP "
+        "by moments that it pays for."
     )
     columns = ("set", "method", "paper", "ours", "sound epsilon")
     errors = _rows(scores, names, METHODS, PAPER_ERRORS, lambda score: score.error)

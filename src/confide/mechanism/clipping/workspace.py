@@ -11,7 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-
 _KEPT_BYTES = 31 << 20
 
 
