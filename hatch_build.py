@@ -9,7 +9,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = Path("src/confide/mechanism/_native")
+NATIVE = Path("src/confide/_native")
 
 
 class NativeKernelHook(BuildHookInterface):  # type: ignore[type-arg]

@@ -50,13 +50,13 @@ def plain_sgd(tiny: bool) -> Step:
 
 
 def mean_field(norms: str, inputs: int, outputs: int) -> nn.Module:
-    from confide.models.bayesian import MeanFieldLinear
+    from confide.layers.bayesian import MeanFieldLinear
 
     return MeanFieldLinear(inputs, outputs, norms=norms)  # type: ignore[arg-type]
 
 
 def dropout_layer(kind: str, norms: str, inputs: int, outputs: int) -> nn.Module:
-    from confide.models.dropout import SharedNoiseLinear
+    from confide.layers.dropout import SharedNoiseLinear
 
     layer = SharedNoiseLinear(inputs, outputs, norms=norms)  # type: ignore[arg-type]
     layer.weight_log_variance.requires_grad_(kind == "learnt")
@@ -72,8 +72,8 @@ def network(layer: Callable[[int, int], nn.Module], tiny: bool) -> nn.Module:
 
 
 def private_step(layer: Callable[[int, int], nn.Module], draws: int, tiny: bool) -> Step:
+    from confide.layers.bayesian import draw_
     from confide.mechanism.noise import NoiseStream
-    from confide.models.bayesian import draw_
 
     case, module, weights = _models.build(MODEL, tiny), network(layer, tiny), NoiseStream()
     clipped = confide_step(module, case.loss, case.x, case.y)
@@ -86,7 +86,7 @@ def private_step(layer: Callable[[int, int], nn.Module], draws: int, tiny: bool)
 
 
 def plain_step(layer: Callable[[int, int], nn.Module], draws: int, tiny: bool) -> Step:
-    from confide.models.bayesian import draw_, fold_draws
+    from confide.layers.bayesian import draw_, fold_draws
 
     case, module = _models.build(MODEL, tiny), network(layer, tiny)
     optimizer = sgd(module)

@@ -22,12 +22,12 @@ import torch
 import confide
 from benchmarks import _harness, _models
 from benchmarks._harness import Clock, Maker, Report, Step
-from confide.fit import Source, make_problem
 from confide.mechanism.gaussian import SampledGaussian
-from confide.mechanism.watching import HoldOut, Watch
 from confide.methods.sgd import SGD
 from confide.privacy import bayesian
 from confide.privacy.events import GaussianEvent
+from confide.running.fit import Source, make_problem
+from confide.sources.hold_out import HoldOut, Watch
 
 MODELS = ("logistic", "cnn", "mlp1200")
 BUDGET = 1.05  # what a step may cost with the watch, as a ratio

@@ -17,9 +17,9 @@ import confide
 from benchmarks import _harness
 from benchmarks._harness import Clock, Report, Step
 from benchmarks._scaling import fit_line
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.methods.sep import SEP
+from confide.sources.private_data import PrivateData
 
 FEATURES, STEPS = 8, 10
 RECORDS, WIDTHS = (2500, 5000, 10_000, 20_000), (250, 500, 1000, 2000)

@@ -47,10 +47,10 @@ def beyond(work: tuple[str, ...], base: tuple[str, ...], rounds: int) -> Report:
 def run(rounds: int) -> Report:
     result: Report = {"machine": _harness.machine()}
     _harness.warn_if_busy(result["machine"])
-    imported = ("-c", "import confide.cli")
+    imported = ("-c", "import confide.cli.app")
     result["import"] = beyond(("-c", "import torch, confide"), ("-c", "import torch"), rounds)
     for name, command in (("account", ACCOUNT), ("plan", PLAN)):
-        result[name] = beyond(("-m", "confide.cli", *command.split()), imported, rounds)
+        result[name] = beyond(("-m", "confide.cli.app", *command.split()), imported, rounds)
     for name, target in TARGETS.items():
         result[name]["target"] = target
     return result

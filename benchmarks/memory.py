@@ -17,7 +17,7 @@ import torch
 import confide
 from benchmarks import _harness
 from benchmarks._harness import Report
-from confide.checkpoints import Checkpoints
+from confide.running.journal import Checkpoints
 
 RECORDS, FEATURES = 2000, 20
 

@@ -29,7 +29,7 @@ from confide.models.flat import flatten_, named_slices
 from confide.models.likelihoods import Categorical, Gaussian
 from confide.models.networks import mlp
 from confide.models.predictive import ClassPredictive
-from confide.posteriors import Draws
+from confide.posteriors.draws import Draws
 
 RECORDS, DRAWS = 10_000, 100
 NETWORKS = {"8-50-1": (8, 50, 1), "20-50-2": (20, 50, 2), "64-64-10": (64, 64, 10), "784-50-10": (784, 50, 10)}

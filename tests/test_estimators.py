@@ -23,15 +23,17 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 import confide
-from confide import _estimation, _residuals, rules
-from confide.artefacts import load_run
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema
 from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
 from confide.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
-from confide.posteriors import Draws
+from confide.posteriors.draws import Draws
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.ledger import BudgetExceeded, Ledger
+from confide.running.artefacts import load_run
+from confide.workflow import estimation as _estimation
+from confide.workflow import noise as _residuals
+from confide.workflow import rules
 
 # No check fails: a private estimator must refuse facts that were not declared, and the instances below declare
 # assume_public. A check that has to fail one day is written down here with its reason.

@@ -15,15 +15,16 @@ from confide.data import prepare
 from confide.data.embedded import load
 from confide.models.predictive import ClassPredictive
 from confide.privacy import bayesian
+from confide.sources.hold_out import HoldOut, Watch
 
 DELTA, TRAIN = 1e-5, 1000
 
 digits = prepare(load("digits"))  # 1437 records: the first 1000 train, the others are held out
 schema = confide.Schema(classes=10, records=TRAIN, bounds=(0, 1))
 
-watch = bayesian.Watch()
+watch = Watch()
 data = confide.PrivateData(digits.x[:TRAIN], digits.y[:TRAIN], schema=schema, name="digits", watch=watch)
-source = bayesian.HoldOut(data, digits.x[TRAIN:], digits.y[TRAIN:])
+source = HoldOut(data, digits.x[TRAIN:], digits.y[TRAIN:])
 plan = confide.plan(epsilon=4, delta=DELTA, records=TRAIN, batch=250, epochs=40, clip=4.0)
 run = confide.fit(confide.methods.SGLD(), confide.networks.softmax(64, 10), source, plan, seed=0)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from confide import methods
-from confide.boundary import PrivateData
-from confide.chains import fit_chains
 from confide.data.schema import Schema
-from confide.fit import Run, fit
+from confide.mechanism.plan import Plan, plan
 from confide.models import likelihoods, networks, priors
-from confide.plan import Plan, plan
-from confide.posteriors import load_posterior
+from confide.posteriors.draws import load_posterior
 from confide.privacy.ledger import BudgetExceeded, Ledger
 from confide.privacy.statement import Privacy
+from confide.running.chains import fit_chains
+from confide.running.fit import Run, fit
+from confide.sources.private_data import PrivateData
 
 if TYPE_CHECKING:
     from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor

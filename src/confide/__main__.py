@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from confide.cli import main
+from confide.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

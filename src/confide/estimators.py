@@ -6,7 +6,7 @@
     model.predictive(X_test).epistemic     # and .aleatoric, .interval(0.9)
     model.privacy_.statement()
 
-What is checked first, what is public and what is charged is settled in `confide._estimation`; this file holds the two
+What is checked first, what is public and what is charged is settled in `confide.workflow`; this file holds the two
 classes that a user sees.
 """
 
@@ -24,21 +24,21 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import nn
 
-from confide import _estimation as estimation
 from confide.data.labels import Label
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Schema, Task
 from confide.data.table import Array
-from confide.fit import Run
 from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.models.priors import Prior
-from confide.posteriors import Posterior
-from confide.prediction.summary import Summary, summary_of
+from confide.posteriors.draws import Posterior
+from confide.posteriors.prediction.summary import Summary, summary_of
 from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
-from confide.rules import DEFAULT_CLIP, in_units
+from confide.running.fit import Run
+from confide.workflow import estimation
+from confide.workflow.rules import DEFAULT_CLIP, in_units
 
 ROWS_AT_ONCE = 8192
 
@@ -104,7 +104,7 @@ class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
 
     def save(self, directory: str | Path) -> Path:
         """Write posterior, run and report to a new directory, which `confide predict` reads."""
-        from confide.artefacts import save_run
+        from confide.running.artefacts import save_run
 
         check_is_fitted(self, "posterior_")
         return save_run(self.run_, directory, encoder=self.encoder_)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from confide.cli import main
+from confide.cli.app import main
 
 
 @dataclass(frozen=True)

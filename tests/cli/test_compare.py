@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from confide.artefacts import load_run
-from confide.comparison import Trial, baseline_of, peak_memory, ranked, standard_errors
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.ledger import Ledger
 from confide.report import PUBLIC, Evaluation
+from confide.running.artefacts import load_run
+from confide.workflow.compare import Trial, baseline_of, peak_memory, ranked, standard_errors
 from tests.cli.conftest import Result, heights, is_refusal
 
 Run = Callable[..., Result]

@@ -15,12 +15,12 @@ import typer
 from typer.testing import CliRunner
 
 from confide import methods
-from confide._cli import fit as fit_command
-from confide.artefacts import load_run
+from confide.cli import fit as fit_command
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import event_from_dict
 from confide.privacy.ledger import Ledger
-from confide.rules import default_batch, default_epochs
+from confide.running.artefacts import load_run
+from confide.workflow.rules import default_batch, default_epochs
 from tests.cli.conftest import Result, heights, is_refusal, patients
 
 Run = Callable[..., Result]
@@ -357,7 +357,7 @@ def failing(*_: Any, **__: Any) -> Any:
 
 
 def test_a_report_that_fails_leaves_the_model(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("confide.artefacts.render", failing)
+    monkeypatch.setattr("confide.running.artefacts.render", failing)
     words = ("fit", files / "train.csv", "--bounds", files / "facts.toml", *QUICK, "--steps", 5)
     result = run(*words, "--out", files / "run")
     assert is_refusal(result, code=1)
@@ -384,7 +384,7 @@ def test_a_place_that_takes_no_files_is_refused_before_the_charge(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("confide._cli.training.tempfile.NamedTemporaryFile", full)
+    monkeypatch.setattr("confide.cli.training.tempfile.NamedTemporaryFile", full)
     words = ("fit", files / "train.csv", "--bounds", files / "facts.toml", *QUICK, "--ledger", files / "b.db")
     result = run(*words, "--out", files / "run")
     assert is_refusal(result)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import confide
-from confide._cli import plan, shell, training
-from confide.cli import main
+from confide.cli import plan, shell, training
+from confide.cli.app import main
 from tests.cli.conftest import Result, is_refusal
 
 Run = Callable[..., Result]
@@ -137,7 +137,7 @@ def test_json_has_no_infinity() -> None:
 def test_as_a_program(tmp_path: Path) -> None:
     """`python -m confide` prices a run without loading what only a fit needs; a closed pipe is no traceback."""
     script = (
-        "import sys; from confide.cli import main; code = main(sys.argv[1:]); "
+        "import sys; from confide.cli.app import main; code = main(sys.argv[1:]); "
         "heavy = {'sklearn', 'matplotlib', 'pyarrow', 'pandas', 'jinja2'} & set(sys.modules); "
         "sys.exit(f'loaded {heavy}' if heavy else code)"
     )

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import confide
 from confide import methods
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
+from confide.expectation.mixture import MixtureOfGaussians
 from confide.models import networks
-from confide.models.mixture import MixtureOfGaussians
+from confide.sources.private_data import PrivateData
 
 
 @dataclass(frozen=True)

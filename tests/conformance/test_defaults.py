@@ -7,8 +7,8 @@ import torch
 
 import confide
 from confide import methods
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
+from confide.sources.private_data import PrivateData
 
 RECORDS = 1000
 FOR_REGRESSION = [

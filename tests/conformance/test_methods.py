@@ -13,11 +13,11 @@ from torch import Tensor
 
 import confide
 from confide import methods
-from confide.boundary import PrivateData
-from confide.fit import make_problem
 from confide.methods.base import Problem
 from confide.methods.sgd import SGD
-from confide.replay import Recorder, Replay
+from confide.running.fit import make_problem
+from confide.sources.private_data import PrivateData
+from confide.sources.replay import Recorder, Replay
 from tests.conformance.conftest import Case, small_plan
 
 METHODS = methods.names()

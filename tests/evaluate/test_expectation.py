@@ -16,7 +16,7 @@ from confide.evaluate.expectation import (
     one_step_divergence,
     theorem_4_1,
 )
-from confide.models.natural import COVARIANCES, Covariance, GaussianFamily
+from confide.expectation.natural import COVARIANCES, Covariance, GaussianFamily
 
 
 def natural() -> tuple[Tensor, Tensor]:

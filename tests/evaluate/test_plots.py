@@ -14,7 +14,7 @@ import torch
 from confide.evaluate import drawing, metrics, plots, plots_budget, plots_draws
 from confide.evaluate.drawing import Plot
 from confide.models.predictive import ClassPredictive, RealPredictive
-from confide.privacy.bounds import APPROXIMATION, UPPER_BOUND, Bound, not_applicable
+from confide.privacy.accountants.bound import APPROXIMATION, UPPER_BOUND, Bound, not_applicable
 
 SVG = "{http://www.w3.org/2000/svg}"
 BOUNDS = {
@@ -201,7 +201,8 @@ def test_neither_pyplot_nor_an_early_import_of_matplotlib() -> None:
     """Importing the room must not pay for matplotlib, and drawing must not open pyplot's list of figures."""
     code = (
         "import sys; from confide.evaluate import plots; assert 'matplotlib' not in sys.modules; "
-        "from confide.privacy.bounds import Bound; plots.epsilon_bars({'pld': Bound(1.0, 'upper bound')}, 1e-5); "
+        "from confide.privacy.accountants.bound import Bound; "
+        "plots.epsilon_bars({'pld': Bound(1.0, 'upper bound')}, 1e-5); "
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

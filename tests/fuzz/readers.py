@@ -23,12 +23,12 @@ import torch
 from pyarrow import parquet
 
 import confide
-from confide.artefacts import load_run, save_run
-from confide.checkpoints import _unsealed
 from confide.data import Schema, load_dataset, load_table
 from confide.data.streaming import from_parquet
-from confide.posteriors import load_posterior
+from confide.posteriors.draws import load_posterior
 from confide.privacy.ledger import Ledger
+from confide.running.artefacts import load_run, save_run
+from confide.running.journal import _unsealed
 
 REFUSALS = (ValueError, TypeError)  # the family of errors that a user is promised; their messages are one sentence
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.memory import growth
 from confide import methods
-from confide.checkpoints import Checkpoints
+from confide.running.journal import Checkpoints
 
 
 def leak(kept: list[torch.Tensor]) -> object:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from confide.mechanism import _native
+from confide import _native
 from confide.mechanism.noise import BACKENDS, NoiseStream
 
 DTYPES = [torch.float32, torch.float64]

@@ -15,8 +15,9 @@ import pytest
 import torch
 from scipy import stats
 
-from confide.mechanism import _native, noise
-from confide.mechanism._native import build as native_build
+from confide import _native
+from confide._native import build as native_build
+from confide.mechanism import noise
 from confide.mechanism.noise import NoiseStream
 from tests.mechanism.noise_tools import AVAILABLE, LEVEL, Array, draw
 

@@ -13,11 +13,12 @@ import torch
 from scipy import stats
 
 import confide
-from confide.mechanism import _native, secure, secure_exact
+from confide import _native
+from confide.mechanism import secure, secure_exact
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.secure import ALLOWANCE, LatticeNoise, lattice_for
-from confide.queries import StatisticQuery
+from confide.sources.queries import StatisticQuery
 
 NATIVE = [False] if _native.secure_kernels() is None else [True, False]
 by_both = pytest.mark.parametrize("native", NATIVE)

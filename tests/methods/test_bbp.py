@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import confide
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
+from confide.layers.bayesian import MeanFieldConv2d, MeanFieldLinear
+from confide.layers.conversion import distributions, plain
 from confide.mechanism.clipping import UnclippableError, clipped_sum
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.methods.bbp import BBP
 from confide.models import networks, priors
-from confide.models.bayesian import MeanFieldConv2d, MeanFieldLinear
-from confide.models.conversion import distributions, plain
 from confide.models.likelihoods import Categorical
+from confide.sources.private_data import PrivateData
 from tests.methods.variational_tools import PRIOR, linear_model, problem_of, silence
 
 OPTIMUM = BBP(prior=priors.Gaussian(PRIOR), learning_rate=0.03, draws=2, initial_deviation=0.2)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import confide
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
+from confide.layers.bayesian import draw_, use_mean_
+from confide.layers.conversion import with_shared_dropout
+from confide.layers.dropout import SharedDropout
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.methods.mc_dropout import MCDropout
 from confide.models import networks, priors
-from confide.models.bayesian import draw_, use_mean_
-from confide.models.conversion import with_shared_dropout
-from confide.models.dropout import SharedDropout
-from confide.posteriors import outputs_of_draws
+from confide.posteriors.draws import outputs_of_draws
+from confide.sources.private_data import PrivateData
 from tests.methods.variational_tools import problem_of, silence
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import confide
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
+from confide.expectation.mixture import MixtureOfGaussians
 from confide.methods.em import EM
 from confide.models import networks
-from confide.models.mixture import MixtureOfGaussians
+from confide.sources.private_data import PrivateData
 
 CENTRES = torch.tensor([[2.0, 0.0], [-2.0, 1.0], [0.0, -2.0]], dtype=torch.float64)
 

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import confide
-from confide import boundary
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.evaluate.expectation import noise_of_factor, printed_loop
-from confide.fit import make_problem
+from confide.expectation.mixture import MixtureOfGaussians
+from confide.expectation.natural import COVARIANCES, Covariance
+from confide.methods._baselines import expectation_propagation
 from confide.methods.sep import SEP
 from confide.models import networks
-from confide.models.baselines import expectation_propagation
 from confide.models.likelihoods import Gaussian
-from confide.models.mixture import MixtureOfGaussians
-from confide.models.natural import COVARIANCES, Covariance
 from confide.models.probit import Probit
-from confide.queries import Release
+from confide.running.fit import make_problem
+from confide.sources import private_data as boundary
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import Release
 
 NOISE = 0.5
 
@@ -214,7 +214,7 @@ class TestNetworks:
         assert torch.allclose(predictive.epistemic + predictive.aleatoric, predictive.total)
         # Draws of the module's own weights agree with the closed form, standardised inputs and all.
         draws = run.posterior.sample(400, torch.Generator().manual_seed(1))
-        from confide.posteriors import outputs_of_draws
+        from confide.posteriors.draws import outputs_of_draws
 
         outputs = outputs_of_draws(networks.mlp(2, 1, hidden=(10,)).double(), draws, x[:50])[..., 0]
         assert torch.allclose(outputs.mean(0), predictive.mean[:50], atol=0.05)

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import confide
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
+from confide.layers.bayesian import draw_
+from confide.layers.conversion import distributions, local_noise
+from confide.layers.dropout import SharedNoiseConv2d, SharedNoiseLinear
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.methods.variational_dropout import VariationalDropout
 from confide.models import networks, priors
-from confide.models.bayesian import draw_
-from confide.models.conversion import distributions, local_noise
-from confide.models.dropout import SharedNoiseConv2d, SharedNoiseLinear
 from confide.models.priors import LogUniform
+from confide.sources.private_data import PrivateData
 from tests.methods.variational_tools import PRIOR, linear_model, problem_of, silence
 
 

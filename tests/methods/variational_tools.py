@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import confide
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
-from confide.fit import make_problem
 from confide.methods.base import Problem
 from confide.models.likelihoods import Gaussian
-from confide.queries import Release
+from confide.running.fit import make_problem
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import Release
 
 NOISE, PRIOR = 0.5, 0.8
 

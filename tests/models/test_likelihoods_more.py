@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import confide
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
+from confide.layers.bayesian import MeanFieldLinear
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.reference import reference_clipped_sum
 from confide.methods.bbp import BBP
 from confide.methods.sgd import SGD
 from confide.models import likelihoods, networks
-from confide.models.bayesian import MeanFieldLinear
 from confide.models.likelihoods import HeteroscedasticGaussian, LearntNoise
+from confide.sources.private_data import PrivateData
 
 LIKELIHOOD = HeteroscedasticGaussian()
 

@@ -12,14 +12,11 @@ import torch
 from torch import nn
 
 from confide import papers
-from confide.papers import _bayesian_dp_examples as examples
-from confide.papers import _bayesian_dp_images as images
-from confide.papers import _bayesian_dp_rules as rules
-from confide.papers import _bayesian_dp_tables as tables
 from confide.papers import base
 from confide.papers.base import Context, Measured, Outcome, Table
+from confide.papers.bayesian_dp import examples, images, rules, tables
+from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import GaussianEvent
-from confide.privacy.pld import PLD
 
 QUICK = Context(quick=True, seeds=(0,), noise_seed=11)
 

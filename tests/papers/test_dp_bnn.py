@@ -10,17 +10,16 @@ import torch
 from torch import nn
 
 from confide import papers
-from confide.boundary import PrivateData
-from confide.fit import fit, make_problem
+from confide.mechanism.plan import plan
 from confide.methods.sgd import SGD
 from confide.methods.sgld import SGLD
 from confide.models.networks import softmax
-from confide.papers import _dp_bnn_fits as fits
-from confide.papers import _dp_bnn_regression as regression
 from confide.papers import base
-from confide.papers._mnist_cnn import FEATURE_SIZE, encoded
 from confide.papers.base import Context, Finished, Measured
-from confide.plan import plan
+from confide.papers.dp_bnn import fits, regression
+from confide.papers.mnist_cnn import FEATURE_SIZE, encoded
+from confide.running.fit import fit, make_problem
+from confide.sources.private_data import PrivateData
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
 FIGURES = {

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from confide import papers
-from confide.papers import _dp_sep_fits as fits
-from confide.papers import _dp_sep_mixture as mixture
 from confide.papers.base import Context, Measured, Outcome, save_figure
-from confide.posteriors_natural import GaussianPredictive
+from confide.papers.dp_sep import fits, mixture
+from confide.posteriors.natural import GaussianPredictive
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
 

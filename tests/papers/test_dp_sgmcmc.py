@@ -12,9 +12,9 @@ import torch
 from confide import papers
 from confide.data import catalogue
 from confide.data.columns import Column
-from confide.papers import _dp_sgmcmc_adult as adult
 from confide.papers import base
 from confide.papers.base import Context, Finished, Measured, Table
+from confide.papers.dp_sgmcmc import adult
 
 QUICK = Context(quick=True, seeds=(0,), noise_seed=1)
 

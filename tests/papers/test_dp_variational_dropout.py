@@ -12,10 +12,10 @@ from confide.methods.variational_dropout import SPARSE, log_alpha
 from confide.models.likelihoods import Categorical
 from confide.models.networks import softmax
 from confide.papers import base
-from confide.papers._variational_dropout_fits import INK, dropped, pixels, pruned
-from confide.papers._variational_dropout_rules import RULES, RUNS
 from confide.papers.base import Context, Finished, Measured
-from confide.posteriors_variational import DiagonalGaussian
+from confide.papers.dp_variational_dropout.fits import INK, dropped, pixels, pruned
+from confide.papers.dp_variational_dropout.rules import RULES, RUNS
+from confide.posteriors.variational import DiagonalGaussian
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
 

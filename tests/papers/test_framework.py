@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from confide import papers
-from confide.cli import main
+from confide.cli.app import main
 from confide.papers import base, sets
 from confide.papers.base import Context, Experiment, Figure, Measured, Outcome, Paper, Table
 

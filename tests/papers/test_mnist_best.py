@@ -7,8 +7,8 @@ import torch
 
 from confide import papers
 from confide.papers import base
-from confide.papers._scattering_features import centred, public_centre, scattered
 from confide.papers.base import Context, Measured
+from confide.papers.scattering_features import centred, public_centre, scattered
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
 

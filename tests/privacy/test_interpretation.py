@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 
 from confide.privacy.accountants import sound_epsilon
+from confide.privacy.accountants.profiles import gaussian_mu
 from confide.privacy.events import Event, GaussianEvent, NonPrivateEvent, PureEvent
 from confide.privacy.interpretation import attacker, naive_accuracy, true_positive_rate
-from confide.privacy.profiles import gaussian_mu
 
 MNIST: list[Event] = [GaussianEvent(1.3, "poisson", 256 / 60_000, 3516)]
 

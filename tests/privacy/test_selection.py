@@ -14,8 +14,8 @@ from torch import Tensor
 import confide
 from confide.mechanism.gaussian import SampledGaussian
 from confide.privacy.accountants import UnsupportedEvents, sound_epsilon
+from confide.privacy.accountants.rdp import DEFAULT_ORDERS
 from confide.privacy.events import Event, GaussianEvent, NonPrivateEvent, PureEvent
-from confide.privacy.rdp import DEFAULT_ORDERS
 from confide.privacy.selection import (
     Repetitions,
     base_divergence,
@@ -23,7 +23,7 @@ from confide.privacy.selection import (
     selection_divergence,
     selection_epsilon,
 )
-from confide.queries import StatisticQuery
+from confide.sources.queries import StatisticQuery
 
 GRID = np.linspace(-14, 18, 40_001)
 LAWS = [Repetitions(mean, shape) for mean in (2.0, 10.0, 100.0) for shape in (-0.5, 0.0, 1.0, 3.0)]

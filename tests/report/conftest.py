@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from confide.fit import Run
+from confide.running.fit import Run
 from tests.report.runs import classes_schema, make_run, reals_schema
 
 

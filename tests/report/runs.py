@@ -8,9 +8,9 @@ import torch
 
 import confide
 from confide.data.schema import Column
-from confide.fit import Run
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.report import SEPARATE, Evaluation
+from confide.running.fit import Run
 
 RECORDS = 40
 HOSTILE = "<script>alert('x')</script>\"&"

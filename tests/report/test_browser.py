@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from confide.fit import Run
 from confide.report import render
+from confide.running.fit import Run
 from tests.report.runs import class_evaluation, real_evaluation
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from confide.fit import Run
 from confide.privacy.events import GaussianEvent, NonPrivateEvent, PureEvent
 from confide.privacy.statement import Privacy
 from confide.report import PUBLIC, SEPARATE, Evaluation, render
 from confide.report.trail import assumptions
+from confide.running.fit import Run
 from tests.report.page_tools import Page
 from tests.report.runs import HOSTILE, class_evaluation, classes_schema, real_evaluation
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import confide
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.models.likelihoods import Gaussian
+from confide.sources.private_data import PrivateData
 
 NOISE, PRIOR, RECORDS, FEATURES = 0.5, 1.0, 100, 8
 

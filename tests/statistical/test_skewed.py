@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import confide
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
 from confide.methods.psgld import PSGLD
 from confide.methods.sghmc import SGHMC
 from confide.methods.sgld import SGLD
 from confide.methods.sgnht import SGNHT
+from confide.sources.private_data import PrivateData
 
 COPIES, STEPS, CLIP = 200, 1500, 1e3
-REFERENCE = Path(__file__).parent.parent / "data" / "nuts_logistic.npz"
+REFERENCE = Path(__file__).parent.parent / "reference" / "nuts_logistic.npz"
 
 
 @cache

@@ -2,7 +2,7 @@
 
     confide.auditing.audit(confide.methods.SGLD(), epsilon=1.0, canaries=1000)
 
-plays the game of `confide.privacy.audit` with canaries among made-up records, and runs the deterministic checks.
+plays the game of `confide.auditing.lower_bound` with canaries among made-up records, and runs the deterministic checks.
 """
 
 from confide.auditing.checks import Check

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confide.boundary import PrivateData
 from confide.mechanism.clipping import Call, rule_for
 from confide.mechanism.gaussian import SampledGaussian
-from confide.queries import GradientQuery, Loss, Query, Release, StatisticQuery
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import GradientQuery, Loss, Query, Release, StatisticQuery
 
 RAW = 10.0
 ORDINARY = -1.0

@@ -24,14 +24,14 @@ from torch import Tensor
 
 from confide.auditing.canaries import CanarySource, Marked, marked_rows
 from confide.auditing.problems import AuditProblem
-from confide.boundary import PrivateData
 from confide.data.schema import Schema
-from confide.fit import make_problem
 from confide.mechanism.clipping.structure import kept_generators
 from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.plan import Plan
 from confide.methods.base import Problem
-from confide.plan import Plan
-from confide.queries import GradientQuery, Query, StatisticQuery
+from confide.running.fit import make_problem
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import GradientQuery, Query, StatisticQuery
 
 LEVEL = 1e-7
 ROUNDING = 1e-4

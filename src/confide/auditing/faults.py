@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.boundary import PrivateData
-from confide.mechanism.clipping.plan import build_plan
+from confide.mechanism.clipping.anatomy import build_plan
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
-from confide.queries import GradientQuery, Query, Release
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import GradientQuery, Query, Release
 
 # A clip this much larger is none.
 _LOOSE = 1e6

@@ -20,13 +20,13 @@ from torch import Tensor
 from confide.auditing.canaries import CanarySource, marked_rows
 from confide.auditing.checks import Check, MakeData, run_checks
 from confide.auditing.faults import FaultyData
+from confide.auditing.lower_bound import correct_guesses, epsilon_lower_bound, guesses_for
 from confide.auditing.problems import AuditProblem, mislabelled, problem_for
-from confide.boundary import PrivateData
-from confide.fit import fit, make_problem
-from confide.plan import Plan
-from confide.plan import plan as make_plan
-from confide.privacy.audit import correct_guesses, epsilon_lower_bound, guesses_for
-from confide.queries import Query
+from confide.mechanism.plan import Plan
+from confide.mechanism.plan import plan as make_plan
+from confide.running.fit import fit, make_problem
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import Query
 
 Attack: TypeAlias = Literal["white-box", "black-box"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
@@ -168,7 +168,7 @@ class _Terms:
 
 
 class _Game(ABC):
-    """Groups of canaries, each with a fit of its own; together they are one run (see `confide.privacy.audit`)."""
+    """Groups of canaries, each with a fit of its own; together they are one run, see `auditing.lower_bound`."""
 
     problem: Any
     group: int

@@ -42,7 +42,7 @@ def problem_for(method: Any, seed: int = 0) -> AuditProblem:
     y = torch.rand(len(x), generator=generator) * 2 - 1
     if task == "regression":
         return AuditProblem(x, y, networks.mlp(FEATURES, 1, hidden=(128,), generator=generator), None)
-    from confide.models.mixture import MixtureOfGaussians
+    from confide.expectation.mixture import MixtureOfGaussians
 
     return AuditProblem(x, y, MixtureOfGaussians(COMPONENTS, FEATURES, generator=generator), None)
 

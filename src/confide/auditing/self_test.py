@@ -9,8 +9,8 @@ from typing import Any
 from confide.auditing.faults import FAULTS
 from confide.auditing.game import Audit, audit, first_query
 from confide.auditing.problems import problem_for
-from confide.plan import plan as make_plan
-from confide.queries import GradientQuery
+from confide.mechanism.plan import plan as make_plan
+from confide.sources.queries import GradientQuery
 
 # Claims at which each fault shows: few steps of the full batch, many canaries for the halved noise, which changes
 # least; a small rate for batches that are not sampled, since sampling is worth most there.

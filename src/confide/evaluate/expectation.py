@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from confide.models.natural import GaussianFamily
+from confide.expectation.natural import GaussianFamily
 
 
 def clipping_divergence(eta: Tensor, precision: Tensor, clip: float) -> float:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from confide.boundary import PrivateData
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
+from confide.sources.private_data import PrivateData
 
 BINS = 15
 _ELEMENTS_AT_ONCE = 1 << 16  # draws times inputs: stays in the processor's cache, which is four times faster

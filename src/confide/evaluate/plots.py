@@ -24,7 +24,7 @@ from confide.evaluate.drawing import (
     plot,
 )
 from confide.models.predictive import ClassPredictive, RealPredictive
-from confide.privacy.bounds import Bound
+from confide.privacy.accountants.bound import Bound
 
 MOST_POINTS = 200
 ACCOUNTANTS = {

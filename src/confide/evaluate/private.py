@@ -31,13 +31,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from confide.boundary import PrivateData
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models.predictive import ClassPredictive
 from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency
 from confide.privacy.statement import Privacy
-from confide.queries import StatisticQuery
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import StatisticQuery
 
 CLASS_SCORES = ("accuracy", "brier", "nll", "ece")
 REAL_SCORES = ("rmse", "coverage_90")

@@ -41,8 +41,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from confide.mechanism import _native
-from confide.mechanism._native.threads import threads
+from confide import _native
+from confide._native.threads import threads
 
 __all__ = ["BACKENDS", "NoiseStream"]
 

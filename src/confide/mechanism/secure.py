@@ -43,8 +43,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from confide.mechanism import _native
-from confide.mechanism._native.threads import threads
+from confide import _native
+from confide._native.threads import threads
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.secure_exact import Doubts, rounded_exactly

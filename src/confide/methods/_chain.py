@@ -11,8 +11,8 @@ from torch import Tensor
 
 from confide.methods.base import Problem
 from confide.models.priors import Gaussian, Prior
-from confide.posteriors import Draws
-from confide.queries import GradientQuery
+from confide.posteriors.draws import Draws
+from confide.sources.queries import GradientQuery
 
 MOST_DRAWS = 100
 

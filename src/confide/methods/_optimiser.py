@@ -11,7 +11,7 @@ from torch import Tensor
 
 from confide.methods.base import Problem
 from confide.models.priors import Gaussian, Prior
-from confide.queries import Release
+from confide.sources.queries import Release
 
 OptimiserName: TypeAlias = Literal["sgd", "momentum", "adam"]
 OPTIMISERS: tuple[OptimiserName, ...] = ("sgd", "momentum", "adam")

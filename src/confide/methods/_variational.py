@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.layers.bayesian import Source, draw_
+from confide.layers.conversion import Distribution, distributions, plain
 from confide.mechanism.noise import NoiseStream
 from confide.methods._optimiser import Descent, DescentState
 from confide.methods.base import Problem
-from confide.models.bayesian import Source, draw_
-from confide.models.conversion import Distribution, distributions, plain
 from confide.models.flat import named_slices
 from confide.models.priors import add_divergence_gradient_
-from confide.posteriors_variational import DiagonalGaussian
-from confide.queries import GradientQuery, Release
+from confide.posteriors.variational import DiagonalGaussian
+from confide.sources.queries import GradientQuery, Release
 
 LARGE = 1 << 17
 """With so many parameters the time of torch's generator is felt."""

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from confide.mechanism.plan import Plan
 from confide.models.likelihoods import Likelihood
-from confide.plan import Plan
-from confide.posteriors import Posterior
-from confide.queries import GradientQuery, Query, Release
+from confide.posteriors.draws import Posterior
+from confide.sources.queries import GradientQuery, Query, Release
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from confide.layers.conversion import mean_field
 from confide.methods._optimiser import DescentState
 from confide.methods._variational import MeanField, check_positive
 from confide.methods.base import Problem
-from confide.models.conversion import mean_field
-from confide.posteriors_variational import DiagonalGaussian
+from confide.posteriors.variational import DiagonalGaussian
 
 
 @dataclass(frozen=True)

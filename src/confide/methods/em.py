@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from confide.expectation.mixture import MixtureOfGaussians, log_joint
+from confide.expectation.natural import GaussianFamily
 from confide.methods.base import Problem
-from confide.models.mixture import MixtureOfGaussians, log_joint
-from confide.models.natural import GaussianFamily
-from confide.posteriors_natural import NaturalGaussian
-from confide.queries import Release, StatisticQuery
+from confide.posteriors.natural import NaturalGaussian
+from confide.sources.queries import Release, StatisticQuery
 
 LEAST_COUNT = 1e-3  # a component keeps at least this part of the records that its weight promises
 

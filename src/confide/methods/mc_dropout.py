@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import nn
 
+from confide.layers.bayesian import draw_
+from confide.layers.conversion import with_shared_dropout
+from confide.layers.dropout import SharedDropout
 from confide.methods._optimiser import Descent, DescentState
 from confide.methods.base import Problem
-from confide.models.bayesian import draw_
-from confide.models.conversion import with_shared_dropout
-from confide.models.dropout import SharedDropout
-from confide.posteriors_variational import DropoutNetwork
-from confide.queries import GradientQuery, Release
+from confide.posteriors.variational import DropoutNetwork
+from confide.sources.queries import GradientQuery, Release
 
 
 @dataclass(frozen=True)

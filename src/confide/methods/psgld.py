@@ -11,8 +11,8 @@ from torch import Tensor
 
 from confide.methods._chain import Chain, ChainState, add_normal_, energy_gradient_
 from confide.methods.base import Problem
-from confide.posteriors import Draws
-from confide.queries import Release
+from confide.posteriors.draws import Draws
+from confide.sources.queries import Release
 
 LARGEST_LEARNING_RATE = 0.01
 """n eta / 2 when no step size is given: preconditioned gradients have entries of about one, as in Adam."""

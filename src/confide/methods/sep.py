@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from confide.methods.base import Problem
-from confide.models.approximation import AnySites, noise_of, sites_for, starting_point
-from confide.models.metric import (
+from confide.expectation.approximation import AnySites, noise_of, sites_for, starting_point
+from confide.expectation.metric import (
     LARGEST,
     MEDIAN,
     Metric,
@@ -21,13 +20,14 @@ from confide.models.metric import (
     gauss_newton,
     independent,
 )
-from confide.models.mixture import MixtureOfGaussians, MixtureSites
-from confide.models.natural import COVARIANCES, Covariance, LocalChart
+from confide.expectation.mixture import MixtureOfGaussians, MixtureSites
+from confide.expectation.natural import COVARIANCES, Covariance, LocalChart
+from confide.expectation.sites import NetworkSites, PlainChart
+from confide.expectation.standardise import Moments, centre_of, standardiser
+from confide.methods.base import Problem
 from confide.models.priors import Gaussian
-from confide.models.sites import NetworkSites, PlainChart
-from confide.models.standardise import Moments, centre_of, standardiser
-from confide.posteriors_natural import NaturalGaussian
-from confide.queries import Release, Statistic, StatisticQuery
+from confide.posteriors.natural import NaturalGaussian
+from confide.sources.queries import Release, Statistic, StatisticQuery
 
 AnyChart: TypeAlias = NetworkChart | LocalChart | PlainChart
 Coordinates: TypeAlias = Literal["local", "natural"]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from confide.methods._optimiser import Descent, DescentState
 from confide.methods.base import Problem
-from confide.posteriors import Draws
-from confide.queries import GradientQuery, Release
+from confide.posteriors.draws import Draws
+from confide.sources.queries import GradientQuery, Release
 
 
 @dataclass(frozen=True)

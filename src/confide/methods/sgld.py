@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from confide.methods._chain import Chain, ChainState, add_normal_
 from confide.methods.base import Problem
-from confide.posteriors import Draws
-from confide.queries import Release
+from confide.posteriors.draws import Draws
+from confide.sources.queries import Release
 
 LARGEST_LEARNING_RATE = 1.0
 """Cap on n eta / 2 times the curvature of the loss, when the step size follows from the noise. n eta / 2 is the step on

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from confide.methods._chain import Chain, ChainState, add_normal_, energy_gradient_
 from confide.methods.base import Problem
-from confide.posteriors import Draws
-from confide.queries import Release
+from confide.posteriors.draws import Draws
+from confide.sources.queries import Release
 
 LARGEST_STEP = 0.1
 """Cap on n h^2 when the step size follows from the noise, as for the other sampler with momentum."""

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from confide.layers.conversion import SMALLEST_DEVIATION, distributions, local_noise
 from confide.methods._optimiser import DescentState
 from confide.methods._variational import MeanField
 from confide.methods.base import Problem
-from confide.models.conversion import SMALLEST_DEVIATION, distributions, local_noise
 from confide.models.flat import named_slices
 from confide.models.priors import Divergence, LogUniform
-from confide.posteriors_variational import DiagonalGaussian
+from confide.posteriors.variational import DiagonalGaussian
 
 SPARSE = 3.0
 """Weights with log alpha above this are noise (a dropout rate above 0.95) and count as dropped."""

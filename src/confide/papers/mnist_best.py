@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from confide.papers._scattering_features import centred, public_centre, scattered
 from confide.papers.base import COLOURS, Cell, Context, Experiment, Figure, Measured, Outcome, Paper, Table
+from confide.papers.scattering_features import centred, public_centre, scattered
 from confide.papers.sets import Set, load
 
 DELTA = 1e-5
@@ -68,7 +68,7 @@ def run_linear(context: Context) -> Outcome:
 
 
 def _private(data: Set, train: Tensor, context: Context) -> Any:
-    from confide.boundary import PrivateData
+    from confide.sources.private_data import PrivateData
 
     return PrivateData(train, data.y, schema=data.schema, name="mnist", seed=context.noise_seed)
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.boundary import PrivateData
 from confide.data import DataSet, catalogue, prepare
 from confide.data.columns import Column
 from confide.data.embedded import load as load_embedded
@@ -21,6 +20,7 @@ from confide.data.preprocessing import Layout
 from confide.data.schema import Schema
 from confide.data.table import DataError, Table
 from confide.papers.base import Context
+from confide.sources.private_data import PrivateData
 
 MADE_UP_RECORDS, MADE_UP_TEST = 2000, 500
 

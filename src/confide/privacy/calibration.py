@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from confide.privacy.bounds import Accountant, is_plain_gaussian, sensitivity
+from confide.privacy.accountants.bound import Accountant, is_plain_gaussian, sensitivity
+from confide.privacy.accountants.pld import PLD
+from confide.privacy.accountants.profiles import gaussian_mu
 from confide.privacy.events import Adjacency, Event, GaussianEvent, Sampling
-from confide.privacy.pld import PLD
-from confide.privacy.profiles import gaussian_mu
 from confide.privacy.search import most_steps, smallest_noise
 from confide.privacy.step_sizes import StepSize, step_size_for
 

@@ -20,10 +20,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from confide.privacy.bounds import known, non_private, slack
+from confide.privacy.accountants.bound import known, non_private, slack
+from confide.privacy.accountants.pld import PLD
+from confide.privacy.accountants.profiles import Array
 from confide.privacy.events import Adjacency, Event
-from confide.privacy.pld import PLD
-from confide.privacy.profiles import Array
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 _TAIL = 1e-7

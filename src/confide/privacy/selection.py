@@ -39,7 +39,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from confide.privacy.bounds import (
+from confide.privacy.accountants.bound import (
     UPPER_BOUND,
     Bound,
     UnsupportedEvents,
@@ -49,9 +49,9 @@ from confide.privacy.bounds import (
     non_private,
     slack,
 )
+from confide.privacy.accountants.rdp import DEFAULT_ORDERS, RDP, _divergence, _poisson
 from confide.privacy.events import Adjacency, Event, merged
 from confide.privacy.ledger import Ledger
-from confide.privacy.rdp import DEFAULT_ORDERS, RDP, _divergence, _poisson
 
 Candidate = TypeVar("Candidate")
 Result = TypeVar("Result")

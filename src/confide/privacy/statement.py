@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from confide.privacy.accountants import PLD, Bound, epsilons, sound_epsilon
-from confide.privacy.bounds import check_question, known, non_private, slack
+from confide.privacy.accountants.bound import check_question, known, non_private, slack
 from confide.privacy.events import Adjacency, Event, GaussianEvent, NonPrivateEvent, PureEvent
 from confide.privacy.interpretation import Attacker, attacker
 

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from confide.privacy.bounds import Accountant
+from confide.privacy.accountants.bound import Accountant
+from confide.privacy.accountants.pld import PLD
+from confide.privacy.accountants.profiles import gaussian_mu
 from confide.privacy.events import Adjacency, GaussianEvent
-from confide.privacy.pld import PLD
-from confide.privacy.profiles import gaussian_mu
 from confide.privacy.search import smallest_noise
 
 Schedule: TypeAlias = Literal["fixed", "decreasing"]

@@ -12,8 +12,8 @@ from confide.report.render import figures, style, template
 from confide.report.trail import event_rows, fact_rows, versions
 
 if TYPE_CHECKING:
-    from confide.comparison import Comparison, Row
     from confide.data.schema import Schema
+    from confide.workflow.compare import Comparison, Row
 
 SHORT = {
     "accuracy": "Right",

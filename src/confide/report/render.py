@@ -13,7 +13,7 @@ from confide.report.trail import assumptions, event_rows, fact_rows, trail_parts
 from confide.report.verdict import Verdict, attacker_curve, cards, cautions, lead, stamps, statement_of
 
 if TYPE_CHECKING:
-    from confide.fit import Run
+    from confide.running.fit import Run
 
 
 def render(

@@ -12,7 +12,7 @@ from confide.report import words
 from confide.report.evaluation import PUBLIC, Evaluation
 
 if TYPE_CHECKING:
-    from confide.fit import Run
+    from confide.running.fit import Run
 
 
 @dataclass(frozen=True)

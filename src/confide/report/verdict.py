@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from confide.privacy.bounds import EXACT, Bound, UnsupportedEvents, not_applicable, slack
+from confide.privacy.accountants.bound import EXACT, Bound, UnsupportedEvents, not_applicable, slack
+from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import NonPrivateEvent
 from confide.privacy.interpretation import Attacker
-from confide.privacy.pld import PLD
 from confide.privacy.statement import SEEDED, Privacy
 from confide.report import words
 from confide.report.evaluation import Evaluation
 
 if TYPE_CHECKING:
-    from confide.fit import Run
+    from confide.running.fit import Run
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from confide.privacy._bayesian_result import Trusted
+from confide.privacy.bayesian.result import Trusted
 
 METRICS = {
     "accuracy": ("Accuracy", "share of test inputs whose most probable class was right; higher is better"),

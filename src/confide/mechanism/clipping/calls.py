@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.mechanism.clipping.anatomy import Plan, Slot, Target
 from confide.mechanism.clipping.layout import PLAIN, CallLayout, Layout, map_tensors, tensors_in
-from confide.mechanism.clipping.plan import Plan, Slot, Target
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Rule
 from confide.mechanism.clipping.rules.replay import Replayed
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of

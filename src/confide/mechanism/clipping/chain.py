@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from confide.mechanism._native.arithmetic import Layer, clip_kernel
+from confide._native.arithmetic import Layer, clip_kernel
+from confide.mechanism.clipping.anatomy import Choices, Plan, Slot
 from confide.mechanism.clipping.factors import GAMMA, PRECISION, shrunk
 from confide.mechanism.clipping.losses import output_gradient
-from confide.mechanism.clipping.plan import Choices, Plan, Slot
 from confide.mechanism.clipping.rules.linear import OuterProduct, linear
 from confide.mechanism.clipping.running import Inputs, Loss
 from confide.mechanism.clipping.workspace import Workspace

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from confide.mechanism.clipping.anatomy import Plan, Slot
 from confide.mechanism.clipping.calls import Cluster, clusters_of
-from confide.mechanism.clipping.plan import Plan, Slot
 from confide.mechanism.clipping.rules.registry import Contribution
 from confide.mechanism.clipping.workspace import Workspace
 

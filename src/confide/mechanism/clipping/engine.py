@@ -19,11 +19,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from confide.mechanism.clipping.anatomy import Examined, Plan, build_plan, signature_of
 from confide.mechanism.clipping.calls import Cluster, clusters_of, contributions_of, default_layout
 from confide.mechanism.clipping.chain import Chain
 from confide.mechanism.clipping.factors import Style, clip_factors
 from confide.mechanism.clipping.layout import CallLayout, map_tensors
-from confide.mechanism.clipping.plan import Examined, Plan, build_plan, signature_of
 from confide.mechanism.clipping.rules.refusals import UnclippableError
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, record, recorded_pass, records_of
 from confide.mechanism.clipping.structure import examine

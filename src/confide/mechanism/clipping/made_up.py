@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from confide.mechanism.clipping.anatomy import Plan
 from confide.mechanism.clipping.layout import map_tensors, tensors_in
-from confide.mechanism.clipping.plan import Plan
 from confide.mechanism.clipping.rules.refusals import UnclippableError
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 

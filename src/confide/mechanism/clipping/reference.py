@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.mechanism.clipping.anatomy import build_plan
 from confide.mechanism.clipping.factors import GAMMA, Style
-from confide.mechanism.clipping.plan import build_plan
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 from confide.mechanism.clipping.tape import Tape
 

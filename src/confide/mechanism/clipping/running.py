@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from confide.layers.bayesian import observed
+from confide.mechanism.clipping.anatomy import Plan
 from confide.mechanism.clipping.layout import map_tensors
 from confide.mechanism.clipping.losses import check_losses
-from confide.mechanism.clipping.plan import Plan
 from confide.mechanism.clipping.rules.randomness import Draws, Keeping
 from confide.mechanism.clipping.tape import Entry, Tape, check_unchanged
-from confide.models.bayesian import observed
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from confide.mechanism.clipping.plan import Choices, Plan, Slot, build_plan
-from confide.models.bayesian import BayesianLayer
+from confide.layers.bayesian import BayesianLayer
+from confide.mechanism.clipping.anatomy import Choices, Plan, Slot, build_plan
 
 # Larger parameters are matrices more often than not; a copy per record would cost more than the fallback.
 LARGEST_COPY = 1 << 17

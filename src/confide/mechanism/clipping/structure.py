@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.mechanism.clipping.anatomy import Choices, Examined, Plan, Slot, build_plan
 from confide.mechanism.clipping.calls import contributions_of
 from confide.mechanism.clipping.chain import Chain, chain_of
 from confide.mechanism.clipping.coverage import missed_parameters
@@ -26,7 +27,6 @@ from confide.mechanism.clipping.factors import PRECISION
 from confide.mechanism.clipping.layout import CallLayout, Layout, tensors_in
 from confide.mechanism.clipping.made_up import FEW, MORE, Batch, MakeBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
-from confide.mechanism.clipping.plan import Choices, Examined, Plan, Slot, build_plan
 from confide.mechanism.clipping.rules.refusals import UnclippableError
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, per_record_losses, recorded_pass
 from confide.mechanism.clipping.shortcuts import with_shortcuts

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from confide.mechanism.clipping.anatomy import Plan, Slot, Target, spread_over
 from confide.mechanism.clipping.layout import tensors_in
-from confide.mechanism.clipping.plan import Plan, Slot, Target, spread_over
 from confide.mechanism.clipping.rules.randomness import Draws
 from confide.mechanism.clipping.rules.registry import find_rule
 

@@ -25,20 +25,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from confide.mechanism.clipping.factors import PRECISION, guard
-from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups, patches_of
-from confide.mechanism.clipping.rules.linear import CANCELLATION, OuterProduct, OuterSum, with_positions
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Weighted, rule_for
-from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
-from confide.mechanism.clipping.workspace import Workspace
-from confide.models.bayesian import (
+from confide.layers.bayesian import (
     MeanFieldConv2d,
     MeanFieldLinear,
     VariationalDropoutConv2d,
     VariationalDropoutLinear,
     _LocalReparameterisation,
 )
-from confide.models.dropout import SharedNoiseConv2d, SharedNoiseLinear
+from confide.layers.dropout import SharedNoiseConv2d, SharedNoiseLinear
+from confide.mechanism.clipping.factors import PRECISION, guard
+from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups, patches_of
+from confide.mechanism.clipping.rules.linear import CANCELLATION, OuterProduct, OuterSum, with_positions
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Weighted, rule_for
+from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
+from confide.mechanism.clipping.workspace import Workspace
 
 Terms: TypeAlias = dict[str, list[tuple[int, Tensor | None]]]
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism._native.arithmetic import gram_norms
+from confide._native.arithmetic import gram_norms
 from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Weighted, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of

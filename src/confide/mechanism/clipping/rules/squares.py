@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from confide.mechanism._native.arithmetic import row_squares
+from confide._native.arithmetic import row_squares
 
 # Temporaries of this size stay in cache and are never returned to the operating system in between.
 PIECE_BYTES = 2 << 20

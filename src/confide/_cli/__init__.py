@@ -1,1 +1,0 @@
-"""The command line, one module per command. `confide.cli` puts them together."""

@@ -1,0 +1,156 @@
+"""The kernels of `clipping.cpp`: small clipped sums in one call, norms of sums of outer products, mean-field weights.
+
+Each function is None-able like the noise kernel: where the library is missing, torch does the same work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confide import _native
+from confide._native.threads import threads
+
+THREAD_ENTRIES = 1 << 17  # so many weights are worth a thread
+THREAD_SQUARES = 1 << 20  # so many squares
+THREAD_PRODUCTS = 1 << 21  # and so many multiply-adds
+
+
+class Layer(ctypes.Structure):
+    """Output gradients (records, outputs), inputs (records, inputs), and where the sums go."""
+
+    _fields_ = (
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("left", ctypes.c_void_p),
+        ("right", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+    )
+
+
+@cache
+def _library() -> Any:
+    if _native.kernel() is None:
+        return None
+    library = ctypes.CDLL(str(_native.LIBRARY))
+    address, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    try:
+        for function in (library.confide_clip_float, library.confide_clip_double):
+            function.argtypes = [count, count, address, address, real, real, real]
+            function.restype = ctypes.c_int
+        for function in (library.confide_gram_float, library.confide_gram_double):
+            function.argtypes = [count] * 4 + [address] * 3 + [real] * 2
+            function.restype = None
+        for function in (library.confide_squares_float, library.confide_squares_double):
+            function.argtypes = [count] * 3 + [address] * 2
+            function.restype = None
+        library.confide_mean_field.argtypes = [address] * 5 + [count]
+        library.confide_mean_field.restype = None
+    except AttributeError:  # a library built before there were any
+        return None
+    return library
+
+
+@cache
+def clip_kernel(dtype: torch.dtype) -> Callable[..., int] | None:
+    """(records, layers, array of Layer, norms, bound, gamma or 0, tiny) -> whether all norms were finite.
+
+    Only then anything is added.
+    """
+    library = _library()
+    if library is None or dtype not in (torch.float32, torch.float64):
+        return None
+    function: Callable[..., int] = library.confide_clip_float if dtype == torch.float32 else library.confide_clip_double
+    return function
+
+
+def row_squares(values: Tensor) -> Tensor | None:
+    """The squared norm of every row of a matrix, without a temporary; None where the kernel does not fit."""
+    library = _library()
+    if library is None or values.device.type != "cpu" or values.stride(1) != 1:
+        return None
+    if values.dtype == torch.float32:
+        kernel = library.confide_squares_float
+    elif values.dtype == torch.float64:
+        kernel = library.confide_squares_double
+    else:
+        return None
+    rows, entries = values.shape
+    norms = values.new_empty(rows)
+    workers = max(1, min(torch.get_num_threads(), values.numel() // THREAD_SQUARES, rows))
+    bounds = [rows * part // workers for part in range(workers + 1)]
+    stride, size = values.stride(0), values.element_size()
+    start, into = values.data_ptr(), norms.data_ptr()
+
+    def fill(part: int) -> None:
+        first, count = bounds[part], bounds[part + 1] - bounds[part]
+        kernel(count, entries, stride, start + first * stride * size, into + first * size)
+
+    _share(fill, workers)
+    return norms
+
+
+def gram_norms(left: Tensor, right: Tensor, slack: float, tiny: float) -> Tensor | None:
+    """|sum_t left_t right_t^T|^2 of every record, for left and right (records, positions, features).
+
+    `slack` times the product of the norms is added, and what underflow below `tiny` may have hidden. None without the
+    library, or where the tensors are not laid out for it.
+    """
+    library = _library()
+    if library is None or not all(value.is_contiguous() and value.device.type == "cpu" for value in (left, right)):
+        return None
+    if left.dtype != right.dtype or left.dtype not in (torch.float32, torch.float64):
+        return None
+    kernel = library.confide_gram_float if left.dtype == torch.float32 else library.confide_gram_double
+    records, positions, outputs = left.shape
+    inputs = right.shape[2]
+    norms = left.new_empty(records)
+    work = records * positions * (positions + 1) // 2 * (inputs + outputs)
+    workers = max(1, min(torch.get_num_threads(), work // THREAD_PRODUCTS, records))
+    bounds = [records * part // workers for part in range(workers + 1)]
+    places = [(value.data_ptr(), value.stride(0) * value.element_size()) for value in (left, right, norms)]
+
+    def fill(part: int) -> None:
+        addresses = (address + bounds[part] * stride for address, stride in places)
+        kernel(bounds[part + 1] - bounds[part], positions, outputs, inputs, *addresses, slack, tiny)
+
+    _share(fill, workers)
+    return norms
+
+
+def _share(fill: Callable[[int], None], workers: int) -> None:
+    """Every part on a thread of its own, the first on this one."""
+    waiting = [threads().submit(fill, part) for part in range(1, workers)]
+    fill(0)
+    for one in waiting:
+        one.result()
+
+
+def mean_field(mean: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
+    """mean + softplus(rho) * noise and sigmoid(rho) * noise for every draw, noise (draws, *shape); None without it."""
+    library = _library()
+    tensors = (mean, rho, noise)
+    if library is None or any(value.dtype != torch.float32 or value.device.type != "cpu" for value in tensors):
+        return None
+    if not all(value.is_contiguous() for value in tensors):
+        return None
+    weight, jacobian = torch.empty_like(noise), torch.empty_like(noise)
+    size = mean.numel()
+    workers = max(1, min(torch.get_num_threads(), size // THREAD_ENTRIES))
+    bounds = [size * part // workers for part in range(workers + 1)]
+    given, each = (mean.data_ptr(), rho.data_ptr()), (noise.data_ptr(), weight.data_ptr(), jacobian.data_ptr())
+
+    def fill(part: int) -> None:
+        start, count = 4 * bounds[part], bounds[part + 1] - bounds[part]
+        for draw in range(len(noise)):
+            shift = 4 * size * draw + start
+            library.confide_mean_field(*(a + start for a in given), *(a + shift for a in each), count)
+
+    _share(fill, workers)
+    return weight, jacobian

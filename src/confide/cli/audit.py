@@ -1,0 +1,215 @@
+"""`confide audit`: attack a method and see whether its claim survives."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from confide import methods
+from confide.cli import options
+from confide.cli.help_texts import WIDTH, teach
+from confide.cli.options import OUTPUT, PRIVACY, RUN, Json
+from confide.cli.output import CommandError, emit_json, output, progress_bar
+from confide.cli.settings import make_method
+
+FAILED = 4
+ATTACKS = ("white-box", "black-box")
+EXAMPLES = (
+    "confide audit --method sgld --epsilon 1 --canaries 1000",
+    "confide audit --method sgd --epsilon 4 --attack black-box --rate 1",
+    "confide audit --method sgld --self-test --page audit.html",
+)
+CLOSING = (
+    "Exit code 4: the audit failed. The lower bound is above the claim, a check found the mechanism to be other than "
+    "stated, or the self-test missed a fault."
+)
+
+MethodName = Annotated[
+    str,
+    typer.Option("--method", metavar="NAME", help="The method to attack.", rich_help_panel=RUN),
+]
+Epsilon = Annotated[
+    float,
+    typer.Option(metavar="E", help="The claim to attack: the noise is set so that it holds.", rich_help_panel=PRIVACY),
+]
+Delta = Annotated[
+    float,
+    typer.Option(metavar="D", help="Delta of the claim.", rich_help_panel=PRIVACY),
+]
+Canaries = Annotated[
+    int,
+    typer.Option(metavar="M", help="Canary records, each in or out by the toss of a coin.", rich_help_panel=RUN),
+]
+Steps = Annotated[int, typer.Option(metavar="T", help="Steps of the run; an even number.", rich_help_panel=RUN)]
+Rate = Annotated[
+    float,
+    typer.Option(metavar="Q", help="Share of the records in a batch; 1 for all of them.", rich_help_panel=RUN),
+]
+AttackName = Annotated[
+    str,
+    typer.Option(
+        "--attack",
+        metavar="A",
+        help="white-box (sees every release) or black-box (sees the posterior only).",
+        rich_help_panel=RUN,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting of the method.", rich_help_panel=RUN, show_default=False
+    ),
+]
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        "--page",
+        metavar="FILE.html",
+        help="Write the result as a page; with --self-test, the planted faults are on it. A new file.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
+SelfTest = Annotated[
+    bool,
+    typer.Option(
+        "--self-test",
+        metavar="",
+        help="Plant five faults in turn and show what catches which, at claims of its own.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+
+def audit(
+    *,
+    method: MethodName = "sgld",
+    epsilon: Epsilon = 1.0,
+    delta: Delta = 1e-5,
+    canaries: Canaries = 1000,
+    steps: Steps = 16,
+    rate: Rate = 0.25,
+    attack: AttackName = "white-box",
+    setting: Settings = None,
+    self_test: SelfTest = False,
+    page: Page = None,
+    as_json: Json = False,
+) -> None:
+    """Attack a method on made-up records and bound its epsilon from below.
+
+    Canaries go through the same sampling, clipping and noise as any record. From what is released, the audit guesses
+    which were in. If it guesses better than the claim allows, the claim is refuted; if not, nothing is proven. Beside
+    the guesses, deterministic checks look at sensitivity, noise, empty batches and sampling.
+    """
+    chosen = make_method(method, setting or (), None)
+    options.epsilon(epsilon)
+    options.delta(delta)
+    options.whole("--canaries", canaries, least=10, most=10**6)
+    options.whole("--steps", steps, least=2, most=10**5)
+    if steps % 2:
+        raise CommandError(f"--steps={steps}: must be an even number, since canaries change their sign at every step")
+    options.number("--rate", rate, above=0.00999, most=1)
+    options.choice("--attack", attack, ATTACKS)
+    if page is not None:
+        check_new_file("--page", page)
+    if self_test and page is None:
+        _run_self_test(chosen, as_json)
+        return
+    from confide.auditing import audit as run_audit
+
+    started = time.perf_counter()
+    terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "canaries": canaries, "steps": steps, "rate": rate}
+    with progress_bar(f"auditing {method}") as progress:
+        found = run_audit(chosen, attack=options.choice("--attack", attack, ATTACKS), progress=progress, **terms)
+    if page is not None:
+        _write_page(page, found, _faults_in(chosen) if self_test else ())
+    if as_json:
+        emit_json({**found.to_dict(), "seconds": time.perf_counter() - started})
+    else:
+        _show(output(), found)
+    if not found.passed:
+        raise typer.Exit(FAILED)
+
+
+def check_new_file(option: str, path: Path) -> None:
+    """Refuse before the long work what could not be written after it."""
+    if not path.name or os.path.lexists(path):
+        raise CommandError(f"{option}={path}: must name a new file")
+    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise CommandError(f"{option}={path}: {path.absolute().parent} is not a directory that can be written to")
+
+
+def _write_page(path: Path, found: Any, faults: Sequence[Any]) -> None:
+    from confide.auditing.page import render_audit
+
+    with path.open("x", encoding="utf-8") as file:
+        file.write(render_audit(found, faults))
+
+
+def _faults_in(chosen: Any) -> Sequence[Any]:
+    from confide.auditing import self_test
+
+    with progress_bar(f"planting faults in {chosen.name}") as progress:
+        return self_test(chosen, progress=progress)
+
+
+def _show(console: Console, found: Any) -> None:
+    verdict = "the claim survives" if found.passed else f"[bold]FAILED[/bold] by {', '.join(found.caught_by)}"
+    console.print(
+        f"[bold]epsilon is at least {found.epsilon_lower:.3f}[/bold], claimed {found.epsilon_claimed:g}: {verdict}"
+    )
+    console.print(
+        f"{found.attack}, {found.correct} of {found.guesses} guesses right about {found.canaries} canaries; "
+        f"confidence {found.confidence:.0%} at delta {found.delta:g}"
+    )
+    if not found.checks:
+        return
+    console.print()
+    table = _plain("check", "", "measured", "expected")
+    for check in found.checks:
+        table.add_row(check.name, "passed" if check.passed else "[bold]FAILED[/bold]", check.measured, check.expected)
+    console.print(table)
+
+
+def _run_self_test(chosen: Any, as_json: bool) -> None:
+    rows = _faults_in(chosen)
+    if as_json:
+        emit_json({"method": chosen.name, "rows": [row.to_dict() for row in rows], "passed": _all_caught(rows)})
+    else:
+        _show_self_test(output(), chosen.name, rows)
+    if not _all_caught(rows):
+        raise typer.Exit(FAILED)
+
+
+def _all_caught(rows: Sequence[Any]) -> bool:
+    """Right code passes, and every fault is caught by something."""
+    return all(bool(row.caught_by) == (row.fault is not None) for row in rows)
+
+
+def _show_self_test(console: Console, method: str, rows: Sequence[Any]) -> None:
+    console.print(f"[bold]faults planted in {method}[/bold]" + ("" if _all_caught(rows) else ": [bold]FAILED[/bold]"))
+    table = _plain("fault", "claimed", "at least", "caught by")
+    for row in rows:
+        caught = ", ".join(row.caught_by) or "nothing"
+        table.add_row(row.fault or "none", f"{row.epsilon_claimed:g}", f"{row.epsilon_lower:.3f}", caught)
+    console.print(table)
+
+
+def _plain(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in titles:
+        table.add_column(title)
+    return table
+
+
+def register(app: Any) -> None:
+    known = f"Methods: {', '.join(methods.names())}."
+    teach(app, audit, EXAMPLES, closing="\n".join(fill(text, WIDTH) for text in (CLOSING, known)))

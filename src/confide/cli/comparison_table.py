@@ -1,0 +1,81 @@
+"""A comparison as text: the table within 80 columns, how sure its differences are, and what it cost."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from confide.cli.output import one_line, remarks
+
+if TYPE_CHECKING:
+    from confide.workflow.compare import Comparison
+
+TITLES = {
+    "accuracy": "accuracy",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE",
+    "rmse": "RMSE",
+    "log_likelihood": "log-lik.",
+    "coverage_90": "90% inside",
+    "width_90": "width",
+    "crps": "CRPS",
+}
+
+
+def show(console: Console, found: Comparison, summary: dict[str, Any]) -> None:
+    """The table, and what it cost."""
+    console.print(_table(found))
+    console.print()
+    console.print(
+        f"* the best by {TITLES[found.utility]}; ~ not told from it by {found.inputs} test records ({found.source}; "
+        "not protected). ± is one standard error; memory is the most that a fit held beyond what was in use before it."
+    )
+    baseline = "most frequent class" if found.utility == "accuracy" else "mean of the test records"
+    console.print(f"Without learning, the {baseline} gives {TITLES[found.utility]} {found.baseline:.4f}.")
+    for name, reason in found.not_run.items():
+        console.print(escape(one_line(f"{name} did not run: {reason}")))
+    console.print()
+    console.print(escape(cost_sentence(found)))
+    if summary["out"]:
+        console.print(f"Written to {escape(one_line(summary['out']))}: report.html, comparison.json")
+    else:
+        remarks().print("Add --out DIR for the report and the fitted models.")
+
+
+def cost_sentence(found: Comparison) -> str:
+    if found.seeded:
+        return "Seeded: no privacy claim. The noise can be computed by anyone who knows the seed."
+    return (
+        f"Each fit alone costs epsilon {found.epsilon_each:g}. Comparing reads the records once per fit: the "
+        f"{found.fits} fits of this table together cost epsilon {_upward(found.total_epsilon)} at delta "
+        f"{found.delta:g}, and that is what was spent."
+    )
+
+
+def _upward(epsilon: float) -> str:
+    return f"{math.ceil(epsilon * 1e3 * (1 - 1e-12)) / 1e3:.3f}" if math.isfinite(epsilon) else "infinite"
+
+
+def _table(found: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("method", no_wrap=True)
+    columns = [name for name in found.columns if name not in ("brier", "width_90", "crps")]  # in the report
+    for name in (*(TITLES[column] for column in columns), "time", "memory", "stored"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.rows:
+        mark = " *" if row.best else " ~" if row.as_good else ""
+        cells = [_cell(row.metrics[name], row.errors.get(name), name == found.utility) for name in columns]
+        peak = "-" if row.peak_mb is None else f"{row.peak_mb:.0f} MB"
+        numbers = (f"{row.seconds:.1f} s", peak, f"{row.storage_mb * 1024:.0f} kB")
+        table.add_row(row.method + mark, *cells, *numbers, style="bold" if row.best else "")
+    return table
+
+
+def _cell(value: float, error: float | None, with_error: bool) -> str:
+    text = f"{value:.3f}" if abs(value) < 10 else f"{value:#.4g}" if abs(value) < 1000 else f"{value:.4g}"
+    return f"{text} ±{error:.2g}" if with_error and error is not None else text

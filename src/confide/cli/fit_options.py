@@ -1,0 +1,196 @@
+"""The options of `confide fit`, in the order of its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN
+
+Train = Annotated[
+    str,
+    typer.Argument(
+        metavar="TRAIN",
+        help="A file (.csv, .csv.gz, .parquet, .npz), an embedded set (digits, diabetes), or a benchmark's name "
+        "with --data.",
+        show_default=False,
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="The column to predict.", rich_help_panel=DATA, show_default=False),
+]
+Test = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Records to measure on. Passing them declares them public or separate: what is measured is published.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+Bounds = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.toml",
+        help="The public facts: range or categories of each column, classes, number of records.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+AssumePublic = Annotated[
+    bool,
+    typer.Option(
+        "--assume-public",
+        metavar="",
+        help="Read the facts left open off the data. They are then not protected, and the report says so.",
+        rich_help_panel=DATA,
+    ),
+]
+TaskName = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        metavar="NAME",
+        help="classification or regression, where --assume-public should not guess.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+DataDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="Directory of the benchmark files.", rich_help_panel=DATA, show_default=False
+    ),
+]
+Split = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        help="Which published split of a benchmark; 0 if left out.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+MethodName = Annotated[
+    str,
+    typer.Option("--method", metavar="NAME", help="The method; the list stands below.", rich_help_panel=RUN),
+]
+Hidden = Annotated[
+    str,
+    typer.Option(
+        metavar="W,W",
+        help="Widths of the hidden layers, such as 64,64. Left out: a linear model.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        metavar="B",
+        help="Expected records per step. Rule for n declared records: n / 32, at least 128, at most n / 4.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+Epochs = Annotated[
+    float | None,
+    typer.Option(
+        metavar="E",
+        help="Passes over the data. Rule: 40.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(metavar="T", help="Number of steps, instead of --epochs.", rich_help_panel=RUN, show_default=False),
+]
+Clip = Annotated[
+    float,
+    typer.Option(metavar="C", help="Largest norm of one record's answer.", rich_help_panel=RUN),
+]
+PriorScale = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="Standard deviation of the Gaussian prior on the weights; the method's own if left out.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+NoiseScale = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="Regression: standard deviation of the target around the model, where its bounds are scaled to [-1, 1]. "
+        "Left out: learnt from the records, for a fifth of epsilon at most; the whole run stays within epsilon.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting of the method, such as decay=0.33; may be repeated.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+Delta = Annotated[
+    float,
+    typer.Option(
+        metavar="D", help="Probability with which the budget may fail; below 1 / records.", rich_help_panel=PRIVACY
+    ),
+]
+LedgerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ledger",
+        metavar="FILE",
+        help="Where the run is charged before any record is read; its ceiling can refuse the run.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+DataName = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="The data set's name in the ledger; the file's name if left out. Same records, same name.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        help="New directory for posterior.safetensors, run.json and report.html.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
+Secure = Annotated[
+    bool,
+    typer.Option(
+        "--secure",
+        help="Noise on a lattice, against attacks on the low-order bits of floating-point numbers; same epsilon.",
+        rich_help_panel=PRIVACY,
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        help="For tests only: makes the noise predictable, and everything is stamped as not private.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]

@@ -1,0 +1,150 @@
+"""`confide ledger`: what a data set has been charged, and the ceiling on it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from confide.cli import options
+from confide.cli.help_texts import teach
+from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
+from confide.cli.output import CommandError, emit_json, one_line, output
+from confide.privacy.ledger import Ledger, Limit, for_reading
+
+USUAL_DELTA = 1e-5
+SHOW_EXAMPLE = "confide ledger show budget.db"
+LIMIT_EXAMPLE = "confide ledger limit budget.db --epsilon 3 --delta 1e-5"
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger, a file such as budget.db.", show_default=False)]
+ShownDelta = Annotated[
+    float | None,
+    typer.Option(
+        "--delta",
+        metavar="D",
+        help="Delta at which epsilon is shown; the ceiling's own if there is a ceiling, else 1e-5.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+Ceiling = Annotated[
+    float,
+    typer.Option(
+        "--epsilon",
+        metavar="E",
+        help="Ceiling for each data set; a charge that would pass it is refused.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+
+
+def show(file: File, delta: ShownDelta = None, as_json: Json = False) -> None:
+    """List what was charged, what it adds up to and what remains."""
+    if delta is not None:
+        options.delta(delta)
+    if not file.exists():
+        raise CommandError(f"{file}: no such ledger; `confide fit --ledger` or `confide ledger limit` makes one")
+    with for_reading(file) as readable, Ledger(readable) as ledger:
+        values = ledger_values(ledger, file, delta)
+    if as_json:
+        emit_json(values)
+        return
+    _show(output(), values)
+
+
+def limit(
+    file: File, epsilon: Ceiling, delta: Delta, adjacency: AdjacencyName = "add-remove", as_json: Json = False
+) -> None:
+    """Set the ceiling for each data set of a ledger; the ledger is made if it is new.
+
+    The ceiling may be raised or lowered later. Every change is written down and stays visible.
+    """
+    ceiling = Limit(options.epsilon(epsilon), options.delta(delta), options.adjacency(adjacency))
+    with Ledger(file) as ledger:
+        ledger.limit(ceiling.epsilon, ceiling.delta, ceiling.adjacency)
+        values = ledger_values(ledger, file, None)
+    if as_json:
+        emit_json(values)
+        return
+    output().print(f"{escape(one_line(str(file)))}: {_ceiling_words(values['limit'])}", soft_wrap=True)
+
+
+def ledger_values(ledger: Ledger, file: Path, delta: float | None) -> dict[str, Any]:
+    """Everything that the ledger says, ready for JSON."""
+    ceiling = ledger.ceiling
+    at = delta if delta is not None else USUAL_DELTA if ceiling is None else ceiling.delta
+    return {
+        "ledger": str(file),
+        "limit": None if ceiling is None else vars(ceiling),
+        "delta": at,
+        "datasets": {name: _dataset_values(ledger, name, at) for name in ledger.datasets()},
+        "entries": ledger.to_rows(at, None if ceiling is None else ceiling.adjacency),
+    }
+
+
+def _dataset_values(ledger: Ledger, name: str, delta: float) -> dict[str, float | None]:
+    from confide.privacy.accountants import UnsupportedEvents
+
+    try:
+        spent: float | None = ledger.spent(delta, name)
+        remaining: float | None = ledger.remaining(name)
+    except UnsupportedEvents:
+        return {"epsilon": None, "remaining": None if ledger.ceiling is None else 0.0}
+    return {"epsilon": spent, "remaining": remaining if remaining != math.inf else None}
+
+
+def _show(console: Console, values: dict[str, Any]) -> None:
+    if not values["entries"]:
+        console.print("No charges yet.")
+    else:
+        console.print(_entry_table(values["entries"]))
+    console.print()
+    console.print(_ceiling_words(values["limit"]))
+    for name, sums in values["datasets"].items():
+        console.print(_remaining_words(name, sums, values["limit"], values["delta"]))
+
+
+def _entry_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("time (UTC)", no_wrap=True)
+    table.add_column("purpose", overflow="fold")
+    table.add_column("data set", overflow="fold")
+    table.add_column("event")
+    table.add_column("epsilon\nso far", justify="right", no_wrap=True)
+    for row in rows:
+        so_far = row["epsilon"]
+        table.add_row(
+            escape(row["time"][:16].replace("T", " ")),
+            escape(one_line(row["purpose"] if row["kind"] == "charge" else "limit")),
+            escape(one_line(row["dataset"] if row["kind"] == "charge" else "all")),
+            escape(one_line(row["event"])),
+            "" if so_far is None else f"{so_far:.4f}",
+        )
+    return table
+
+
+def _ceiling_words(ceiling: dict[str, Any] | None) -> str:
+    if ceiling is None:
+        return "No ceiling; set one with: confide ledger limit FILE --epsilon E --delta D"
+    words = "epsilon {epsilon:g} at delta {delta:g}, {adjacency}".format(**ceiling)
+    return f"Ceiling for each data set: {words}."
+
+
+def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | None, delta: float) -> str:
+    spent = "no sound bound" if sums["epsilon"] is None else f"{sums['epsilon']:.4f}"
+    left = "" if ceiling is None else f", {sums['remaining']:.4f} remains"
+    shown = escape(one_line(name)) if name else "(unnamed)"
+    return f"[bold]{shown}[/bold]: epsilon {spent} spent at delta {delta:g}{left}."
+
+
+def register(app: Any) -> None:
+    group = typer.Typer(help="Show what was spent, and set a ceiling on it.", rich_markup_mode="rich")
+    teach(group, show, [SHOW_EXAMPLE])
+    teach(group, limit, [LIMIT_EXAMPLE])
+    app.add_typer(group, name="ledger")

@@ -1,0 +1,137 @@
+"""What a finished run leaves: a directory, a summary for programs and a page of text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from confide.cli.output import one_line
+from confide.cli.privacy_table import epsilon_table
+from confide.data import Encoder
+from confide.report import Evaluation
+from confide.running.artefacts import POSTERIOR, RECORD, REPORT, Unfinished, save_run
+from confide.running.fit import Run
+from confide.workflow.rules import assumed_facts
+
+METRIC_NAMES = {
+    "accuracy": "accuracy",
+    "nll": "negative log-likelihood",
+    "brier": "Brier score",
+    "ece": "calibration error, mean (ECE)",
+    "mce": "calibration error, largest (MCE)",
+    "rmse": "root mean square error",
+    "log_likelihood": "log-likelihood",
+    "coverage_90": "share inside the 90% intervals",
+    "width_90": "width of the 90% intervals",
+    "crps": "CRPS",
+}
+
+
+def save(
+    run: Run, out: Path, measure: Callable[[], Evaluation | None], config: dict[str, Any], encoder: Encoder
+) -> tuple[Evaluation | None, dict[str, Any]]:
+    """Measure, write the directory, and return the measurement and the summary.
+
+    The run is paid for by now: if it cannot be measured, it is saved without a measurement.
+    """
+    try:
+        evaluation = measure()
+        metrics = {} if evaluation is None else evaluation.metrics()
+    except Exception as error:
+        save_run(run, out, config=config, encoder=encoder)
+        raise Unfinished(f"--test: could not be measured on ({error}); the fitted model is in {out}", out) from error
+    save_run(run, out, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
+    return evaluation, summary_of(run, out, evaluation, metrics, encoder)
+
+
+def summary_of(
+    run: Run, out: Path, evaluation: Evaluation | None, metrics: dict[str, float], encoder: Encoder
+) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "method": run.method.name,
+        **run.privacy.to_dict(),
+        "metrics": metrics,
+        "test": None if evaluation is None else evaluation.source,
+        "assumed_public": assumed_facts(run.schema),
+        "seeded": run.privacy.seeded,
+        "records": run.plan.records,
+        "batch": run.plan.expected_batch,
+        "steps": run.plan.steps,
+        "clip": run.plan.mechanism.clip,
+        "noise_multiplier": run.plan.mechanism.noise_multiplier,
+        "target_noise": _target_noise(run, encoder),
+        "seconds": run.seconds,
+        "out": str(out),
+    }
+
+
+def _target_noise(run: Run, encoder: Encoder) -> dict[str, Any] | None:
+    """Regression: the standard deviation of the target around the model in its units, and what learning it cost."""
+    if run.schema.classes is not None:
+        return None
+    facts = run.posterior.facts
+    scale = facts.get("noise_scale", getattr(run.posterior.likelihood, "noise_scale", None))  # type: ignore[attr-defined]
+    return {
+        "standard_deviation": None if scale is None else float(scale) * encoder.target_scale,
+        "from": facts.get("noise_scale_from", "the method" if "noise_scale" in facts else "given"),
+        "epsilon": facts.get("noise_scale_epsilon"),
+    }
+
+
+def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evaluation | None) -> None:
+    plan = run.plan
+    about = (
+        f"{run.method.name}: {plan.steps} steps of about {plan.expected_batch:.0f} out of {plan.records} declared "
+        f"records, clip {plan.mechanism.clip:g}, noise multiplier {plan.mechanism.noise_multiplier:.4g}; "
+        f"{run.seconds:.1f} s"
+    )
+    console.print(about)
+    noise = summary["target_noise"]
+    if noise is not None and noise["epsilon"] is not None:
+        console.print(
+            f"noise of the target {noise['standard_deviation']:.4g}, learnt privately from one histogram of residuals: "
+            f"alone epsilon {noise['epsilon']:g}, within the total below"
+        )
+    console.print()
+    if evaluation is None:
+        console.print("No test set was given, so nothing was measured: what is private is not measured in the open.")
+    else:
+        console.print(f"Measured on {evaluation.inputs} test records ({evaluation.source}; not protected):")
+        console.print(metric_table(summary["metrics"]))
+    console.print()
+    console.print(epsilon_table(summary))
+    console.print()
+    console.print(escape(run.privacy.statement()))
+    _show_cautions(console, summary)
+    console.print()
+    console.print(f"Written to {escape(one_line(summary['out']))}: {POSTERIOR}, {RECORD}, {REPORT}")
+
+
+def metric_table(metrics: dict[str, float]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for name, value in metrics.items():
+        if name in METRIC_NAMES:
+            table.add_row(METRIC_NAMES[name], f"{value:.4f}")
+    return table
+
+
+def _show_cautions(console: Console, summary: dict[str, Any]) -> None:
+    if summary["assumed_public"]:
+        facts = ", ".join(summary["assumed_public"][:8])
+        more = len(summary["assumed_public"]) - 8
+        console.print()
+        console.print(
+            f"[bold]Assumed public[/bold] on your word, read off the data and not protected: "
+            f"{escape(one_line(facts))}{f' and {more} more' if more > 0 else ''}."
+        )
+    if summary["seeded"]:
+        console.print()
+        console.print("[bold]Seeded: no privacy claim.[/bold] The noise can be computed by anyone who knows the seed.")

@@ -1,0 +1,204 @@
+"""What every command shares: exit codes, one-sentence errors, JSON on stdout, prose on stderr.
+
+    0    success
+    1    an error nobody foresaw: one sentence, and how to see the traceback; or a paid run that could not be saved
+         as a whole, and where its posterior is
+    2    bad arguments or bad input: one sentence
+    3    a privacy budget would be exceeded: one sentence, and nothing was spent
+    130  interrupted from the keyboard
+
+A ValueError that a `raise` statement of confide's own raises is a refusal, written for the user; a ValueError out of
+Python or another library is an error nobody foresaw. The two are told apart by the place they come from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+SUCCESS, UNFORESEEN, REFUSED, OVER_BUDGET, INTERRUPTED = 0, 1, 2, 3, 130
+DEBUG_VARIABLE = "CONFIDE_DEBUG"
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+# Newer versions of typer carry their own copy of click, older ones use the package: taken from typer, it fits both.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class CommandError(ValueError):
+    """Bad arguments or bad input, in one sentence that names the option and the way out."""
+
+
+def run(command: Any, arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code; every error becomes one sentence on stderr."""
+    debug = "--debug" in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    words = [word for word in arguments if word != "--debug"]
+    try:
+        with _quiet(debug):
+            _invoke(command, words)
+        sys.stdout.flush()
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output has gone (`confide ... | head`); Python must not complain once more at its exit.
+        with contextlib.suppress(OSError, ValueError, io.UnsupportedOperation):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNFORESEEN
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        code, sentence = _explain(error)
+        _complain(command, words, sentence)
+        return code
+    return SUCCESS
+
+
+def _invoke(command: Any, arguments: list[str]) -> None:
+    """The parsing and calling half of click's `main`, without its own handling of errors."""
+    with command.make_context("confide", arguments) as context:
+        command.invoke(context)
+
+
+def _explain(error: BaseException) -> tuple[int, str]:
+    from confide.privacy.ledger import BudgetExceeded
+    from confide.running.artefacts import Unfinished
+
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "interrupted; what was charged to a ledger stays charged, and no result was written"
+    if isinstance(error, _UsageError):
+        return REFUSED, _usage_sentence(error)
+    if isinstance(error, BudgetExceeded):
+        return OVER_BUDGET, str(error)
+    if isinstance(error, Unfinished):
+        return UNFORESEEN, str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return REFUSED, f"{error.filename}: {_lowered(error.strerror or str(error))}"
+    if isinstance(error, ValueError) and _raised_by_confide(error):
+        return REFUSED, str(error)
+    kind = type(error).__name__
+    return UNFORESEEN, f"unexpected {kind} ({error}); set {DEBUG_VARIABLE}=1 or add --debug to see the traceback"
+
+
+def _usage_sentence(error: Any) -> str:
+    """Click's message as one sentence that begins with the option."""
+    parameter = getattr(error, "param", None)
+    name = _option_name(parameter) if parameter is not None else ""
+    if type(error).__name__ == "MissingParameter" and name:
+        return f"{name}: missing{_what_for(parameter)}; --help explains every option"
+    if name:
+        return f"{name}: {_lowered(str(error.message)).rstrip('.')}"
+    sentence = _lowered(str(error.format_message())).rstrip(".")
+    names = getattr(getattr(error.ctx, "command", None), "commands", {})
+    return f"{sentence}; choose from {', '.join(names)}" if sentence == "missing command" and names else sentence
+
+
+def _option_name(parameter: Any) -> str:
+    options = [option for option in parameter.opts if option.startswith("--")]
+    return options[0] if options else str(parameter.metavar or parameter.name).upper()
+
+
+def _what_for(parameter: Any) -> str:
+    """The first clause of an option's help, in brackets."""
+    first = str(getattr(parameter, "help", "") or "").split(";")[0].split(". ")[0].strip().rstrip(".")
+    return f" ({_lowered(first)})" if first and "[" not in first else ""
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
+
+
+def _raised_by_confide(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not Path(frames[-1].filename).resolve().is_relative_to(_PACKAGE):
+        return False
+    # Without its source the package cannot tell, and takes the kinder view.
+    return not frames[-1].line or frames[-1].line.startswith("raise")
+
+
+def _complain(command: Any, words: Sequence[str], sentence: str) -> None:
+    names = getattr(command, "commands", {})
+    called = next((word for word in words if not word.startswith("-")), "")
+    place = f"confide {called}" if called in names else "confide"
+    sys.stderr.write(f"{place}: {one_line(sentence)}\n")
+    sys.stderr.flush()
+
+
+def one_line(text: str, limit: int = 600) -> str:
+    """Text fit for one line of a terminal: no line breaks, no control characters, not endless."""
+    line = " ".join(str(text).split())
+    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+@contextlib.contextmanager
+def _quiet(debug: bool) -> Iterator[None]:
+    """Keep other libraries' warnings and log lines off the terminal: refusals are errors here, never warnings."""
+    if debug:
+        yield
+        return
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def emit_json(values: Mapping[str, Any]) -> None:
+    """One strict JSON object on stdout. What JSON cannot say (infinity, not a number) is null."""
+    sys.stdout.write(json.dumps(strict(values), allow_nan=False) + "\n")
+
+
+def strict(value: Any) -> Any:
+    """The value in the types that JSON knows."""
+    if isinstance(value, Mapping):
+        return {str(key): strict(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "item"):
+        return strict(value.item())
+    return str(value)
+
+
+def output() -> Console:
+    """The console for results."""
+    return Console(file=sys.stdout, highlight=False, soft_wrap=False)
+
+
+def remarks() -> Console:
+    """The console for prose and progress, so that results can be piped."""
+    return Console(file=sys.stderr, highlight=False, soft_wrap=False)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A function for `progress(done, total)`: a bar with the time left on stderr, only where that is a terminal."""
+    console = remarks()
+    if not sys.stderr.isatty():  # not `console.is_terminal`, which FORCE_COLOR can turn on for a file
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,92 @@
+"""A method from its name and the settings that a user typed: `--method sgld --set decay=0.33`.
+
+Settings are the fields of the method's own class, so a new method brings its own without an edit here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import types
+from collections.abc import Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from confide import methods
+from confide.cli import options
+from confide.cli.output import CommandError
+from confide.models import priors
+
+
+def make_method(name: str, settings: Sequence[str], prior_scale: float | None) -> Any:
+    """The method of that name with the given settings, each checked by the method itself."""
+    cls = methods.get(options.choice("--method", name, methods.names()))
+    hints = get_type_hints(cls)
+    fields = _fields(cls)
+    values: dict[str, Any] = {}
+    for text in settings:
+        key, separator, typed = text.partition("=")
+        if not separator or not key:
+            raise CommandError(f"--set={text}: must have the form NAME=VALUE")
+        if key not in fields or not is_plain(hints[key]):
+            raise CommandError(f"--set={text}: {name} has no setting {key}; it has {_known(cls)}")
+        if key in values:
+            raise CommandError(f"--set={text}: {key} is set twice; give it once")
+        values[key] = parsed(f"--set={text}", typed, hints[key])
+    if prior_scale is not None:
+        options.number("--prior-scale", prior_scale, above=0, most=1e6)
+        if "prior" not in fields:
+            raise CommandError(f"--prior-scale={prior_scale:g}: {name} has no prior of its own; leave it out")
+        values["prior"] = priors.Gaussian(prior_scale)
+    return cls(**values)
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether a value of this type can be typed on a command line."""
+    return all(
+        kind in (int, float, str, bool, types.NoneType) or get_origin(kind) is Literal for kind in _alternatives(hint)
+    )
+
+
+def parsed(where: str, text: str, hint: Any) -> Any:
+    """The typed text as a value of the field's type."""
+    alternatives = _alternatives(hint)
+    if types.NoneType in alternatives and text.lower() in ("none", ""):
+        return None
+    for kind in alternatives:
+        if get_origin(kind) is Literal:
+            if text in get_args(kind):
+                return text
+            raise CommandError(f"{where}: must be one of {', '.join(map(str, get_args(kind)))}")
+        if kind is bool:
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            raise CommandError(f"{where}: must be true or false")
+        if kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                raise CommandError(f"{where}: must be a {'whole number' if kind is int else 'number'}") from None
+    return text
+
+
+def descriptions() -> list[tuple[str, str]]:
+    """Every method with the first line of its file and its settings, for the help."""
+    lines = []
+    for name, cls in methods.all_methods().items():
+        about = (inspect.getdoc(importlib.import_module(cls.__module__)) or "").split("\n")[0].rstrip(".")
+        lines.append((name, f"{about} ({_known(cls)})"))
+    return lines
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fields(cls: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.init]
+
+
+def _known(cls: type[Any]) -> str:
+    hints = get_type_hints(cls)
+    return ", ".join(name for name in _fields(cls) if is_plain(hints[name])) or "no settings"

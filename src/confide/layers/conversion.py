@@ -1,0 +1,212 @@
+"""Networks with a distribution in place of every weight, and back.
+
+    with_layers(module, make)   a network whose layers are replaced wherever `make` has something better
+    mean_field, local_noise     the Bayesian form of a Linear or Conv2d layer, its mean at the layer's weights
+    plain                       the network of ordinary layers again, with the means and deviations of its weights
+    with_shared_dropout         dropout layers whose masks all records of a step share
+
+What is not a Linear or Conv2d layer, or is frozen in part, stays as it is: a parameter without a distribution.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from confide.layers.bayesian import BayesianLayer, MeanFieldConv2d, MeanFieldLinear, Norms
+from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear, shared_dropout
+from confide.models.flat import flatten_, named_slices
+from confide.models.networks import ACTIVATIONS, MLP
+
+SMALLEST_DEVIATION = 1e-18
+Make: TypeAlias = Callable[[nn.Module], nn.Module | None]
+
+
+def with_layers(module: nn.Module, make: Make) -> nn.Module:
+    """`module` with every layer exchanged for what `make` gives for it; a layer used twice is exchanged once."""
+    made: dict[int, nn.Module] = {}
+
+    def exchanged(layer: nn.Module) -> nn.Module:
+        if id(layer) not in made:
+            new = make(layer)
+            made[id(layer)] = layer if new is None else new
+            if new is None:
+                for name, child in list(layer.named_children()):
+                    setattr(layer, name, exchanged(child))
+        return made[id(layer)]
+
+    return exchanged(module)
+
+
+def mean_field(module: nn.Module, deviation: float, norms: Norms = "exact") -> nn.Module:
+    """Independent Gaussian weights N(weight, deviation^2) for every Linear and Conv2d layer."""
+    options = {"initial_rho": inverse_softplus(deviation), "norms": norms}
+    return _with_distributions(module, MeanFieldLinear, MeanFieldConv2d, options)
+
+
+def local_noise(module: nn.Module, deviation: float, norms: Norms = "exact") -> nn.Module:
+    """The same for variational dropout; biases stay without a distribution."""
+    options = {"initial_log_variance": 2 * math.log(deviation), "norms": norms}
+    return _with_distributions(module, SharedNoiseLinear, SharedNoiseConv2d, options)
+
+
+def _with_distributions(module: nn.Module, linear: Any, convolution: Any, options: dict[str, Any]) -> nn.Module:
+    uses: dict[int, int] = {}
+    for layer in module.modules():
+        for parameter in layer._parameters.values():
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+
+    def make(layer: nn.Module) -> nn.Module | None:
+        parameters = list(layer._parameters.values())
+        # Layers that share a weight would each get a distribution of their own.
+        if not all(p is None or (p.requires_grad and uses[id(p)] == 1) for p in parameters):
+            return None
+        if type(layer) is nn.Linear:
+            bias = layer.bias is not None
+            return _started(linear(layer.in_features, layer.out_features, bias, **options), layer)
+        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+            return _started(convolution(*_geometry(layer), **options), layer)
+        return None
+
+    converted = with_layers(module, make)
+    if not any(True for _ in distributions(converted)):
+        raise ValueError("module: has no trainable Linear or Conv2d layer that a distribution could be put on")
+    return converted
+
+
+def _geometry(layer: Any) -> tuple[Any, ...]:
+    channels = layer.in_channels, layer.out_channels, layer.kernel_size
+    return (*channels, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias is not None)
+
+
+def _bias_mean(layer: Any) -> Tensor | None:
+    bias: Tensor | None = layer.bias_mean if hasattr(layer, "bias_mean") else layer.bias
+    return bias
+
+
+@torch.no_grad()
+def _started(layer: Any, plain_layer: Any) -> nn.Module:
+    new: nn.Module = layer.to(plain_layer.weight.dtype)
+    layer.weight_mean.copy_(plain_layer.weight)
+    bias = _bias_mean(layer)
+    if bias is not None:
+        bias.copy_(plain_layer.bias)
+    return new.train(plain_layer.training)
+
+
+class Distribution:
+    """One weight or bias with its distribution: `mean` and `spread` are the names of its parameters in the network."""
+
+    def __init__(self, prefix: str, layer: Any, mean: str, spread: str) -> None:
+        self.layer, self.mean, self.spread = layer, prefix + mean, prefix + spread
+        self._mean, self._spread = mean, spread
+
+    @property
+    def is_rho(self) -> bool:
+        return self._spread.endswith("rho")
+
+    @property
+    def means(self) -> Tensor:
+        values: Tensor = getattr(self.layer, self._mean).detach()
+        return values
+
+    @property
+    def spread_parameter(self) -> nn.Parameter:
+        """rho, or the log variance."""
+        parameter: nn.Parameter = getattr(self.layer, self._spread)
+        return parameter
+
+    @property
+    def raw(self) -> Tensor:
+        return self.spread_parameter.detach()
+
+    @property
+    def noise(self) -> Tensor | None:
+        """The noise of the last `sample_`, (draws, *shape); None where the layer draws activations instead."""
+        return getattr(self.layer, self._mean.replace("mean", "noise"), None)
+
+    def deviations(self) -> Tensor:
+        """softplus(rho), or exp(log variance / 2); never so small that dividing by it overflows."""
+        values = F.softplus(self.raw) if self.is_rho else torch.exp(self.raw / 2)
+        return values.clamp_(min=SMALLEST_DEVIATION)
+
+    def chain(self, deviations: Tensor) -> Tensor:
+        """d deviation / d raw: sigmoid(rho), or deviation / 2."""
+        return torch.sigmoid(self.raw) if self.is_rho else deviations / 2
+
+
+def distributions(module: nn.Module) -> Iterator[Distribution]:
+    """All weights of a network that have a distribution."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, BayesianLayer):
+            prefix = f"{name}." if name else ""
+            for mean, spread in (
+                ("weight_mean", "weight_rho"),
+                ("bias_mean", "bias_rho"),
+                ("weight_mean", "weight_log_variance"),
+            ):
+                if getattr(layer, mean, None) is not None and getattr(layer, spread, None) is not None:
+                    yield Distribution(prefix, layer, mean, spread)
+
+
+def plain(module: nn.Module) -> tuple[nn.Module, Tensor, Tensor]:
+    """The network of ordinary layers, with mean and deviation of its flat vector (0 for what has no distribution)."""
+    network = with_layers(copy.deepcopy(module), _ordinary)
+    mean = flatten_(network)
+    deviation = torch.zeros_like(mean)
+    slices = named_slices(network)
+    for one in distributions(module):
+        part, _ = slices[one.mean.removesuffix("_mean")]
+        deviation[part] = one.deviations().reshape(-1)
+    return network, mean, deviation
+
+
+@torch.no_grad()
+def _ordinary(layer: nn.Module) -> nn.Module | None:
+    if not isinstance(layer, MeanFieldLinear | MeanFieldConv2d | SharedNoiseLinear | SharedNoiseConv2d):
+        return None
+    weight, bias = layer.weight_mean, _bias_mean(layer)
+    if isinstance(layer, MeanFieldLinear | SharedNoiseLinear):
+        options = layer.in_features, layer.out_features, bias is not None
+        ordinary: nn.Linear | nn.Conv2d = nn.utils.skip_init(nn.Linear, *options, dtype=weight.dtype)
+    else:
+        channels = weight.shape[1] * layer.groups, weight.shape[0], layer.kernel_size
+        geometry = layer.stride, layer.padding, layer.dilation, layer.groups, bias is not None
+        ordinary = nn.utils.skip_init(nn.Conv2d, *channels, *geometry, dtype=weight.dtype)
+    ordinary.weight.copy_(weight)
+    if bias is not None and ordinary.bias is not None:
+        ordinary.bias.copy_(bias)
+    return ordinary.train(layer.training)
+
+
+def with_shared_dropout(module: nn.Module, rate: float) -> tuple[nn.Module, bool]:
+    """`module` with shared masks in its dropout layers, and whether such layers had to be inserted.
+
+    A fully connected network of confide's own that has none gets one of this rate after every hidden activation, or
+    on its inputs if it has no hidden layer.
+    """
+    converted = with_layers(module, shared_dropout)
+    if any(isinstance(layer, SharedDropout) for layer in converted.modules()):
+        return converted, False
+    if not isinstance(converted, MLP):
+        raise ValueError("module: has no dropout layer; add nn.Dropout where activations should be dropped")
+    activation = ACTIVATIONS[converted.recipe.activation]
+    if converted.recipe.hidden:
+        return with_layers(converted, lambda layer: _dropped(layer, rate) if type(layer) is activation else None), True
+    converted[0] = nn.Sequential(SharedDropout(rate), converted[0])
+    return converted, True
+
+
+def _dropped(activation: nn.Module, rate: float) -> nn.Module:
+    return nn.Sequential(activation, SharedDropout(rate))
+
+
+def inverse_softplus(value: float) -> float:
+    """rho with log(1 + exp(rho)) = value."""
+    return value + math.log(-math.expm1(-value))

@@ -1,0 +1,54 @@
+"""Bayesian differential privacy (Triastcyn and Faltings 2019): figures and Table I, every rule beside the DP number.
+
+The paper prices a run for records drawn like those that it saw. Its composition theorem is false and its estimator
+trusts normality, so each table shows what the paper printed, its rule as run here, the later Hoelder rule, a sound
+average over fresh records, and the DP epsilon by PLD that holds for everybody.
+"""
+
+from __future__ import annotations
+
+from confide.papers.base import Context, Experiment, Outcome, Paper
+
+
+def run_examples(context: Context) -> Outcome:
+    from confide.papers.bayesian_dp.examples import run
+
+    return run(context)
+
+
+def run_weibull(context: Context) -> Outcome:
+    from confide.papers.bayesian_dp.weibull import run
+
+    return run(context)
+
+
+def run_images(context: Context) -> Outcome:
+    from confide.papers.bayesian_dp.images import run
+
+    return run(context)
+
+
+def run_scan(context: Context) -> Outcome:
+    from confide.papers.bayesian_dp.images import run_scan as run
+
+    return run(context)
+
+
+def run_tables(context: Context) -> Outcome:
+    from confide.papers.bayesian_dp.tables import run
+
+    return run(context)
+
+
+PAPER = Paper(
+    "bayesian-dp",
+    "Bayesian Differential Privacy for Machine Learning",
+    "Triastcyn and Faltings, arXiv:1901.09697, 2019 (revised version: ICML 2020)",
+    (
+        Experiment("examples", "counter-example to Theorem 1, a worked example, what pairs leave out", run_examples),
+        Experiment("weibull", "Figures 1-4: noise, composition and orders on gradients with heavy tails", run_weibull),
+        Experiment("images", "Table I and Figures 5-8: MNIST, and CIFAR-10 if cifar10.npz is there", run_images),
+        Experiment("scan", "where the sound Bayesian epsilon is below the DP one, by clip and noise", run_scan),
+        Experiment("tables", "Table I and Figures 9-10: Adult and Abalone, against DP-VI and DP-SGLD", run_tables),
+    ),
+)

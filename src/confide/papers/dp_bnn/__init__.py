@@ -1,0 +1,20 @@
+"""Zhang, Bu, Chen and Long: differentially private Bayesian neural networks, run again under a sound epsilon."""
+
+from __future__ import annotations
+
+from confide.papers.base import Experiment, Paper
+from confide.papers.dp_bnn.mnist import run_cnn, run_effects, run_epsilon, run_mlp
+from confide.papers.dp_bnn.regression import run_regression
+
+PAPER = Paper(
+    "dp-bnn",
+    "Differentially Private Bayesian Neural Networks on Accuracy, Privacy and Reliability",
+    "Q. Zhang, Z. Bu, K. Chen and Q. Long, ECML PKDD 2022 (arXiv:2107.08461)",
+    (
+        Experiment("regression", "heteroscedastic regression, uncertainty split in two (table 5)", run_regression),
+        Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp),
+        Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn),
+        Experiment("effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects),
+        Experiment("epsilon", "accuracy against epsilon (figure 1)", run_epsilon),
+    ),
+)

@@ -1,0 +1,210 @@
+"""Heteroscedastic regression on draws of a Gaussian process (appendix C.2), with the two kinds of uncertainty apart.
+
+x is uniform on [-3, 3]; y has covariance exp(-(x - x')^2 / 2) and independent noise of standard deviation 0.3 x + 0.6.
+250 points train, 150 test. Targets are divided by sqrt(1.63), their standard deviation under the process, which is
+public; nothing is computed from the points.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confide.data.schema import Schema
+from confide.mechanism.plan import Plan, plan
+from confide.methods.base import Method
+from confide.methods.bbp import BBP
+from confide.methods.mc_dropout import MCDropout
+from confide.methods.sgld import SGLD
+from confide.models.likelihoods import HeteroscedasticGaussian
+from confide.models.predictive import RealPredictive
+from confide.models.priors import Gaussian
+from confide.papers.base import Context, Figure, Outcome, Table
+from confide.papers.dp_bnn.fits import MethodName
+from confide.posteriors.draws import Posterior
+from confide.running.fit import fit
+from confide.sources.private_data import PrivateData
+
+TRAIN, TEST = 250, 150
+STEPS, NOISE_MULTIPLIER = 200, 10.0
+SIMULATIONS, QUICK_SIMULATIONS = 20, 1
+TARGET_VARIANCE = 1.63  # 1 + E(0.3 x + 0.6)^2
+HIDDEN = 16
+PAPER: dict[MethodName, tuple[float, float]] = {
+    "SGLD": (0.510, 0.523),
+    "BBP": (1.276, 0.562),
+    "MC dropout": (0.682, 0.591),
+}
+CLIP: dict[MethodName, float] = {"SGLD": 8.0, "BBP": 4.0, "MC dropout": 4.0}
+RATE: dict[MethodName, float] = {"BBP": 0.1, "MC dropout": 0.1}
+PRIOR = 1.0
+LIKELIHOOD = HeteroscedasticGaussian(smallest=0.1)
+
+
+@dataclass(frozen=True)
+class Points:
+    """One simulated data set, targets in units of the process's standard deviation."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    exact: float
+
+
+def simulate(seed: int) -> Points:
+    """Points of the process, and the error of its exact posterior mean: what nobody can beat on average."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    count = TRAIN + TEST
+    x = 6 * torch.rand(count, generator=generator, dtype=torch.float64) - 3
+    kernel = torch.exp(-(x[:, None] - x[None]).square() / 2)
+    noise = (0.3 * x + 0.6).square()
+    root = torch.linalg.cholesky(kernel + torch.diag(noise + 1e-9))
+    y = root @ torch.randn(count, generator=generator, dtype=torch.float64) / math.sqrt(TARGET_VARIANCE)
+    known = kernel[:TRAIN, :TRAIN] + torch.diag(noise[:TRAIN] + 1e-9)
+    best = kernel[TRAIN:, :TRAIN] @ torch.linalg.solve(known, y[:TRAIN])
+    exact = float((best - y[TRAIN:]).square().mean())
+    narrow = x.float()[:, None], y.float()
+    return Points(narrow[0][:TRAIN], narrow[1][:TRAIN], narrow[0][TRAIN:], narrow[1][TRAIN:], exact)
+
+
+def network(seed: int, dropout: bool) -> nn.Module:
+    """One hidden layer whose units start with their bends spread over the declared range of x."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = nn.Linear(1, HIDDEN), nn.Linear(HIDDEN, 2)
+    with torch.no_grad():
+        slopes = torch.where(torch.arange(HIDDEN) % 2 == 0, 1.0, -1.0) * 1.2
+        first.weight.copy_(slopes[:, None])
+        first.bias.copy_(-slopes * torch.linspace(-3, 3, HIDDEN))
+        second.weight.normal_(0, 0.1, generator=generator)
+        second.bias.copy_(torch.tensor([0.0, 0.0]))
+    return nn.Sequential(first, nn.Tanh(), *([nn.Dropout(0.05)] if dropout else []), second)
+
+
+def method_for(name: MethodName, calibrated: Plan, private: bool) -> Method:
+    prior = Gaussian(PRIOR)
+    if name == "SGLD":
+        rate = 2 / (NOISE_MULTIPLIER * CLIP[name]) ** 2 * TRAIN if private else 0.1
+        return SGLD(prior=prior, step_size=2 * rate / TRAIN, burn_in=0.5, thinning=1)
+    options: dict[str, Any] = {"prior": prior, "predictive_draws": 200}
+    options |= {"learning_rate": RATE[name]} if private else {"learning_rate": 0.02, "optimiser": "adam"}
+    if name == "BBP":
+        return BBP(**options, initial_deviation=0.05, draws=4 if private else 1)
+    return MCDropout(**options, draws=4 if private else 1)
+
+
+def fitted(name: MethodName, private: bool, points: Points, context: Context, seed: int) -> tuple[Posterior, float]:
+    """The posterior after a fit with full batches, and the sound epsilon."""
+    clip = CLIP[name] if private else math.inf
+    noise: dict[str, Any] = {"noise_multiplier": NOISE_MULTIPLIER} if private else {"private": False}
+    steps = STEPS if private else 4 * STEPS
+    calibrated = plan(delta=1 / TRAIN, records=TRAIN, steps=steps, sampling="full-batch", clip=clip, **noise)
+    schema = Schema(TRAIN, None, target_bounds=(-4.0, 4.0))
+    noise_seed = None if context.noise_seed is None else context.noise_seed + seed
+    data = PrivateData(points.x, points.y, schema=schema, name="gaussian-process", seed=noise_seed)
+    module = network(seed, name == "MC dropout")
+    run = fit(method_for(name, calibrated, private), module, data, calibrated, likelihood=LIKELIHOOD, seed=seed)
+    return run.posterior, run.privacy.epsilon()
+
+
+def at(posterior: Posterior, x: Tensor) -> RealPredictive:
+    found = posterior.predict(x)
+    assert isinstance(found, RealPredictive)
+    return found
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one method over all simulations: errors in units of the process's deviation, and against the test variance."""
+
+    own: tuple[float, ...]
+    relative: tuple[float, ...]
+    epsilon: float
+    first: Posterior
+
+
+def run_regression(context: Context) -> Outcome:
+    """Table 5 and figure 11."""
+    count = QUICK_SIMULATIONS if context.quick else SIMULATIONS
+    every = [simulate(seed) for seed in range(count)]
+    errors: dict[tuple[MethodName, bool], Errors] = {}
+    for name in PAPER:
+        for private in (True, False):
+            errors[name, private] = _errors(name, private, every, context)
+            context.progress("regression", len(errors), 2 * len(PAPER))
+    return Outcome((_table(errors, every),), (_bands(errors, every[0]),))
+
+
+def _errors(name: MethodName, private: bool, every: list[Points], context: Context) -> Errors:
+    fits = [fitted(name, private, points, context, seed) for seed, points in enumerate(every)]
+    own, relative = [], []
+    for (posterior, _), points in zip(fits, every, strict=True):
+        own.append(float((at(posterior, points.x_test).mean - points.y_test).square().mean()))
+        relative.append(own[-1] / float(points.y_test.var()))
+    return Errors(tuple(own), tuple(relative), fits[0][1], fits[0][0])
+
+
+def _table(errors: dict[tuple[MethodName, bool], Errors], every: list[Points]) -> Table:
+    rows: list[tuple[Any, ...]] = []
+    for (name, private), found in errors.items():
+        middle, low, high = statistics.median(found.own), min(found.own), max(found.own)
+        paper = PAPER[name][0 if private else 1]
+        kind = "private" if private else "not private"
+        ours = (middle, f"{low:.2f} to {high:.2f}", statistics.median(found.relative), TARGET_VARIANCE * middle)
+        rows.append((f"{name}, {kind}", paper, *ours, found.epsilon))
+    exact = [points.exact for points in every]
+    relative = [points.exact / float(points.y_test.var()) for points in every]
+    middle = statistics.median(exact)
+    span = f"{min(exact):.2f} to {max(exact):.2f}"
+    best = ("exact posterior of the process", None, middle, span, statistics.median(relative), TARGET_VARIANCE * middle)
+    rows.append((*best, math.inf))
+    columns = ("method", "paper", "ours", "range", "ours / test variance", "ours, units of y", "sound epsilon")
+    notes = (
+        f"Mean squared error on {TEST} test points, median over {len(every)} simulations; delta 1/{TRAIN}. The paper "
+        "does not say its units. In units of y the noise alone gives 0.63, above its 0.510, and the public notebook it "
+        "follows standardises y: ours are in units of the process's own deviation, sqrt(1.63), which is public, then "
+        "divided by the variance of the test targets (as standardising by the sample would give), then in units of y.",
+        f"Network 1-{HIDDEN}-2 with tanh and a learnt noise scale, N(0, {PRIOR:g}) prior, {STEPS} full-batch steps, "
+        f"noise multiplier {NOISE_MULTIPLIER:g} (the paper's: mu = sqrt 2 exactly). The paper prints epsilon 4.21, the "
+        "central limit formula; read literally, its SGLD step size would give epsilon 308. Private settings were "
+        "reasoned beforehand and left as they were.",
+    )
+    return Table("Heteroscedastic regression (table 5)", columns, tuple(rows), notes)
+
+
+def _bands(errors: dict[tuple[MethodName, bool], Errors], points: Points) -> Figure:
+    grid = torch.linspace(-4, 4, 161)[:, None]
+    order = [(name, private) for private in (False, True) for name in PAPER]
+    panels = [(name, private, at(errors[name, private].first, grid)) for name, private in order]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(2, len(PAPER), sharex=True, sharey=True)
+        for place, (axis, (name, private, found)) in enumerate(zip(axes.flat, panels, strict=True)):
+            _draw_bands(axis, points, grid[:, 0], found)
+            axis.set_title(f"{name}, {'private' if private else 'not private'}")
+            if place >= len(PAPER):
+                axis.set_xlabel("x")
+        axes[0, 0].set_ylim(-3.5, 3.5)
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+
+    caption = "Uncertainty split in two: noise in the data inside, doubt about the model around it (figure 11)"
+    return Figure("regression_bands", caption, draw, (10, 6))
+
+
+def _draw_bands(axis: Any, points: Points, x: Tensor, found: RealPredictive) -> None:
+    mean, noise, total = (part.numpy() for part in (found.mean, found.aleatoric.sqrt(), found.total.sqrt()))
+    across = x.numpy()
+    cloud = {"s": 6, "color": "#6B7280", "alpha": 0.6, "linewidths": 0, "label": "training points"}
+    axis.scatter(points.x[:, 0].numpy(), points.y.numpy(), **cloud)
+    inside = {"color": "#56B4E9", "alpha": 0.6, "linewidth": 0, "label": "noise in the data"}
+    axis.fill_between(across, mean - noise, mean + noise, **inside)
+    around = {"color": "#E69F00", "alpha": 0.7, "linewidth": 0}
+    axis.fill_between(across, mean + noise, mean + total, **around, label="doubt about the model")
+    axis.fill_between(across, mean - total, mean - noise, **around)
+    axis.plot(across, mean, color="black", linewidth=1.3, label="mean")

@@ -1,0 +1,155 @@
+"""Fits of the paper's three methods, and what is measured of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confide.papers.base import Context, Measured
+from confide.papers.mnist_cnn import encoded, learnt_cnn
+from confide.papers.scattering_features import centred, public_centre, scattered
+from confide.papers.sets import Set, load
+
+DELTA = 1e-5
+DROPOUT, SVI, SGD = "variational dropout", "SVI without dropout", "DP-SGD"
+METHODS = (DROPOUT, SVI, SGD)
+INK = 0.3
+"""What is taken off the pixels of DIGITS: a guess that needs no data."""
+_ROWS_AT_ONCE = 500  # predictions in pieces that stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Public settings of a fit. The rate is that of momentum 0.9 on the mean gradient.
+
+    hidden   widths of the hidden layers; None: the convolutional network, all of whose weights are learnt
+    weight   of the divergence from the log-uniform prior
+    """
+
+    hidden: tuple[int, ...] | None
+    batch: int
+    epochs: float
+    clip: float
+    rate: float
+    weight: float | None = 0.0
+    deviation: str = "tied"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one fit came to, on the test part."""
+
+    posterior: Any
+    accuracy: float
+    ece: float
+    epsilon: float
+    sparsity: float | None
+
+
+def pixels(name: str, context: Context) -> Set:
+    """MNIST with pixels in [0, 1], so that an empty pixel has no gradient; DIGITS less INK, a third of full ink."""
+    if name == "digits":
+        found = replace(load("mnist", replace(context, data=None, quick=True)), name="digits", stand_in="")
+        return replace(found, x=(found.x + 1) / 2 - INK, x_test=(found.x_test + 1) / 2 - INK)
+    found = load(name, context)
+    return replace(found, x=(found.x + 1) / 2, x_test=(found.x_test + 1) / 2)
+
+
+def images(context: Context) -> Set:
+    """MNIST as the convolutional network reads it: every image normalised by itself."""
+    found = load("mnist", context)
+    return replace(found, x=encoded(found.x), x_test=encoded(found.x_test))
+
+
+def scattering(context: Context) -> Set:
+    """MNIST by its scattering features, centred by public digits; a stand-in of those very digits is not centred."""
+    found = load("mnist", context, layout="image")
+    x, x_test = scattered(found.x, context), scattered(found.x_test, context)
+    if not found.stand_in:
+        centre = public_centre()
+        x, x_test = centred(x, centre), centred(x_test, centre)
+    return replace(found, x=x, x_test=x_test)
+
+
+def method(name: str, setting: Setting) -> Any:
+    """The method of a row. SVI has a standard Gaussian prior and learns its deviations; its divergence has weight 1."""
+    from confide.methods import sgd
+    from confide.methods.variational_dropout import VariationalDropout
+    from confide.models.priors import Gaussian
+
+    common: dict[str, Any] = {"optimiser": "momentum", "learning_rate": setting.rate}
+    if name == SGD:
+        return sgd.SGD(**common)
+    if name == SVI:
+        return VariationalDropout(prior=Gaussian(), deviation="learnt", weight=1.0, predictive_draws=30, **common)
+    deviation: Any = setting.deviation
+    return VariationalDropout(deviation=deviation, weight=setting.weight, predictive_draws=30, **common)
+
+
+def _network(inputs: int, setting: Setting, seed: int) -> nn.Module:
+    from confide.models.networks import mlp
+
+    if setting.hidden is None:
+        return learnt_cnn(math.isqrt(inputs), 10, seed)
+    return mlp(inputs, 10, setting.hidden, "tanh", torch.Generator().manual_seed(seed))
+
+
+def fitted(data: Set, name: str, setting: Setting, epsilon: float, context: Context, seed: int) -> Found:
+    """One fit at a sound epsilon, on all training records."""
+    import confide
+
+    plan = confide.plan(
+        epsilon=epsilon,
+        delta=DELTA,
+        records=data.records,
+        batch=min(setting.batch, data.records),
+        epochs=setting.epochs,
+        clip=setting.clip,
+    )
+    run = confide.fit(
+        method(name, setting),
+        _network(data.x.shape[1], setting, seed),
+        data.private(context),
+        plan,
+        seed=seed,
+        progress=lambda done, total: context.progress(f"{name}, epsilon {epsilon:g}, seed {seed}", done, total),
+    )
+    sparsity = run.posterior.facts.get("sparsity")
+    return Found(run.posterior, *quality(run.posterior, data), run.privacy.epsilon(), sparsity)
+
+
+def quality(posterior: Any, data: Set) -> tuple[float, float]:
+    """Accuracy and expected calibration error of the predictive distribution on the test part."""
+    from confide.evaluate import metrics
+
+    parts = [posterior.predict(part).probabilities for part in data.x_test.split(_ROWS_AT_ONCE)]
+    probabilities = torch.cat(parts)
+    return metrics.accuracy(probabilities, data.y_test), metrics.ece(probabilities, data.y_test)
+
+
+def measured(found: Sequence[Found], name: str) -> Measured:
+    return Measured(tuple(float(getattr(one, name)) for one in found))
+
+
+def dropped(posterior: Any) -> Tensor:
+    """Which weights have log alpha > 3."""
+    from confide.methods.variational_dropout import SPARSE, log_alpha
+
+    has_distribution: Tensor = posterior.spread > 0
+    alphas = log_alpha(posterior.centre, posterior.spread.clamp(min=1e-18))
+    return has_distribution & (alphas > SPARSE)
+
+
+def pruned(posterior: Any) -> Any:
+    """The posterior with the dropped weights at zero."""
+    gone = dropped(posterior)
+    return replace(
+        posterior,
+        centre=posterior.centre.masked_fill(gone, 0.0),
+        spread=posterior.spread.masked_fill(gone, 0.0),
+    )

@@ -1,0 +1,178 @@
+"""Draws that stay on disk: one safetensors file, mapped into memory, of which predictions hold a few draws at a time.
+
+    with DrawWriter(path, module, likelihood, count=1000, dtype=torch.bfloat16) as writer:
+        for draw in draws:
+            writer.add(draw)
+    posterior = open_draws(path)
+
+Pages that have been read are given back to the operating system after each group of draws, so that the memory of a
+prediction does not grow with their number. The file is an ordinary posterior file, which `load_posterior` reads too.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from confide.models.flat import trainable
+from confide.models.likelihoods import likelihood_from_dict
+from confide.posteriors.draws import Draws, description_of, network_of
+
+STORED: dict[torch.dtype, str] = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_WEIGHT = torch.float32
+_LARGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class MappedDraws(Draws):
+    """Draws whose tensor is a view of a file; see `Draws`. Change neither the file nor the tensor."""
+
+    mapping: mmap.mmap | None = field(default=None, repr=False, compare=False)
+    kind: ClassVar[str] = Draws.kind
+
+    def groups(self, size: int) -> Iterator[Tensor]:
+        for group in self.draws.split(size):
+            yield group.to(self.weights.dtype)
+            self._forget()
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        drawn = super().sample(count, generator)
+        self._forget()
+        return drawn
+
+    def _forget(self) -> None:
+        """The pages stay in the system's cache of the file, but no longer count as this process's memory."""
+        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def open_draws(path: str | Path, module: nn.Module | None = None) -> MappedDraws:
+    """A posterior of draws whose numbers stay on disk. A network of one's own must be given as `module`."""
+    complaint = f"path={str(path)!r}: not a readable file of draws"
+    try:
+        with open(path, "rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        length = int.from_bytes(mapping[:8], "little")
+        header: dict[str, Any] = json.loads(mapping[8 : 8 + min(length, _LARGEST_HEADER)])
+        about = json.loads(header["__metadata__"]["confide"])
+        draws, weights = (_view(mapping, header[name], 8 + length) for name in ("draws", "weights"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{complaint} ({error})") from None
+    if not isinstance(about, dict) or about.get("kind") != Draws.kind or len(draws) != len(weights):
+        raise ValueError(f"{complaint}; its posterior is of another kind")
+    likelihood = likelihood_from_dict(about["likelihood"])
+    return MappedDraws(network_of(about, module), likelihood, draws, weights.clone(), about["facts"], mapping)
+
+
+def _view(mapping: mmap.mmap, entry: Mapping[str, Any], start: int) -> Tensor:
+    kinds = {name: kind for kind, name in STORED.items()} | {"F64": torch.float64}
+    kind, shape = kinds[entry["dtype"]], tuple(entry["shape"])
+    first, last = entry["data_offsets"]
+    count = int(torch.Size(shape).numel())
+    if last - first != count * kind.itemsize or start + last > len(mapping):
+        raise ValueError("its offsets do not fit its shape")
+    with warnings.catch_warnings():
+        # torch warns that the memory is read-only, and nothing here writes to it.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.frombuffer(mapping, dtype=kind, count=count, offset=start + first).view(shape)
+
+
+class DrawWriter:
+    """Writes draws to a posterior file one by one, so that they never stand in memory together.
+
+    count   how many draws there will be; leaving the `with` block with fewer, or by an error, leaves no file
+    dtype   torch.float32, or torch.bfloat16 for half the size at three significant digits per weight
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        module: nn.Module,
+        likelihood: Any,
+        count: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"count={count}: must be at least 1")
+        if dtype not in STORED:
+            raise ValueError(f"dtype={dtype}: must be one of {', '.join(map(str, STORED))}")
+        self.path, self.count, self.dtype = Path(path), count, dtype
+        self.parameters = sum(parameter.numel() for parameter in trainable(module))
+        shell = Draws(module, likelihood, torch.empty(0), torch.empty(0), dict(facts or {}))
+        self._header = self._header_of(description_of(shell))
+        self._draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}.partial")
+        self._weights: list[float] = []
+
+    def _header_of(self, description: str) -> bytes:
+        size = self.count * self.parameters * self.dtype.itemsize
+        header = {
+            "__metadata__": {"confide": description},
+            "draws": {
+                "dtype": STORED[self.dtype],
+                "shape": [self.count, self.parameters],
+                "data_offsets": [0, size],
+            },
+            "weights": {
+                "dtype": STORED[_WEIGHT],
+                "shape": [self.count],
+                "data_offsets": [size, size + self.count * _WEIGHT.itemsize],
+            },
+        }
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    def __enter__(self) -> Self:
+        self._file = self._draft.open("xb")
+        self._file.write(self._header)
+        return self
+
+    def add(self, draw: Tensor, weight: float = 1.0) -> None:
+        """Append one parameter vector; weights need not add up to one."""
+        if draw.shape != (self.parameters,):
+            raise ValueError(f"draw of shape {tuple(draw.shape)}: must hold the network's {self.parameters} parameters")
+        if len(self._weights) >= self.count:
+            raise ValueError(f"count={self.count}: all draws are written already")
+        if not weight >= 0:
+            raise ValueError(f"weight={weight}: must be at least 0")
+        self._file.write(_bytes(draw.detach().to(self.dtype)))
+        self._weights.append(weight)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._file.close()
+            self._draft.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
+        if len(self._weights) != self.count or not sum(self._weights) > 0:
+            raise ValueError(
+                f"count={self.count}: {len(self._weights)} draws were written; add them all, not all of weight 0"
+            )
+        weights = torch.tensor(self._weights, dtype=torch.float64)
+        self._file.write(_bytes((weights / weights.sum()).to(_WEIGHT)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        os.replace(self._draft, self.path)
+
+
+def _bytes(values: Tensor) -> bytes:
+    raw: bytes = values.contiguous().view(torch.uint8).numpy().tobytes()
+    return raw

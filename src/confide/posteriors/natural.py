@@ -1,0 +1,180 @@
+"""Posteriors of expectation propagation: a Gaussian in natural parameters, with predictions in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from confide.expectation.evidence import standard_normals
+from confide.expectation.glm import with_ones
+from confide.expectation.mixture import MixtureOfGaussians
+from confide.expectation.moments import Layout, output_moments
+from confide.expectation.natural import GaussianFamily
+from confide.models.flat import named_slices
+from confide.models.likelihoods import Gaussian
+from confide.models.networks import Recipe
+from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
+from confide.posteriors.draws import BUILDERS, outputs_of_draws, save_posterior, to_arviz
+
+_DRAWS = 64
+
+
+@dataclass(frozen=True)
+class GaussianPredictive(RealPredictive):
+    """One Gaussian per input in closed form: mean, what the weights leave open (`doubt`), and the noise on top.
+
+    `variances` holds the sum of both, so densities, quantiles and intervals are those of the Gaussian itself.
+    """
+
+    doubt: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    @classmethod
+    def of(cls, mean: Tensor, doubt: Tensor, noise: Tensor) -> GaussianPredictive:
+        return cls(mean[None], (doubt + noise)[None], torch.ones(1, dtype=mean.dtype), doubt)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        return self.doubt
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        return self.variances[0] - self.doubt
+
+    def rescaled(self, scale: float, shift: float) -> GaussianPredictive:
+        """The same distribution of scale * y + shift: back to the units of the target."""
+        means, variances = self.means * scale + shift, self.variances * scale**2
+        return GaussianPredictive(means, variances, self.weights, self.doubt * scale**2)
+
+
+@dataclass(frozen=True)
+class NaturalGaussian:
+    """A Gaussian posterior over the parameters of a network, or over the component means of a mixture.
+
+    natural   [eta, packed precision] over the working parameters, float64
+    noise     variance of the noise of a Gaussian target
+    inputs    public affine map of a network's inputs (features, features + 1), or None. The working parameters belong
+              to the mapped inputs; draws are given for the module's own
+    """
+
+    module: nn.Module
+    likelihood: Any
+    natural: Tensor
+    noise: Tensor
+    inputs: Tensor | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    kind: ClassVar[str] = "natural-gaussian"
+
+    @property
+    def family(self) -> GaussianFamily:
+        recipe: Recipe = self.module.recipe  # type: ignore[assignment]
+        covariance = self.facts["covariance"]
+        if isinstance(self.module, MixtureOfGaussians):
+            return GaussianFamily(recipe.features, covariance, recipe.outputs)
+        return GaussianFamily(self.layout.size, covariance)
+
+    @property
+    def layout(self) -> Layout:
+        recipe: Recipe = self.module.recipe  # type: ignore[assignment]
+        return Layout.of(recipe)
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """`count` parameter vectors of the module, of shape (count, parameters)."""
+        if count < 1:
+            raise ValueError(f"count={count}: must be at least 1")
+        return self._of_module(self.family.sample(self.natural, count, generator))
+
+    def mean(self) -> Tensor:
+        """The mean parameter vector of the module."""
+        return self._of_module(self.family.moments(self.natural)[0].flatten(-2)[None])[0]
+
+    def covariance(self) -> Tensor:
+        """The covariance of the module's parameters, (parameters, parameters)."""
+        _, covariance = self.family.moments(self.natural)
+        working: Tensor = torch.block_diag(*self.family.dense(covariance))
+        if isinstance(self.module, MixtureOfGaussians):
+            return working
+        columns = self._of_module(torch.eye(len(working), dtype=working.dtype))
+        return columns.mT @ working @ columns
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Predictive:
+        """Closed form for a Gaussian target; for classes an average over fixed quasi-random outputs or draws."""
+        if isinstance(self.module, MixtureOfGaussians):
+            draws = self.sample(_DRAWS, torch.Generator().manual_seed(0))
+            shares = outputs_of_draws(self.module, draws, x).softmax(-1)
+            return ClassPredictive(shares, torch.full((_DRAWS,), 1 / _DRAWS, dtype=shares.dtype))
+        mean, doubt = self.output_moments(x)
+        if isinstance(self.likelihood, Gaussian):
+            return GaussianPredictive.of(mean[:, 0], doubt[:, 0], self.noise)
+        spread = standard_normals(_DRAWS, mean.shape[1])[:, None, :] * doubt.sqrt()
+        weights = torch.full((_DRAWS,), 1 / _DRAWS, dtype=mean.dtype)
+        predictive: Predictive = self.likelihood.predictive(mean + spread, weights)
+        return predictive
+
+    def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and epistemic variance of a network's outputs, both (inputs, outputs)."""
+        x = x.to(torch.float64).flatten(1)
+        if self.inputs is not None:
+            x = x @ self.inputs[:, :-1].mT + self.inputs[:, -1]
+        mean, covariance = self.family.moments(self.natural)
+        if self.family.covariance == "diagonal":
+            return output_moments(self.layout, mean[0], covariance[0], x)
+        inputs = with_ones(x)
+        doubt = torch.einsum("ni,ij,nj->n", inputs, self.family.dense(covariance)[0], inputs)
+        return (inputs @ mean[0])[:, None], doubt[:, None]
+
+    def _of_module(self, vectors: Tensor) -> Tensor:
+        """Working parameters as the module's own: linear, row by row."""
+        if isinstance(self.module, MixtureOfGaussians):
+            return vectors
+        if self.inputs is not None:
+            first, *rest = self.layout.split(vectors)
+            # W (A x + c) + b = (W A) x + (b + W c)
+            weights, bias = first[..., :-1], first[..., -1:]
+            bias = bias + weights @ self.inputs[:, -1:]
+            first = torch.cat([weights @ self.inputs[:, :-1], bias], -1)
+            vectors = self.layout.join([first, *rest])
+        return self.layout.to_module(vectors)
+
+    def to_arviz(self, count: int = 200) -> Any:
+        """`count` draws by parameter name, the same at every call, in the `posterior` group of ArviZ's data tree."""
+        draws = self.sample(count, torch.Generator().manual_seed(0))
+        places = named_slices(self.module).items()
+        return to_arviz({name: draws[:, part].reshape(1, -1, *shape) for name, (part, shape) in places}, self.facts)
+
+    def save(self, path: str | Path) -> None:
+        tensors = {"natural": self.natural, "noise": self.noise.reshape(1)}
+        if self.inputs is not None:
+            tensors["inputs"] = self.inputs
+        if isinstance(self.module, MixtureOfGaussians):
+            tensors |= {f"module.{name}": value for name, value in self.module.state_dict().items()}
+            tensors["module.spread"] = torch.tensor([self.module.spread], dtype=torch.float64)
+        save_posterior(self, tensors, path)
+
+
+def _build(module: nn.Module, likelihood: Any, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> NaturalGaussian:
+    if "module.covariances" in tensors:
+        module = _mixture(tensors)
+    return NaturalGaussian(module, likelihood, tensors["natural"], tensors["noise"][0], tensors.get("inputs"), facts)
+
+
+def _mixture(tensors: dict[str, Tensor]) -> MixtureOfGaussians:
+    means = tensors["module.means"]
+    mixture = MixtureOfGaussians(
+        *means.shape,
+        scale=tensors["module.covariances"],
+        weights=tensors["module.weights"],
+        centre=tensors["module.centre"],
+        spread=float(tensors["module.spread"]),
+    )
+    mixture.means.data.copy_(means)
+    return mixture
+
+
+BUILDERS[NaturalGaussian.kind] = _build

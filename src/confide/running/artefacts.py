@@ -1,0 +1,333 @@
+"""What a run leaves on disk: one new directory.
+
+    posterior.safetensors   the posterior; no pickle
+    run.json                settings, events, epsilons, metrics, schema, versions and hashes: strict JSON
+    report.html             the same for people
+
+Everything is written to a hidden directory beside the target, which is renamed at the end. The posterior comes first,
+for it was paid for and cannot be had again without paying again: what fails after it is written leaves it there, and
+`Unfinished` says where. JSON has no infinity and no NaN: infinities are the strings "Infinity" and "-Infinity", which
+`float` reads back, and NaN is null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from confide.data.schema import Schema
+from confide.posteriors.draws import load_posterior
+from confide.privacy.bayesian.result import Trusted
+from confide.privacy.events import event_from_dict, event_to_dict
+from confide.privacy.statement import Privacy
+from confide.report import Evaluation, render
+from confide.report.trail import versions
+from confide.report.verdict import bounds_of, statement_of
+from confide.report.words import settings
+
+if TYPE_CHECKING:
+    from confide.running.fit import Run
+
+FORMAT = 1
+HIDDEN = "not written: computed from private records without protection"
+POSTERIOR, RECORD, REPORT = "posterior.safetensors", "run.json", "report.html"
+
+
+class Unfinished(ValueError):  # noqa: N818 (the name says what happened)
+    """Saving failed after the posterior was written; `kept` is the directory that holds it."""
+
+    def __init__(self, message: str, kept: Path) -> None:
+        super().__init__(message)
+        self.kept = kept
+
+
+def save_run(
+    run: Run,
+    directory: str | os.PathLike[str],
+    *,
+    metrics: Mapping[str, float] | None = None,
+    evaluation: Evaluation | None = None,
+    config: Mapping[str, Any] | None = None,
+    encoder: Any = None,
+    title: str | None = None,
+) -> Path:
+    """Write the run to a new directory and return its path.
+
+    A report that cannot be made or written raises `Unfinished` once the rest is in place.
+
+    metrics     numbers on a test set; computed from `evaluation` if left out
+    evaluation  predictions and truth of a declared test set, for the plots of the report
+    config      settings to keep beside the run
+    encoder     how raw records become inputs: anything with `to_dict`, or a mapping
+    title       of the report
+    """
+    target = Path(directory)
+    check_new(target)
+    if metrics is None and evaluation is not None:
+        metrics = evaluation.metrics()
+    created = datetime.now(UTC)
+    trouble: Exception | None = None
+    with _draft_of(target) as draft:
+        run.posterior.save(draft / POSTERIOR)
+        hashes = {POSTERIOR: sha256(draft / POSTERIOR)}
+        record = run_record(run, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
+        record |= {"created": created.isoformat(timespec="seconds"), "sha256": hashes}
+        _write_record(record, draft)
+        try:
+            page = render(run, metrics, evaluation, title=title, config=config, hashes=hashes, created=created)
+            (draft / REPORT).write_text(page, encoding="utf-8")
+            _write_record({**record, "sha256": {**hashes, REPORT: sha256(draft / REPORT)}}, draft)
+        except Exception as error:
+            trouble = error
+            with contextlib.suppress(OSError):
+                (draft / REPORT).unlink(missing_ok=True)
+                _write_record(record, draft)
+    if trouble is not None:
+        raise Unfinished(
+            f"directory={str(target)!r}: {REPORT} could not be written ({_reason(trouble)}); {POSTERIOR} and {RECORD} "
+            "are kept there",
+            target,
+        ) from trouble
+    return target
+
+
+def _write_record(record: Mapping[str, Any], directory: Path) -> None:
+    text = json.dumps(strict(record), allow_nan=False, indent=2, ensure_ascii=False)
+    (directory / RECORD).write_text(text + "\n", encoding="utf-8")
+
+
+def _reason(error: BaseException) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+
+
+def run_record(
+    run: Run,
+    *,
+    metrics: Mapping[str, float] | None = None,
+    evaluation: Evaluation | None = None,
+    config: Mapping[str, Any] | None = None,
+    encoder: Any = None,
+) -> dict[str, Any]:
+    """Everything about a run but the posterior's numbers, as plain values."""
+    bounds = bounds_of(run.privacy)
+    return {
+        "format": FORMAT,
+        "config": dict(config or {}),
+        "method": {"name": run.method.name, "parameters": settings(run.method)},
+        "plan": _plan_record(run.plan),
+        "events": [event_to_dict(event) for event in run.privacy.events],
+        "delta": run.privacy.delta,
+        "adjacency": run.privacy.adjacency,
+        "epsilon": {name: bound.epsilon for name, bound in bounds.items()},
+        "kind": {name: bound.kind for name, bound in bounds.items()},
+        "attacker": _attacker_record(run.privacy, bounds["pld"].epsilon),
+        "statement": statement_of(run.privacy),
+        "assumptions": list(run.privacy.assumptions),
+        "seeded": run.privacy.seeded,
+        "metrics": dict(metrics or {}),
+        "test": None if evaluation is None else {"inputs": evaluation.inputs, "source": evaluation.source},
+        "posterior": {"kind": run.posterior.kind, "facts": dict(run.posterior.facts)},
+        "schema": run.schema.to_dict(),
+        "encoder": encoder.to_dict() if hasattr(encoder, "to_dict") else encoder,
+        "seconds": run.seconds,
+        "versions": versions(),
+    }
+
+
+def _attacker_record(privacy: Privacy, epsilon: float | None) -> dict[str, Any] | None:
+    if epsilon is None or not math.isfinite(epsilon):
+        return None
+    best = settings(privacy.attacker())
+    rates = best.pop("tpr_at_fpr")
+    return {**best, **{f"tpr_at_fpr_{rate:g}": power for rate, power in rates.items()}}
+
+
+def _plan_record(plan: Any) -> dict[str, Any]:
+    return {
+        "records": plan.records,
+        "steps": plan.steps,
+        "delta": plan.delta,
+        "adjacency": plan.adjacency,
+        "target_epsilon": plan.target_epsilon,
+        "blocks": [{**settings(mechanism), "steps": steps} for mechanism, steps in plan.blocks],
+    }
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run read back: the posterior is ready to predict, the privacy statement to be computed again.
+
+    encoder   as a mapping, or None: `confide.data.preprocessing.Encoder.from_dict` makes it work again
+    record    all of run.json
+    """
+
+    directory: Path
+    posterior: Any
+    privacy: Privacy
+    schema: Schema
+    metrics: Mapping[str, float]
+    encoder: Mapping[str, Any] | None
+    record: Mapping[str, Any]
+
+
+def load_run(directory: str | os.PathLike[str], module: nn.Module | None = None) -> SavedRun:
+    """Read a run back, and refuse a posterior that is not, byte for byte, the one that was saved.
+
+    A network of confide's own is rebuilt; any other must be given as `module`.
+    """
+    base = Path(directory)
+    if not base.is_dir():
+        raise ValueError(f"directory={str(base)!r}: not a directory; name one that save_run or `confide fit` wrote")
+    record = _read_record(_inside(base, RECORD))
+    path = _inside(base, POSTERIOR)
+    noted = record["sha256"].get(POSTERIOR)
+    if sha256(path) != noted:
+        raise ValueError(
+            f"directory={str(base)!r}: {POSTERIOR} is not the file that was saved (its SHA-256 differs from the one in "
+            f"{RECORD}); restore it, or fit again"
+        )
+    privacy, schema, metrics = _rebuilt(record, base / RECORD)
+    return SavedRun(base, load_posterior(path, module), privacy, schema, metrics, record["encoder"], record)
+
+
+def _rebuilt(record: dict[str, Any], path: Path) -> tuple[Privacy, Schema, dict[str, float]]:
+    try:
+        events = tuple(event_from_dict(event) for event in record["events"])
+        vouched = tuple(record.get("assumptions", ()))
+        privacy = Privacy(events, record["delta"], record["adjacency"], record["seeded"], vouched)
+        metrics = {name: math.nan if value is None else float(value) for name, value in record["metrics"].items()}
+        return privacy, Schema.from_dict(record["schema"]), metrics
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise ValueError(f"path={str(path)!r}: damaged; a value is not what save_run writes ({error})") from None
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"path={str(path)!r}: not a readable record of a run ({error})") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        found = record.get("format") if isinstance(record, dict) else None
+        raise ValueError(
+            f"path={str(path)!r}: format {found!r} is not known to this version of confide, which reads format {FORMAT}"
+        )
+    needed = ("events", "delta", "adjacency", "seeded", "metrics", "schema", "encoder", "sha256")
+    absent = [key for key in needed if key not in record]
+    if absent or not isinstance(record["sha256"], dict):
+        raise ValueError(f"path={str(path)!r}: damaged; {', '.join(absent) or 'sha256'} is missing")
+    return record
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _inside(base: Path, name: str) -> Path:
+    """The file of that name, which must lie in the directory itself: a link that leads elsewhere is refused."""
+    path = base / name
+    if not path.is_file():
+        raise ValueError(
+            f"directory={str(base)!r}: has no {name}; name a directory that save_run or `confide fit` wrote"
+        )
+    if path.resolve().parent != base.resolve():
+        raise ValueError(f"directory={str(base)!r}: {name} leads outside the directory; copy the file into it")
+    return path
+
+
+def check_new(target: Path) -> None:
+    """Refuse a target that exists, before anything is written."""
+    if not target.name or target.name == "..":
+        raise ValueError(f"directory={str(target)!r}: must name a new directory")
+    if os.path.lexists(target):
+        raise ValueError(f"directory={str(target)!r}: exists already; name a new one, or move the old one away")
+
+
+@contextlib.contextmanager
+def _draft_of(target: Path) -> Iterator[Path]:
+    """A draft beside the target, renamed to it at the end.
+
+    A failure before a posterior is in it removes it, and every parent made for it; a later one leaves it there.
+    """
+    missing = [parent for parent in (target, *target.parents)[1:] if not parent.exists()]
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
+    try:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft.mkdir()
+        except OSError as error:
+            raise ValueError(f"directory={str(target)!r}: cannot be written ({error.strerror})") from None
+        yield draft
+        for path in draft.iterdir():
+            _sync(path)
+        check_new(target)
+        draft.rename(target)
+    except BaseException as error:
+        if _whole(draft / POSTERIOR):
+            if not isinstance(error, Exception):
+                raise
+            message = f"directory={str(target)!r}: could not be finished ({_reason(error)}); {POSTERIOR} is in {draft}"
+            raise Unfinished(message, draft) from error
+        shutil.rmtree(draft, ignore_errors=True)
+        for parent in missing:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def _whole(path: Path) -> bool:
+    """Whether a posterior can be read; half of one is worth nothing."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return bool(list(file.keys()))
+    except (OSError, SafetensorError):
+        return False
+
+
+def _sync(path: Path) -> None:
+    """On the disk before the rename, so that a power cut cannot leave a finished directory with empty files."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def strict(value: Any) -> Any:
+    """The value in the types that JSON knows; settings objects become mappings that name their type.
+
+    What was computed from records without protection is left out, and a sentence stands in its place.
+    """
+    if isinstance(value, Trusted):
+        return HIDDEN
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): strict(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [strict(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return strict(value.tolist())
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return {"type": type(value).__name__, **{name: strict(inner) for name, inner in settings(value).items()}}
+    return str(value)

@@ -1,0 +1,153 @@
+"""The loop. Every method is this:
+
+config -> plan (calibrated) -> PrivateData + Ledger -> init -> [ask -> answer -> tell] x T -> posterior
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from confide.data.schema import Schema
+from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.plan import Plan
+from confide.methods.base import Method, Problem
+from confide.models.flat import flatten_
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from confide.models.networks import Recipe
+from confide.posteriors.draws import Posterior
+from confide.privacy.statement import Privacy
+from confide.running.journal import Checkpoints, begin
+from confide.sources.queries import Query, Release
+
+
+class Source(Protocol):
+    """Whatever answers queries: PrivateData, or a recording of an earlier run."""
+
+    schema: Schema
+    seeded: bool
+
+    def rehearse(self, query: Query) -> None: ...
+
+    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None: ...
+
+    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished fit: the posterior, what it cost, and how it was made."""
+
+    posterior: Posterior
+    privacy: Privacy
+    plan: Plan
+    method: Method
+    schema: Schema
+    seconds: float
+
+    def save(self, directory: str) -> None:
+        """Write posterior.safetensors, run.json and report.html to a new directory."""
+        from confide.running.artefacts import save_run
+
+        save_run(self, directory)
+
+
+def fit(
+    method: Method,
+    module: nn.Module,
+    data: Source,
+    plan: Plan,
+    *,
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
+    secure: bool = False,
+) -> Run:
+    """Fit `module` to private data by `method` under `plan`.
+
+    The module is copied and stays as it was. A network that cannot be clipped is refused on made-up records, before
+    anything is charged; then the whole plan is charged before the first record is read, so a budget
+    that does not suffice refuses at once and nothing is spent. `seed` fixes the method's own randomness only; the
+    noise that protects the records is never seeded here. `progress(done, total)` is called after every step.
+    `checkpoint` names a directory from which a run that was killed goes on; see `confide.running.journal`. `secure`
+    puts the noise on a lattice, against attacks on low-order bits; see `confide.mechanism.secure`.
+    """
+    started = time.perf_counter()
+    plan = plan.secured() if secure else plan
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
+    problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
+    with begin(checkpoint, method, problem, data, state) as journey:
+        state = journey.state
+        for done, mechanism in journey.steps():
+            release = data.answer(method.ask(problem, state), mechanism)
+            state = method.tell(problem, state, release)
+            journey.keep(done, state)
+            if progress is not None:
+                progress(done, plan.steps)
+    posterior = method.posterior(problem, state)
+    privacy = Privacy(journey.events(), plan.delta, plan.adjacency, seeded=data.seeded)
+    return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
+
+
+def rehearse(
+    method: Method,
+    module: nn.Module,
+    data: Source,
+    plan: Plan,
+    *,
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+) -> tuple[Problem, Any]:
+    """Everything that a fit refuses before it charges, and nothing else: the problem and the method's first state."""
+    _check_sizes(data.schema, plan)
+    problem = make_problem(method, module, data.schema, plan, likelihood, seed)
+    state = method.init(problem)
+    data.rehearse(method.ask(problem, state))
+    return problem, state
+
+
+def _check_sizes(schema: Schema, plan: Plan) -> None:
+    if schema.records is not None and schema.records != plan.records:
+        raise ValueError(
+            f"records={plan.records} in the plan but {schema.records} in the schema: declare one nominal size in both"
+        )
+
+
+def make_problem(
+    method: Method,
+    module: nn.Module,
+    schema: Schema,
+    plan: Plan,
+    likelihood: Likelihood | None = None,
+    seed: int | None = None,
+) -> Problem:
+    """The public side of a fit, from a copy of the user's module that the method may have prepared for itself."""
+    own = copy.deepcopy(module)
+    prepare = getattr(method, "prepare", None)
+    own = (own if prepare is None else prepare(own)).train()
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return Problem(own, flatten_(own), likelihood or default_likelihood(own, schema), plan, generator)
+
+
+def default_likelihood(module: nn.Module, schema: Schema) -> Any:
+    """Categorical for declared classes (Bernoulli for a network with one logit), Gaussian for a real target."""
+    count = schema.class_count
+    if count is None:
+        return Gaussian()
+    recipe = getattr(module, "recipe", None)
+    if count == 2 and isinstance(recipe, Recipe) and recipe.outputs == 1:
+        return Bernoulli()
+    return Categorical(count)

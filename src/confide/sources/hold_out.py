@@ -1,0 +1,242 @@
+"""Watching a run on the trusted side, for accountants that know the data.
+
+`Watch` keeps the norms that the clipping engine computes anyway; `HoldOut` looks at fresh records along the run. Both
+hold private things: nothing of them can be printed, copied or pickled, and methods never see them.
+
+    watch = Watch()
+    data = PrivateData(x, y, schema=schema, watch=watch)
+    source = HoldOut(data, x_fresh, y_fresh, looks=0.05)
+    run = fit(method, module, source, plan)
+    confide.privacy.bayesian.averaged(source.sequences(), delta)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows
+from confide.mechanism.clipping.factors import GAMMA
+from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.noise import NoiseStream
+from confide.mechanism.sampling import poisson_batch
+from confide.privacy.bayesian import Distances, Sequences, Trusted, covering_counts, level_kinds, level_of
+from confide.privacy.events import GaussianEvent
+
+if TYPE_CHECKING:
+    from confide.data.schema import Schema
+    from confide.running.fit import Source
+    from confide.sources.queries import Query, Release
+
+# So many steps are joined at a time.
+_PENDING = 512
+# Norms are computed in single precision; this covers their rounding.
+_SLACK = 1 + 1e-5
+# The Student-t bound needs three records; a step with fewer counts as one at the clipping bound.
+_FEWEST = 3
+
+
+def contributions(norms: NDArray[Any], mechanism: SampledGaussian) -> NDArray[np.float64]:
+    """Norms after clipping, in units of the bound C, rounded up.
+
+    Clipping layer by layer shortens a gradient at least as much as it would have to be to pass as a whole, so
+    min(1, norm / C) covers it.
+    """
+    norms = np.asarray(norms, dtype=np.float64)
+    ratio = norms / (norms + GAMMA) if mechanism.clipping == "automatic" else norms / mechanism.clip
+    return np.minimum(ratio * _SLACK, 1.0)
+
+
+def single_event(mechanism: SampledGaussian) -> GaussianEvent:
+    """What one step is, for accountants of given distances."""
+    event = mechanism.event()
+    if not isinstance(event, GaussianEvent):
+        raise ValueError("private=False: a run without noise has no privacy to account for")
+    return event
+
+
+class Watch(Trusted):
+    """Keeps the norms of every batch: pass it as `PrivateData(..., watch=watch)`.
+
+    A call only puts the norms, which exist already, on a list; now and then the list is joined into one array, so that
+    they take four bytes each.
+    """
+
+    def __init__(self) -> None:
+        self.__pending: list[tuple[SampledGaussian, Tensor]] = []
+        self.__joined: list[tuple[list[SampledGaussian], list[int], Tensor]] = []
+
+    def __call__(self, mechanism: SampledGaussian, norms: Tensor) -> None:
+        self.__pending.append((mechanism, norms))
+        if len(self.__pending) >= _PENDING:
+            self.__join()
+
+    def distances(self) -> list[Distances]:
+        """How far each record of each step moved the sum, for the rules `product` and `hoelder`."""
+        self.__join()
+        return [
+            _distances(mechanism, norms)
+            for mechanisms, sizes, joined in self.__joined
+            for mechanism, norms in zip(mechanisms, joined.split(sizes), strict=True)
+        ]
+
+    def __join(self) -> None:
+        if self.__pending:
+            mechanisms, tensors = zip(*self.__pending, strict=True)
+            joined = torch.cat(tensors).detach().float().cpu()
+            self.__joined.append((list(mechanisms), [len(norms) for norms in tensors], joined))
+            self.__pending.clear()
+
+
+def _distances(mechanism: SampledGaussian, norms: Tensor) -> Distances:
+    few = len(norms) < _FEWEST
+    return Distances(single_event(mechanism), np.ones(_FEWEST) if few else contributions(norms.numpy(), mechanism))
+
+
+class HoldOut(Trusted):
+    """A source that passes everything on, and looks at fresh records along the run.
+
+    source  what answers the queries, such as PrivateData
+    x, y    hold-out records: drawn like the others, used neither for training nor for choosing anything
+    looks   probability that a record is looked at in a step. 1: at every step, and its distance sequence is known.
+            Less: each record sees its own random steps, and its sequence is covered from those with probability
+            1 - missed, at the price of counting some unseen steps at the clipping bound. A step costs about
+            looks * (number of hold-out records) more records. Looking at all records in every k-th step would cost as
+            much and prove nothing: what happens between two looks need not lie below either
+    levels  distances are rounded up to so many levels
+    missed  share of records, on average, whose sequence may not be covered; it adds missed * delta_max to delta
+    seed    fixes which steps are looked at; that choice protects nobody, so it need not be secret
+
+    Distances are norms of the query at the iterates that came out. A record that cannot answer has distance zero, as in
+    training. Modules with random layers draw for hold-out records too, without moving torch's generator.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        x: Any,
+        y: Any,
+        *,
+        looks: float = 1.0,
+        levels: int = 64,
+        missed: float = 1e-3,
+        micro_batch: int = 1024,
+        seed: int | None = None,
+    ) -> None:
+        if not 0 < looks <= 1:
+            raise ValueError(f"looks={looks}: must be in (0, 1]")
+        if not 0 < missed < 1:
+            raise ValueError(f"missed={missed}: must be in (0, 1)")
+        if levels < 1 or micro_batch < 1:
+            raise ValueError(f"levels={levels}, micro_batch={micro_batch}: must be at least 1")
+        self.schema: Schema = source.schema
+        self.seeded: bool = source.seeded
+        self.__source = source
+        self.__records = _Records(x, y, source.schema)
+        self.__looks, self.__levels, self.__missed = looks, levels, missed
+        self.__micro_batch = micro_batch
+        self.__stream = NoiseStream(seed)
+        self.__seen: dict[SampledGaussian, NDArray[np.int64]] = {}
+        self.__steps: dict[SampledGaussian, int] = {}
+
+    def rehearse(self, query: Query) -> None:
+        """Passed on."""
+        self.__source.rehearse(query)
+
+    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
+        """Passed on: looking at hold-out records releases nothing, so it costs nothing."""
+        self.__source.charge(mechanism, steps, purpose)
+
+    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
+        """Passed on, in one entry where the source can do that."""
+        if hasattr(self.__source, "charge_all"):
+            self.__source.charge_all(parts, purpose)
+            return
+        for mechanism, steps in parts:
+            self.__source.charge(mechanism, steps, purpose)
+
+    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
+        """Look, then pass the query on."""
+        self.__look(query, mechanism)
+        return self.__source.answer(query, mechanism, purpose)
+
+    def sequences(self) -> Sequences:
+        """What the hold-out records met, for `averaged`."""
+        if not self.__seen:
+            raise ValueError("HoldOut: no step has been answered yet; fit through this source first")
+        whole = self.__looks >= 1
+        share = self.__missed / len(self.__seen)
+        counts = [
+            covering_counts(seen, self.__steps[mechanism], self.__looks, share)
+            for mechanism, seen in self.__seen.items()
+        ]
+        kinds = tuple(kind for each in self.__seen for kind in level_kinds(single_event(each), self.__levels))
+        return Sequences(kinds, np.concatenate(counts, axis=1), missed=0.0 if whole else self.__missed)
+
+    def __look(self, query: Query, mechanism: SampledGaussian) -> None:
+        size = len(self.__records)
+        seen = self.__seen.setdefault(mechanism, np.zeros((size, self.__levels + 1), dtype=np.int64))
+        self.__steps[mechanism] = self.__steps.get(mechanism, 0) + 1
+        rows = poisson_batch(self.__stream, size, self.__looks)
+        if len(rows):
+            norms = self.__records.norms(query, mechanism, rows, self.__micro_batch)
+            seen[rows, level_of(contributions(norms, mechanism), self.__levels)] += 1
+
+
+class _Records:
+    """Hold-out records, with which of them can answer at all."""
+
+    def __init__(self, x: Any, y: Any, schema: Schema) -> None:
+        self.x, self.y = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y))
+        if self.x.ndim < 1 or len(self.x) != len(self.y) or len(self.x) < 2:
+            raise ValueError(
+                f"x of shape {tuple(self.x.shape)} and y of shape {tuple(self.y.shape)}: need one row of x and one "
+                "entry of y for each of at least 2 hold-out records"
+            )
+        if self.x.dtype not in (torch.float64, torch.int64):
+            self.x = self.x.float()
+        self.usable = torch.isfinite(self.x.flatten(1).double()).all(1) if self.x.ndim > 1 else torch.isfinite(self.x)
+        count = schema.class_count
+        if count is not None:
+            known = torch.isfinite(self.y.double()) & (self.y >= 0) & (self.y < count)
+            self.usable = self.usable & known & (self.y.double() == self.y.double().floor())
+            self.y = torch.where(self.usable, self.y, torch.zeros_like(self.y)).long()
+        else:
+            self.y = self.y.to(self.x.dtype if self.x.is_floating_point() else torch.float32)
+            self.usable = self.usable & torch.isfinite(self.y.reshape(len(self.y), -1)).all(1)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def norms(
+        self, query: Query, mechanism: SampledGaussian, rows: NDArray[np.int64], micro_batch: int
+    ) -> NDArray[np.float64]:
+        """Norms before clipping of the given rows' answers; zero for those that cannot answer."""
+        chosen = torch.from_numpy(rows)
+        able = self.usable[chosen]
+        found = torch.zeros(len(rows), dtype=torch.float64)
+        picked = chosen[able]
+        if len(picked):
+            with torch.random.fork_rng(devices=[]):
+                found[able] = _norms(query, mechanism, self.x[picked], self.y[picked], micro_batch).double()
+        return np.asarray(found.numpy())
+
+
+def _norms(query: Query, mechanism: SampledGaussian, x: Tensor, y: Tensor, micro_batch: int) -> Tensor:
+    scratch = torch.zeros(query.size, dtype=query.dtype)
+    module = getattr(query, "module", None)
+    if module is not None:
+        options: dict[str, Any] = {"clip": mechanism.clip, "style": mechanism.clipping, "micro_batch": micro_batch}
+        return clipped_sum(module, query.loss, x, y, out=scratch, **options)  # type: ignore[union-attr]
+    parts = []
+    with torch.no_grad():
+        for start in range(0, len(x), micro_batch):
+            piece = slice(start, start + micro_batch)
+            answers = query.function(x[piece], y[piece])  # type: ignore[union-attr]
+            parts.append(clipped_sum_of_rows(answers, clip=mechanism.clip, out=scratch))
+    return torch.cat(parts)

@@ -1,0 +1,116 @@
+"""The noise of a regression target, learnt privately after the fit from one histogram.
+
+Gradients of a noise parameter are clipped hardest where the residuals are large, which biases it low, and intervals
+come out too narrow. A histogram has no such bias. Every record answers with the bin of its absolute residual, a vector
+of norm 1, so that one full-batch Gaussian release shows how many residuals lie beyond each edge; the noise scale is
+the one for which the stated share of them does:
+
+    P(|residual| > q) = 1 - LEVEL   as released,        noise_scale = q / z    with P(|N(0, 1)| > z) = 1 - LEVEL.
+
+Edges are public: residuals of a target scaled to [-1, 1] and predictions nearby lie in [0, 2], in steps of
+2^(1/2): finer ones would add the noise of more bins to each tail.
+
+The histogram is a release of its own beside the fit's. It may cost SHARE of epsilon at most, the plan of the fit is
+calibrated with it in mind (`spent`), and both are charged in one go: a budget that does not suffice for both refuses
+both. The estimators and the command line come through here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.plan import Plan
+from confide.methods.base import Method
+from confide.models.likelihoods import Gaussian, Likelihood
+from confide.posteriors.prediction.summary import summary_of
+from confide.privacy.calibration import noise_multiplier_for
+from confide.privacy.events import Adjacency
+from confide.running.fit import Run, Source, fit
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import StatisticQuery
+from confide.sources.together import PaidTogether
+
+PURPOSE = "noise of the target"
+SHARE = 0.2
+"""Part of epsilon that the histogram may cost; it composes with the fit, so that the fit loses far less."""
+LEVEL = 0.9
+EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
+"""From 0.002 to 2: the finest scale is a thousandth of the target's range."""
+
+
+def residual_bins(posterior: Any) -> StatisticQuery:
+    """Of one record: one-hot, below the first edge, between two edges, or beyond the last."""
+    edges = torch.tensor(EDGES, dtype=torch.float64)
+
+    def answer(x: Tensor, y: Tensor) -> Tensor:
+        distance = (summary_of(posterior, x).centre.double() - y.reshape(-1).double()).abs()
+        return torch.nn.functional.one_hot(torch.bucketize(distance, edges), len(EDGES) + 1).double()
+
+    return StatisticQuery(answer, len(EDGES) + 1)
+
+
+def scale_of(counts: Tensor, records: int) -> float:
+    """The noise scale from noisy counts: the edge beyond which a share 1 - LEVEL of the records lies, over z."""
+    wanted = (1 - LEVEL) * records
+    beyond = counts.flip(0).cumsum(0).flip(0)[1:].tolist()  # records beyond each edge
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    for place in range(len(EDGES) - 1, -1, -1):
+        if beyond[place] >= wanted:
+            above = beyond[place + 1] if place + 1 < len(EDGES) else 0.0
+            share = (beyond[place] - wanted) / max(beyond[place] - above, 1.0)
+            ratio = EDGES[min(place + 1, len(EDGES) - 1)] / EDGES[place]
+            return float(EDGES[place] * ratio ** min(1.0, share) / z)
+    return EDGES[0] / z
+
+
+def histogram_for(
+    method: Method, epsilon: float, delta: float, adjacency: Adjacency = "add-remove", secure: bool = False
+) -> SampledGaussian | None:
+    """The mechanism of the histogram, for SHARE of epsilon; None where the method learns the noise by itself."""
+    if getattr(method, "noise", None) == "learnt":
+        return None
+    noise = noise_multiplier_for(SHARE * epsilon, delta, 1, 1.0, "full-batch", adjacency)
+    return SampledGaussian(noise, 1.0, 1.0, 1, "full-batch", secure=secure)
+
+
+def fit_learning_noise(
+    method: Method,
+    module: nn.Module,
+    data: PrivateData,
+    plan: Plan,
+    histogram: SampledGaussian | None,
+    *,
+    likelihood: Likelihood,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Fit, and then learn the noise of the target from the histogram; without one, fit alone.
+
+    `plan` must have been calibrated with the histogram's event among what is spent.
+    """
+    started = time.perf_counter()
+    source: Source = data if histogram is None else PaidTogether(data, beside=[(histogram, 1)], purpose=PURPOSE)
+    run = fit(method, module, source, plan, likelihood=likelihood, seed=seed, progress=progress)
+    if histogram is None:
+        return run
+    posterior = with_learnt_noise(run.posterior, data, histogram, plan)
+    privacy = replace(run.privacy, events=(histogram.event(), *run.privacy.events))
+    return replace(run, posterior=posterior, privacy=privacy, seconds=time.perf_counter() - started)
+
+
+def with_learnt_noise(posterior: Any, data: PrivateData, histogram: SampledGaussian, plan: Plan) -> Any:
+    """The posterior under a Gaussian likelihood of the noise scale that one release shows."""
+    release = data.answer(residual_bins(posterior), histogram, purpose=PURPOSE)
+    scale = scale_of(release.sum.clone(), plan.records)
+    facts = {**posterior.facts, "noise_scale": scale, "noise_scale_from": "private histogram of residuals"}
+    if plan.target_epsilon is not None:
+        facts["noise_scale_epsilon"] = SHARE * plan.target_epsilon
+    return replace(posterior, likelihood=Gaussian(scale), facts=facts)

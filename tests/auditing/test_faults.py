@@ -1,0 +1,107 @@
+"""The audit can fail: five bugs planted in the code that a real run goes through, each caught."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import confide
+import confide.sources.private_data as boundary
+from confide import methods
+from confide.auditing import audit, self_test
+from confide.auditing.checks import run_checks
+from confide.auditing.faults import FAULTS, FaultyData
+from confide.auditing.problems import problem_for
+from confide.auditing.self_test import SETTINGS, faults_of
+from confide.mechanism import sampling
+from confide.mechanism.clipping import engine, rows
+from confide.mechanism.clipping.anatomy import build_plan
+from confide.mechanism.noise import NoiseStream
+
+CAUGHT_BY = {
+    "noise halved": {"lower bound", "noise size", "empty batch"},
+    "no clip": {"lower bound", "sensitivity"},
+    "clip per layer": {"lower bound", "sensitivity"},
+    "same noise": {"lower bound", "fresh noise"},
+    "no sampling": {"lower bound", "sampling"},
+}
+
+
+def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break the mechanism's own code."""
+    normal = NoiseStream.normal_
+    if fault == "noise halved":
+        monkeypatch.setattr(NoiseStream, "normal_", lambda self, out, std: normal(self, out, std / 2))
+    elif fault == "no clip":
+        for module in (engine, rows):
+            monkeypatch.setattr(module, "clip_factors", lambda norms, *_: torch.ones_like(norms))
+    elif fault == "clip per layer":
+        right = boundary.clipped_sum
+
+        def per_layer(module: Any, *arguments: Any, clip: float, style: str, **options: Any) -> Tensor:
+            wide = clip * math.sqrt(build_plan(module).groups)
+            return right(module, *arguments, clip=wide, style="per-layer", **options)
+
+        monkeypatch.setattr(boundary, "clipped_sum", per_layer)
+    elif fault == "same noise":
+        monkeypatch.setattr(NoiseStream, "normal_", lambda self, out, std: normal(NoiseStream(5), out, std))
+    else:
+        # The stream is the same object for all batches of one data set, so it can count them.
+        def in_order(stream: Any, size: int, rate: float) -> Any:
+            stream.batches = getattr(stream, "batches", -1) + 1
+            batch = round(rate * size)
+            return np.sort((np.arange(batch) + stream.batches * batch) % size)
+
+        monkeypatch.setattr(sampling, "poisson_batch", in_order)
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_bug_in_the_mechanism_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(fault, monkeypatch)
+    found = audit(methods.SGLD(), seed=6, **SETTINGS[fault])
+    assert set(found.caught_by) == CAUGHT_BY[fault]
+    assert not found.passed
+
+
+def test_a_bug_for_shuffled_passes_is_seen_by_the_check_of_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes over a permuted data set, charged as Poisson: no score knows the order, but rows join too evenly."""
+    passes: dict[int, list[int]] = {}
+
+    def shuffled(stream: NoiseStream, size: int, rate: float) -> Any:
+        left = passes.setdefault(id(stream), [])
+        if len(left) < round(rate * size):
+            left[:] = stream.permutation(size).tolist()
+        batch, left[:] = left[: round(rate * size)], left[round(rate * size) :]
+        return np.sort(np.asarray(batch))
+
+    monkeypatch.setattr(sampling, "poisson_batch", shuffled)
+    plan = confide.plan(noise_multiplier=1.0, delta=1e-5, records=160, batch=10, steps=4)
+    failed = [c.name for c in checks_of(methods.SGD(), plan, boundary.PrivateData) if not c.passed]
+    assert failed == ["sampling"]
+
+
+def checks_of(method: Any, plan: confide.Plan, make_data: Any) -> Any:
+    return run_checks(method, problem_for(method), plan, make_data, seed=8)
+
+
+@pytest.mark.parametrize(("fault", "name"), [*((fault, "sgld") for fault in FAULTS), ("clip per layer", "bbp")])
+def test_planted_data_fails_the_same_checks(fault: str, name: str) -> None:
+    """What `confide audit --self-test` plants is what the bugs above are."""
+    plan = confide.plan(noise_multiplier=1.5, delta=1e-5, records=160, batch=10, steps=4)
+    checks = checks_of(methods.get(name)(), plan, partial(FaultyData, fault=fault))
+    assert {check.name for check in checks if not check.passed} == CAUGHT_BY[fault] - {"lower bound"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.names())
+def test_every_fault_is_caught_in_every_method(name: str) -> None:
+    method = methods.get(name)()
+    rows = self_test(method, seed=9)
+    expected = {fault: CAUGHT_BY[fault] for fault in faults_of(method)}
+    assert {row.fault: set(row.caught_by) for row in rows} == {None: set(), **expected}

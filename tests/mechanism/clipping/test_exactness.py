@@ -1,0 +1,177 @@
+"""The engine against ordinary autograd, record by record, on every animal of the zoo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from confide.mechanism.clipping import calls, chain, clipped_sum, engine, factors
+from confide.mechanism.clipping.anatomy import Examined
+from confide.mechanism.clipping.factors import Style
+from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
+from confide.mechanism.clipping.running import records_of
+from confide.mechanism.clipping.structure import kept_generators
+from tests.mechanism.clipping.zoo import ZOO
+
+# torch warns of the copy it makes for paddings that are not symmetric; the zoo has one on purpose
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
+TOLERANCE = 1e-12
+
+
+def compare(name: str, style: Style = "flat", quantile: float = 0.5, **options: Any) -> float:
+    """The largest relative difference of sums and norms; half of the records are clipped."""
+    animal = ZOO[name]
+    module, loss, x, y = animal.case()
+    size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    found, wanted = torch.ones(2, size, dtype=torch.float64)  # something is in the buffer already: it must stay
+    with kept_generators(module):
+        torch.manual_seed(1)
+        gradients = per_record_gradients(module, loss, x, y, animal.masks)
+    clip = gradients.norm(dim=1).quantile(quantile).item()
+    with kept_generators(module):
+        torch.manual_seed(1)
+        expected = reference_clipped_sum(
+            module, loss, x, y, clip=clip, out=wanted, style=style, same_masks=animal.masks
+        )
+    with kept_generators(module):
+        torch.manual_seed(1)
+        norms = clipped_sum(module, loss, x, y, clip=clip, out=found, style=style, **options)
+    return max(relative(found - 1, wanted - 1), ((norms - expected).abs() / expected).max().item())
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+def test_zoo_is_large_enough() -> None:
+    assert len(ZOO) >= 60
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_flat_clipping_equals_autograd(name: str) -> None:
+    assert compare(name) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_smallest_memory_budget_is_exact(name: str) -> None:
+    """Every rule also has a way that stores nothing; a wrong one would show here and not above."""
+    assert compare(name, memory_budget=1) < TOLERANCE
+
+
+SAMPLE = ["mlp", "residual_network", "transformer", "lstm", "tied_weights", "weight_used_outside_its_layer",
+          "bare_parameter", "mean_field_4_draws", "variational_dropout_images_1_draws",
+          "module_used_twice"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("style", ["per-layer", "automatic"])
+def test_other_styles_equal_autograd(name: str, style: Style) -> None:
+    assert compare(name, style) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mlp", "mnist_network", "tied_weights", "cross_attention", "mean_field_4_draws"])
+def test_micro_batches_are_exact(name: str) -> None:
+    """Six records in pieces of four: the last piece is smaller, and the norms keep their order."""
+    assert compare(name, micro_batch=4) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mnist_network", "transformer", "tied_weights", "lstm", "mean_field_4_draws"])
+def test_batches_that_would_hold_too_much_go_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By themselves, and exactly: six records in three pieces of two."""
+    monkeypatch.setattr(engine, "HELD_BYTES", 1)
+    monkeypatch.setattr(engine, "FEWEST_RECORDS", 2)
+    pieces = []
+    whole = engine.Engine._piece
+
+    def piece(self: engine.Engine, plan: Any, module: Any, loss: Any, x: Any, y: Any, bound: Any) -> Tensor:
+        pieces.append(records_of(x))
+        return whole(self, plan, module, loss, x, y, bound)
+
+    monkeypatch.setattr(engine.Engine, "_piece", piece)
+    assert compare(name) < TOLERANCE
+    assert pieces == [2, 2, 2]
+
+
+def test_nothing_is_clipped_below_the_bound() -> None:
+    assert compare("mlp", quantile=1.0) < TOLERANCE
+
+
+def test_float32_agrees_to_rounding() -> None:
+    module, loss, x, y = ZOO["residual_network"].case()
+    module, x = module.float(), x.float()
+    size = sum(parameter.numel() for parameter in module.parameters())
+    found, wanted = torch.zeros(2, size)
+    clipped_sum(module, loss, x, y, clip=0.5, out=found)
+    reference_clipped_sum(module, loss, x, y, clip=0.5, out=wanted)
+    assert relative(found, wanted) < 1e-4
+
+
+def test_buffer_of_another_type() -> None:
+    """float32 parameters, float64 sum: through a scratch copy, still onto what is there."""
+    module, loss, x, y = ZOO["mlp"].case()
+    size = sum(parameter.numel() for parameter in module.parameters())
+    wanted, found = torch.ones(2, size, dtype=torch.float64)
+    clipped_sum(module, loss, x, y, clip=0.5, out=wanted)
+    clipped_sum(module.float(), loss, x.float(), y, clip=0.5, out=found)
+    assert relative(found - 1, wanted - 1) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["mnist_network", "linear_on_long_sequences", "transformer", "mean_field_4_draws"])
+def test_steps_do_not_remember_each_other(name: str) -> None:
+    """Memory is kept between steps, for batches of changing size: nothing of an old batch may stay in a new sum."""
+    module, loss, x, y = ZOO[name].case()
+    size = sum(parameter.numel() for parameter in module.parameters())
+    for records in (3, 6, 1, 5):
+        found, wanted = torch.zeros(2, size, dtype=torch.float64)
+        norms = clipped_sum(module, loss, x[:records], y[:records], clip=0.1, out=found)
+        expected = reference_clipped_sum(module, loss, x[:records], y[:records], clip=0.1, out=wanted)
+        assert relative(found, wanted) < TOLERANCE
+        torch.testing.assert_close(norms, expected, rtol=TOLERANCE, atol=0)
+
+
+# broken variants must be caught ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "dilated_convolution"])
+def test_a_clip_one_percent_off_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = factors.shrunk
+    for place in (factors, chain):
+        monkeypatch.setattr(place, "shrunk", lambda clip, dtype: honest(1.01 * clip, dtype))
+    assert compare(name) > 1e-3
+
+
+def test_a_missed_call_of_a_reused_module_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_the_first(self: calls.Cluster) -> None:
+        self.members = self.members[:1]
+
+    monkeypatch.setattr(calls.Cluster, "merge", only_the_first)
+    monkeypatch.setattr(engine, "examine", lambda module, plan, *rest: (plan, calls_of(plan, module, *rest)))
+    assert compare("module_used_twice") > 1e-3
+
+
+def calls_of(plan: Any, module: Any, loss: Any, x: Any, y: Any) -> Examined:
+    with engine.recorded_pass(module, plan, loss, x, y) as run:
+        layouts = [engine.default_layout(entry, len(x), []) for entry in run.entries]
+        return Examined([entry.slot for entry in run.entries], layouts)
+
+
+def test_cross_terms_of_tied_weights_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding squared norms of layers that share a weight, as if it were two weights, is wrong and is seen."""
+    monkeypatch.setattr(calls, "_disjoint", lambda targets: True)
+    assert compare("tied_linear_layers") > 1e-3
+
+
+def test_per_layer_groups_share_the_bound() -> None:
+    """Per-layer clipping at C per layer would have sensitivity C sqrt(K); at C / sqrt(K) it is C."""
+    module, loss, x, y = ZOO["mlp"].case()
+    size = sum(parameter.numel() for parameter in module.parameters())
+    sums = {}
+    for clip in (1e-4, 1e-4 * 3**0.5):  # three layers; the second clip is per-layer clipping accounted as flat
+        sums[clip] = torch.zeros(size, dtype=torch.float64)
+        clipped_sum(module, loss, x[:1], y[:1], clip=clip, out=sums[clip], style="per-layer")
+    honest, broken = (total.norm().item() for total in sums.values())
+    assert 0.99e-4 < honest <= 1e-4
+    assert broken > 1.7e-4
