@@ -25,11 +25,12 @@ from torch import nn
 import confide
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema
+from confide.errors import BudgetExceeded
 from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
 from confide.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from confide.posteriors.draws import Draws
 from confide.privacy.accountants import sound_epsilon
-from confide.privacy.ledger import BudgetExceeded, Ledger
+from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run
 from confide.workflow import estimation as _estimation
 from confide.workflow import noise as _residuals
@@ -169,7 +170,7 @@ def test_import_leaves_scikit_learn_out() -> None:
         ({"steps": 0}, r"steps=0: must be greater than 0"),
         ({"clip": 0.0}, r"clip=0.0: must be"),
         ({"method": "magic"}, r"method='magic': unknown; known: "),
-        ({"method": confide.methods.get("sgd")(), "prior": confide.priors.Flat()}, r"prior=Flat\(\): give it to"),
+        ({"method": confide.methods.get("sgd")(), "prior": confide.priors.FlatPrior()}, r"prior=Flat\(\): give it to"),
         ({"schema": Schema(classes=2)}, r"classes: given as a parameter and in schema="),
         ({"schema": Schema(target_bounds=(0, 1)), "classes": None}, r"use PrivateBayesRegressor"),
         ({"bounds": {"a": (0, 1)}}, r"declared by name, but the data is a plain array"),

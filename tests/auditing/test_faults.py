@@ -21,7 +21,7 @@ from confide.auditing.problems import problem_for
 from confide.auditing.self_test import SETTINGS, faults_of
 from confide.mechanism import sampling
 from confide.mechanism.clipping import engine, rows
-from confide.mechanism.clipping.anatomy import build_plan
+from confide.mechanism.clipping.anatomy import anatomy_of
 from confide.mechanism.noise import NoiseStream
 
 CAUGHT_BY = {
@@ -45,7 +45,7 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         right = boundary.clipped_sum
 
         def per_layer(module: Any, *arguments: Any, clip: float, style: str, **options: Any) -> Tensor:
-            wide = clip * math.sqrt(build_plan(module).groups)
+            wide = clip * math.sqrt(anatomy_of(module).groups)
             return right(module, *arguments, clip=wide, style="per-layer", **options)
 
         monkeypatch.setattr(boundary, "clipped_sum", per_layer)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from confide.data import Column, DataError, Encoder, Schema, Table
+from confide.data import Column, Encoder, Schema, Table
+from confide.errors import DataError
 
 
 def text(*values: object) -> np.ndarray:

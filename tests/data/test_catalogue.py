@@ -8,7 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from confide.data import DataError, Encoder, catalogue
+from confide.data import Encoder, catalogue
+from confide.errors import DataError
 
 
 def write_csv(directory, name: str, rows: int = 20) -> None:

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from confide.data import Column, DataError, DataSet, Encoder, Schema, Table, load_table, prepare
+from confide.data import Column, DataSet, Encoder, Schema, Table, load_table, prepare
+from confide.errors import DataError
 
 CELLS = st.one_of(
     st.sampled_from(

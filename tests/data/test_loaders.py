@@ -13,7 +13,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from confide.data import Column, DataError, Schema, Table, from_frame, from_pairs, load_dataset, load_table
+from confide.data import Column, Schema, Table, from_frame, from_pairs, load_dataset, load_table
+from confide.errors import DataError
 
 SECRET = "Schrodinger-secret-cell"
 CSV = "age,job,score,y\n39,Private,0.5,yes\n?, State-gov,NA,no\n51,NA,1e3,yes\n"

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from confide.data import Column, DataError, DataSet, Encoder, Schema, Table, check_training, load_dataset, prepare
+from confide.data import Column, DataSet, Encoder, Schema, Table, check_training, load_dataset, prepare
+from confide.errors import DataError
 
 
 def text(*values: object) -> np.ndarray:

@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 
-from confide.data import Column, DataError, Schema, Table
+from confide.data import Column, Schema, Table
+from confide.errors import DataError
 
 ADULT = """
 records = 32561

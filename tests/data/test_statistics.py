@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 
 from confide.data import (
     Column,
-    DataError,
     Encoder,
     Schema,
     bounds_from_moments,
@@ -24,6 +23,7 @@ from confide.data import (
     private_bounds,
     private_mean_and_scale,
 )
+from confide.errors import DataError
 
 RECORDS = hnp.arrays(
     np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6), elements=st.floats(-1e6, 1e6) | st.floats(-1, 1)

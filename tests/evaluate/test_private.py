@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import confide
+from confide.errors import BudgetExceeded
 from confide.evaluate import private
 from confide.evaluate.metrics import evaluate
 from confide.evaluate.private import CLASS_SCORES, REAL_SCORES, _Questions, private_scores
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models.predictive import ClassPredictive, RealPredictive
-from confide.privacy.ledger import BudgetExceeded, Ledger
+from confide.privacy.ledger import Ledger
 from confide.report import PUBLIC, Evaluation
 
 

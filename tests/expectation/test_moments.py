@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from confide.expectation.moments import Layout, jacobians, output_moments, relu_moments, slopes
+from confide.expectation.moments import WeightLayout, jacobians, output_moments, relu_moments, slopes
 from confide.models import networks
 from confide.models.flat import flatten_
 
 GENERATOR_SEED = 3
 
 
-def law(layout: Layout, scale: float = 0.5) -> tuple[Tensor, Tensor]:
+def law(layout: WeightLayout, scale: float = 0.5) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(GENERATOR_SEED)
     mean = torch.randn(layout.size, generator=generator, dtype=torch.float64)
     return mean, scale * torch.rand(layout.size, generator=generator, dtype=torch.float64)
@@ -25,7 +25,7 @@ def points(count: int, features: int = 3) -> Tensor:
     return torch.randn(count, features, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
-def forward(layout: Layout, weights: Tensor, x: Tensor) -> Tensor:
+def forward(layout: WeightLayout, weights: Tensor, x: Tensor) -> Tensor:
     """Outputs (draws, inputs, outputs) of a plain network."""
     hidden = x.expand(len(weights), *x.shape)
     matrices = layout.split(weights)
@@ -51,7 +51,7 @@ def test_relu_moments_against_quadrature() -> None:
 @pytest.mark.parametrize("widths", [(3, 2), (3, 400, 2), (3, 60, 60, 1)])
 def test_output_moments_against_sampling(widths: tuple[int, ...]) -> None:
     """Exact for a linear model and one hidden layer; for more, up to the covariances between units that are dropped."""
-    layout = Layout(widths)
+    layout = WeightLayout(widths)
     mean, variance = law(layout, 0.02 if len(widths) > 3 else 0.5)
     mean = mean / layout.fan_in().sqrt()
     variance = variance / layout.fan_in()
@@ -66,7 +66,7 @@ def test_output_moments_against_sampling(widths: tuple[int, ...]) -> None:
 
 def test_leaving_out_the_variance_of_hidden_units_is_caught() -> None:
     """V z^2 alone, without (M^2 + V) Var[z], would understate the variance by far more than the tolerance above."""
-    layout = Layout((3, 400, 2))
+    layout = WeightLayout((3, 400, 2))
     mean, variance = law(layout)
     x = points(4)
     _, found = output_moments(layout, mean / 20, variance / 400, x)
@@ -80,7 +80,7 @@ def test_leaving_out_the_variance_of_hidden_units_is_caught() -> None:
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("widths", [(3, 1), (3, 4, 2), (3, 4, 5, 1)])
 def test_slopes_are_those_of_autograd(widths: tuple[int, ...], shared: bool) -> None:
-    layout, x = Layout(widths), points(5)
+    layout, x = WeightLayout(widths), points(5)
     mean, variance = law(layout)
     rows = (len(x), layout.size)
     if not shared:
@@ -101,7 +101,7 @@ def test_slopes_are_those_of_autograd(widths: tuple[int, ...], shared: bool) -> 
 
 
 def test_jacobians_are_those_of_the_mean_output() -> None:
-    layout, x = Layout((3, 4, 2)), points(5)
+    layout, x = WeightLayout((3, 4, 2)), points(5)
     mean, variance = law(layout)
     output, found = jacobians(layout, mean, variance, x)
     exact = torch.autograd.functional.jacobian(lambda m: output_moments(layout, m, variance, x)[0], mean)
@@ -111,7 +111,7 @@ def test_jacobians_are_those_of_the_mean_output() -> None:
 
 def test_order_of_the_module() -> None:
     module = networks.mlp(3, 2, hidden=(4, 5), generator=torch.Generator().manual_seed(0)).double()
-    layout = Layout.of(module.recipe)
+    layout = WeightLayout.of(module.recipe)
     position = flatten_(module)
     working = torch.randn(layout.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     position.copy_(layout.to_module(working))
@@ -124,4 +124,4 @@ def test_order_of_the_module() -> None:
 def test_other_activations_are_refused() -> None:
     recipe = networks.mlp(3, 1, hidden=(4,), activation="tanh").recipe
     with pytest.raises(ValueError, match=r"activation='tanh': moments are known for relu"):
-        Layout.of(recipe)
+        WeightLayout.of(recipe)

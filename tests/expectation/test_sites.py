@@ -11,7 +11,7 @@ from torch import Tensor
 
 from confide.expectation.evidence import evidence_for, standard_normals
 from confide.expectation.glm import LinearSites, with_ones
-from confide.expectation.moments import Layout
+from confide.expectation.moments import WeightLayout
 from confide.expectation.natural import Covariance, GaussianFamily
 from confide.expectation.sites import NetworkSites, network_prior, noise_rate
 from confide.methods._baselines import assumed_density_filtering, expectation_propagation
@@ -90,7 +90,7 @@ def test_network_and_linear_sites_agree_where_they_overlap(covariance: Covarianc
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = x.sum(1)
     linear_sites = LinearSites.of(3, Gaussian(0.5), covariance=covariance)
-    layout = Layout((3, 1))
+    layout = WeightLayout((3, 1))
     network_sites = NetworkSites(layout, network_prior(layout, 1.0), Gaussian(0.5))
     found = linear_sites.family.moments(linear_sites.prior + linear_sites.factors(linear_sites.prior, x, y))
     other = network_sites.prior + network_sites.factors(network_sites.prior, x, y)

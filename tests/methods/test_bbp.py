@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import confide
 from confide.data.schema import Schema
+from confide.errors import UnclippableError
 from confide.layers.bayesian import MeanFieldConv2d, MeanFieldLinear
 from confide.layers.conversion import distributions, plain
-from confide.mechanism.clipping import UnclippableError, clipped_sum
+from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.methods.bbp import BBP
 from confide.models import networks, priors
@@ -23,7 +24,7 @@ from confide.models.likelihoods import Categorical
 from confide.sources.private_data import PrivateData
 from tests.methods.variational_tools import PRIOR, linear_model, problem_of, silence
 
-OPTIMUM = BBP(prior=priors.Gaussian(PRIOR), learning_rate=0.03, draws=2, initial_deviation=0.2)
+OPTIMUM = BBP(prior=priors.GaussianPrior(PRIOR), learning_rate=0.03, draws=2, initial_deviation=0.2)
 STEPS = 900
 
 
@@ -64,7 +65,7 @@ class TestOptimum:
         assert ((posterior.mean() - model.mean) / model.mean_field_deviation).abs().max() > 1
 
     @pytest.mark.slow  # one step of each prior is checked exactly below
-    @pytest.mark.parametrize("prior", [priors.Laplace(0.5), priors.ScaleMixture(0.5, 1.0, 0.3)])
+    @pytest.mark.parametrize("prior", [priors.LaplacePrior(0.5), priors.ScaleMixturePrior(0.5, 1.0, 0.3)])
     def test_other_priors_reach_their_own_optimum(self, prior: Any) -> None:
         """Fixed points: at the end the gradient of the exact objective is near zero."""
         model = linear_model()
@@ -87,7 +88,7 @@ class TestOptimum:
         """A chain of steps on a quadratic: the spread of its last position around the optimum is known."""
         model = linear_model(records=30, features=25, correlated=False)
         rate, multiplier, clip = 0.05, 0.02, 100.0
-        method = BBP(prior=priors.Gaussian(PRIOR), learning_rate=rate, initial_deviation=1e-4)
+        method = BBP(prior=priors.GaussianPrior(PRIOR), learning_rate=rate, initial_deviation=1e-4)
         curvature = model.precision[0, 0].item() / model.records
         step_noise = rate * multiplier * clip / model.records
         expected = step_noise / (1 - (1 - rate * curvature) ** 2) ** 0.5
@@ -116,14 +117,14 @@ class TestDivergence:
         method.tell(problem, state, silence(problem))
         return problem.position - before, gradient / problem.records
 
-    @pytest.mark.parametrize("prior", [priors.Gaussian(0.3), priors.Laplace(0.3), priors.Flat()])
+    @pytest.mark.parametrize("prior", [priors.GaussianPrior(0.3), priors.LaplacePrior(0.3), priors.FlatPrior()])
     def test_a_step_without_records_descends_the_divergence_over_n(self, prior: Any) -> None:
         moved, gradient = self.steps_of(BBP(prior=prior, learning_rate=0.1))
         assert torch.allclose(moved, -0.1 * gradient, rtol=2e-3, atol=1e-7)
 
     def test_a_divergence_inside_the_clip_is_caught(self) -> None:
         """As part of every record's answer it would be clipped away, and the pull of the prior with it."""
-        method = BBP(prior=priors.Gaussian(0.1), learning_rate=0.1, initial_deviation=0.05)
+        method = BBP(prior=priors.GaussianPrior(0.1), learning_rate=0.1, initial_deviation=0.05)
         module = networks.mlp(4, 3, hidden=(5,), generator=torch.Generator().manual_seed(0))
         x = torch.randn(10, 4, generator=torch.Generator().manual_seed(1))
         y = torch.arange(10) % 3
@@ -160,7 +161,7 @@ class TestDivergence:
             clipped_sum(problem.module, loss, x, y, clip=1.0, out=torch.zeros_like(problem.position))
 
     def test_parameters_without_a_distribution_follow_the_prior(self) -> None:
-        method = BBP(prior=priors.Gaussian(0.5), learning_rate=0.1)
+        method = BBP(prior=priors.GaussianPrior(0.5), learning_rate=0.1)
         problem = problem_of(method, small_cnn(), clip=1.0)
         state = method.init(problem)
         method.ask(problem, state)
@@ -225,7 +226,7 @@ class TestOptimisers:
     def test_matches_torch(self, optimiser: Any) -> None:
         """The direction of each optimiser against torch's own, on the same sequence of gradients."""
         module = networks.mlp(4, 3, hidden=(5,), generator=torch.Generator().manual_seed(0))
-        method = BBP(prior=priors.Flat(), optimiser=optimiser, learning_rate=0.05, initial_deviation=0.5)
+        method = BBP(prior=priors.FlatPrior(), optimiser=optimiser, learning_rate=0.05, initial_deviation=0.5)
         problem = problem_of(method, module)
         target = problem.position.clone().requires_grad_()
         makers = {

@@ -175,7 +175,7 @@ class TestWeights:
         return (problem.position - start).abs()
 
     def test_masks_never_touch_the_carried_weights(self) -> None:
-        assert self.moved(MCDropout(prior=priors.Flat(), dropout_rate=0.5)).max() == 0
+        assert self.moved(MCDropout(prior=priors.FlatPrior(), dropout_rate=0.5)).max() == 0
 
     def test_overwriting_weights_by_masked_ones_is_caught(self) -> None:
         """The update as printed by Zhang et al. (2021), Algorithm 4, carries the masked weights on."""
@@ -190,11 +190,11 @@ class TestWeights:
                     follower.weight.data.mul_(layer.mask(torch.Size([follower.in_features]), torch.float64))
                 return super().tell(problem, state, release)
 
-        assert (self.moved(Overwriting(prior=priors.Flat(), dropout_rate=0.5)) > 0).sum() > 100
+        assert (self.moved(Overwriting(prior=priors.FlatPrior(), dropout_rate=0.5)) > 0).sum() > 100
 
     @pytest.mark.parametrize("optimiser", ["sgd", "momentum"])
     def test_the_prior_joins_over_n(self, optimiser: Any) -> None:
-        method = MCDropout(prior=priors.Gaussian(0.5), learning_rate=0.2, optimiser=optimiser)
+        method = MCDropout(prior=priors.GaussianPrior(0.5), learning_rate=0.2, optimiser=optimiser)
         problem = problem_of(method, network())
         before = problem.position.clone()
         method.tell(problem, method.init(problem), silence(problem))

@@ -333,4 +333,4 @@ def test_models_without_moments_are_refused_before_any_charge() -> None:
         with pytest.raises(ValueError, match=message):
             fitted(method, x, y, unprotected(20), module)
     with pytest.raises(TypeError, match=r"prior=.*must be"):
-        SEP(prior=confide.priors.Laplace())
+        SEP(prior=confide.priors.LaplacePrior())

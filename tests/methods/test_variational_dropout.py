@@ -19,7 +19,7 @@ from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.methods.variational_dropout import VariationalDropout
 from confide.models import networks, priors
-from confide.models.priors import LogUniform
+from confide.models.priors import LogUniformPrior
 from confide.sources.private_data import PrivateData
 from tests.methods.variational_tools import PRIOR, linear_model, problem_of, silence
 
@@ -164,7 +164,7 @@ class TestDivergence:
         before = problem.position.clone()
         with torch.enable_grad():
             total = sum(
-                LogUniform().divergence(getattr(one.layer, one._mean), (one.spread_parameter / 2).exp())
+                LogUniformPrior().divergence(getattr(one.layer, one._mean), (one.spread_parameter / 2).exp())
                 for one in distributions(problem.module)
             )
             parameters = [p for p in problem.module.parameters() if p.requires_grad]
@@ -194,14 +194,14 @@ class TestDivergence:
         assert VariationalDropout().divergence_weight(problem, 20) == pytest.approx(40 / 112)
         assert VariationalDropout(weight=1.0).divergence_weight(problem, 5) == pytest.approx(0.5)
         assert VariationalDropout(weight=1.0, warm_up=0.0).divergence_weight(problem, 1) == 1.0
-        gaussian = VariationalDropout(prior=priors.Gaussian())
+        gaussian = VariationalDropout(prior=priors.GaussianPrior())
         assert gaussian.divergence_weight(problem, 20) == 1.0, "only the log-uniform prior is tempered"
 
     def test_with_a_gaussian_prior_it_finds_the_mean_field_optimum(self) -> None:
         """Stochastic variational inference without dropout; the same optimum that Bayes by Backprop finds."""
         model = linear_model()
         method = VariationalDropout(
-            prior=priors.Gaussian(PRIOR), deviation="learnt", warm_up=0.0, draws=2, learning_rate=0.05
+            prior=priors.GaussianPrior(PRIOR), deviation="learnt", warm_up=0.0, draws=2, learning_rate=0.05
         )
         posterior = model.fit(Started(**vars(method)), 700).posterior
         assert ((posterior.mean() - model.mean) / model.mean_field_deviation).abs().max() < 0.6
@@ -209,7 +209,7 @@ class TestDivergence:
 
     def test_priors_without_a_closed_form_are_refused(self) -> None:
         with pytest.raises(ValueError, match="no closed form"):
-            VariationalDropout(prior=priors.ScaleMixture())
+            VariationalDropout(prior=priors.ScaleMixturePrior())
 
     @pytest.mark.parametrize(
         "options", [{"deviation": "free"}, {"weight": -1.0}, {"warm_up": 2.0}, {"draws": 0}, {"norms": "l1"}]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from confide.models import priors
-from confide.models.priors import LogUniform, add_divergence_gradient_
+from confide.models.priors import LogUniformPrior, add_divergence_gradient_
 
-CLOSED = [priors.Gaussian(0.3), priors.Laplace(0.7), priors.Flat(), LogUniform()]
-MIXTURE = priors.ScaleMixture(0.3, 1.5, 0.05)
+CLOSED = [priors.GaussianPrior(0.3), priors.LaplacePrior(0.7), priors.FlatPrior(), LogUniformPrior()]
+MIXTURE = priors.ScaleMixturePrior(0.3, 1.5, 0.05)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -53,8 +53,8 @@ def test_closed_forms_against_quadrature(mean: float, deviation: float) -> None:
     where = torch.tensor([mean]).double(), torch.tensor([deviation]).double()
     scale = 0.4
     energies = {
-        priors.Gaussian(scale): lambda w: w**2 / (2 * scale**2) + math.log(scale * math.sqrt(2 * math.pi)),
-        priors.Laplace(scale): lambda w: np.abs(w) / scale + math.log(2 * scale),
+        priors.GaussianPrior(scale): lambda w: w**2 / (2 * scale**2) + math.log(scale * math.sqrt(2 * math.pi)),
+        priors.LaplacePrior(scale): lambda w: np.abs(w) / scale + math.log(2 * scale),
     }
     for prior, energy in energies.items():
         expected = expectation(energy, mean, deviation) - entropy(deviation)
@@ -76,12 +76,12 @@ def test_log_uniform_against_numerical_integration(log_alpha: float) -> None:
     value, _ = quad(integrand, -reach, reach, points=breaks, limit=400)
     exact = value + (np.euler_gamma + math.log(2)) / 2
     mean, deviation = torch.tensor([0.7]).double(), torch.tensor([0.7 * math.exp(log_alpha / 2)]).double()
-    assert LogUniform().divergence(mean, deviation).item() == pytest.approx(exact, abs=0.011)
+    assert LogUniformPrior().divergence(mean, deviation).item() == pytest.approx(exact, abs=0.011)
 
 
 def test_log_uniform_pulls_nothing_at_zero() -> None:
     mean, deviation = torch.tensor([0.0, 1e-30, -1e-7]), torch.full((3,), 0.1)
-    of_mean, of_deviation = LogUniform().divergence_slopes(mean, deviation)
+    of_mean, of_deviation = LogUniformPrior().divergence_slopes(mean, deviation)
     assert torch.isfinite(of_mean).all()
     assert torch.isfinite(of_deviation).all()
     assert of_mean.abs().max() < 1e-3
@@ -110,14 +110,14 @@ def test_monte_carlo_divergence_has_the_right_mean() -> None:
     """A Gaussian seen only through its energy must give, on average, what its closed form gives."""
 
     class Hidden:
-        energy = priors.Gaussian(0.4).energy
-        add_energy_gradient_ = priors.Gaussian(0.4).add_energy_gradient_
+        energy = priors.GaussianPrior(0.4).energy
+        add_energy_gradient_ = priors.GaussianPrior(0.4).add_energy_gradient_
 
     mean, deviation = moments(4)
     noise = torch.randn(40_000, 4, generator=generator(2), dtype=torch.float64)
     found = torch.zeros(4).double(), torch.zeros(4).double()
     add_divergence_gradient_(Hidden(), mean, deviation, noise, *found, factor=3.0)
-    slopes = priors.Gaussian(0.4).divergence_slopes(mean, deviation)
+    slopes = priors.GaussianPrior(0.4).divergence_slopes(mean, deviation)
     for value, slope in zip(found, slopes, strict=True):
         # Standard error at most 3 / 0.4^2 * max(deviation + |mean|) / 200, about 0.2.
         assert (value - 3 * slope).abs().max() < 0.8
@@ -138,4 +138,4 @@ def test_monte_carlo_gradient_of_a_mixture_is_the_gradient_of_the_average_energy
 @pytest.mark.parametrize("options", [{"share": 0.0}, {"share": 1.0}, {"wide": 0.0}, {"narrow": float("nan")}])
 def test_bad_mixtures_are_named(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}="):
-        priors.ScaleMixture(**options)
+        priors.ScaleMixturePrior(**options)

@@ -20,7 +20,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 class TestPriors:
-    @pytest.mark.parametrize("prior", [priors.Gaussian(0.3), priors.Laplace(0.7), priors.Flat()])
+    @pytest.mark.parametrize("prior", [priors.GaussianPrior(0.3), priors.LaplacePrior(0.7), priors.FlatPrior()])
     def test_gradient_is_that_of_the_energy(self, prior: Any) -> None:
         position = torch.randn(7, generator=generator(), dtype=torch.float64).requires_grad_()
         energy = prior.energy(position)
@@ -32,9 +32,9 @@ class TestPriors:
     @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
     def test_a_bad_scale_is_named(self, scale: float) -> None:
         with pytest.raises(ValueError, match="scale="):
-            priors.Gaussian(scale)
+            priors.GaussianPrior(scale)
         with pytest.raises(ValueError, match="scale="):
-            priors.Laplace(scale)
+            priors.LaplacePrior(scale)
 
 
 class TestFlat:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import confide
+from confide.errors import UnsupportedEvents
 from confide.mechanism.gaussian import SampledGaussian
-from confide.privacy.accountants import UnsupportedEvents, sound_epsilon
+from confide.privacy.accountants import sound_epsilon
 from confide.privacy.accountants.rdp import DEFAULT_ORDERS
 from confide.privacy.events import Event, GaussianEvent, NonPrivateEvent, PureEvent
 from confide.privacy.selection import (

@@ -10,7 +10,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from confide.privacy.accountants import UnsupportedEvents
+from confide.errors import UnsupportedEvents
 from confide.privacy.events import GaussianEvent, NonPrivateEvent, PureEvent
 from confide.privacy.statement import Privacy
 

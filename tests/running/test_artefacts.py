@@ -17,11 +17,12 @@ from torch import nn
 import confide
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column
+from confide.errors import Unfinished
 from confide.posteriors.draws import load_posterior
 from confide.privacy.bayesian.result import Trusted
 from confide.privacy.events import GaussianEvent, event_from_dict
 from confide.privacy.statement import Privacy
-from confide.running.artefacts import POSTERIOR, RECORD, REPORT, Unfinished, load_run, save_run, sha256, strict
+from confide.running.artefacts import POSTERIOR, RECORD, REPORT, load_run, save_run, sha256, strict
 from confide.running.fit import Run
 from tests.report.runs import class_evaluation, make_run
 

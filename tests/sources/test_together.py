@@ -7,9 +7,10 @@ import torch
 
 import confide
 from confide.data.schema import Schema
+from confide.errors import BudgetExceeded
 from confide.mechanism.gaussian import SampledGaussian
 from confide.privacy.accountants import sound_epsilon
-from confide.privacy.ledger import BudgetExceeded, Ledger
+from confide.privacy.ledger import Ledger
 from confide.sources.together import PaidTogether
 
 FIT = SampledGaussian(2.0, 1.0, 0.5, 20)

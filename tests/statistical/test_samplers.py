@@ -16,7 +16,7 @@ from confide.methods.sgnht import SGNHT
 from tests.statistical.conjugate import NOISE, PRIOR, RECORDS, Conjugate, conjugate_model, deviations
 
 CURVATURE = RECORDS / NOISE**2 + 1 / PRIOR**2
-SETTINGS: dict[str, Any] = {"prior": confide.priors.Gaussian(PRIOR), "thinning": 1, "burn_in": 0.1}
+SETTINGS: dict[str, Any] = {"prior": confide.priors.GaussianPrior(PRIOR), "thinning": 1, "burn_in": 0.1}
 
 
 @pytest.fixture(scope="module")

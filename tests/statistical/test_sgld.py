@@ -24,7 +24,7 @@ BIAS = 1 / (1 - CURVATURE_STEP / 4)  # discretisation of a quadratic: variance 1
 
 
 def sampler(**options: object) -> SGLD:
-    return SGLD(prior=confide.priors.Gaussian(PRIOR), step_size=ETA, thinning=1, burn_in=0.05, **options)
+    return SGLD(prior=confide.priors.GaussianPrior(PRIOR), step_size=ETA, thinning=1, burn_in=0.05, **options)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_double_noise_is_caught(conjugate: Conjugate) -> None:
         def tell(self, problem: Any, state: Any, release: Any) -> Any:
             return super().tell(problem, state, replace(release, noise_std=0.0))
 
-    method = Deaf(prior=confide.priors.Gaussian(PRIOR), step_size=ETA, thinning=1, burn_in=0.05)
+    method = Deaf(prior=confide.priors.GaussianPrior(PRIOR), step_size=ETA, thinning=1, burn_in=0.05)
     _, ratio = deviations(conjugate, conjugate.chain(method, 3000, 1e-3 * 2 / ETA**0.5))
     assert ratio == pytest.approx(2 * BIAS, rel=0.09)
 
@@ -71,7 +71,7 @@ def test_too_much_noise_is_stated_as_temperature(conjugate: Conjugate) -> None:
 
 
 def test_the_default_step_size_credits_all_noise(conjugate: Conjugate) -> None:
-    run = conjugate.chain(SGLD(prior=confide.priors.Gaussian(PRIOR)), 200, 1.0)
+    run = conjugate.chain(SGLD(prior=confide.priors.GaussianPrior(PRIOR)), 200, 1.0)
     assert run.posterior.facts["step_size"] == pytest.approx((2 / 1e3) ** 2)
     assert run.posterior.facts["temperature"] == pytest.approx(1.0)
 

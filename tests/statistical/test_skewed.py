@@ -68,7 +68,7 @@ def distance(found: np.ndarray) -> tuple[float, float]:
     return float(np.abs(gaps).max()), float(np.abs((centred**3).mean(0) - exact["skewness"]).max())
 
 
-SETTINGS: dict[str, Any] = {"prior": confide.priors.Gaussian(2.0), "burn_in": 0.3, "thinning": 10}
+SETTINGS: dict[str, Any] = {"prior": confide.priors.GaussianPrior(2.0), "burn_in": 0.3, "thinning": 10}
 ETA, FRICTION = 0.1, 0.2
 H = ETA**0.5 / 2
 # Each sampler with the standard deviation of noise in the summed gradient that it asks for per step.

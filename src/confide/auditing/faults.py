@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.mechanism.clipping.anatomy import build_plan
+from confide.errors import Refusal
+from confide.mechanism.clipping.anatomy import anatomy_of
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
 from confide.sources.private_data import PrivateData
@@ -65,7 +66,7 @@ def _per_layer(mechanism: SampledGaussian, query: Query) -> SampledGaussian:
     """Each of K layers clipped to C, where the whole should be. Rows of statistics have no layers."""
     if not isinstance(query, GradientQuery):
         return mechanism
-    return _looser(mechanism, math.sqrt(build_plan(query.module).groups), clipping="per-layer")
+    return _looser(mechanism, math.sqrt(anatomy_of(query.module).groups), clipping="per-layer")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class FaultyData(PrivateData):
     def __init__(self, x: Any, y: Any, *, fault: str, **options: Any) -> None:
         super().__init__(x, y, **options)
         if fault not in FAULTS:
-            raise ValueError(f"fault={fault!r}: must be one of {', '.join(FAULTS)}")
+            raise Refusal(f"fault={fault!r}: must be one of {', '.join(FAULTS)}")
         self._fault = FAULTS[fault]
         for name, part in self._fault.parts(len(x)).items():
             setattr(self, f"_PrivateData__{name}", part)

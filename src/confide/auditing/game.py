@@ -22,6 +22,7 @@ from confide.auditing.checks import Check, MakeData, run_checks
 from confide.auditing.faults import FaultyData
 from confide.auditing.lower_bound import correct_guesses, epsilon_lower_bound, guesses_for
 from confide.auditing.problems import AuditProblem, mislabelled, problem_for
+from confide.errors import Refusal
 from confide.mechanism.plan import Plan
 from confide.mechanism.plan import plan as make_plan
 from confide.running.fit import fit, make_problem
@@ -133,13 +134,13 @@ def audit(
 
 def _check(attack: str, canaries: int, steps: int, rate: float) -> None:
     if attack not in ATTACKS:
-        raise ValueError(f"attack={attack!r}: must be one of {', '.join(ATTACKS)}")
+        raise Refusal(f"attack={attack!r}: must be one of {', '.join(ATTACKS)}")
     if canaries < 10:
-        raise ValueError(f"canaries={canaries}: must be at least 10; a thousand say more")
+        raise Refusal(f"canaries={canaries}: must be at least 10; a thousand say more")
     if steps < 2 or steps % 2:
-        raise ValueError(f"steps={steps}: must be an even number, since canaries change their sign at every step")
+        raise Refusal(f"steps={steps}: must be an even number, since canaries change their sign at every step")
     if not SMALLEST_RATE <= rate <= 1:
-        raise ValueError(f"rate={rate}: must be between {SMALLEST_RATE} and 1")
+        raise Refusal(f"rate={rate}: must be between {SMALLEST_RATE} and 1")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.errors import Refusal
+
 Array = NDArray[np.float64]
 LARGEST_EPSILON = 50.0
 _SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
@@ -36,7 +38,7 @@ def chance_of(correct: int, guesses: int, canaries: int, epsilon: float, delta: 
     check_counts(correct, guesses, canaries)
     check_delta(delta)
     if epsilon < 0:
-        raise ValueError(f"epsilon={epsilon}: must be >= 0")
+        raise Refusal(f"epsilon={epsilon}: must be >= 0")
     if correct == 0:
         return 1.0
     from scipy.special import bdtrc, gammaln
@@ -55,7 +57,7 @@ def epsilon_lower_bound(
 ) -> float:
     """The largest epsilon that is refuted with that confidence, up to `precision` from below; 0 if none is."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: must be in (0, 1)")
+        raise Refusal(f"confidence={confidence}: must be in (0, 1)")
     risk = 1 - confidence
 
     def refuted(epsilon: float) -> bool:
@@ -76,11 +78,9 @@ def correct_guesses(scores: Sequence[float] | Array, included: Sequence[bool] | 
     """How many of `guesses` are right: "in" for the highest half, "out" for the lowest half of them."""
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
     if values.shape != truth.shape or values.ndim != 1:
-        raise ValueError(
-            f"scores of shape {values.shape}, included of shape {truth.shape}: need one of each per canary"
-        )
+        raise Refusal(f"scores of shape {values.shape}, included of shape {truth.shape}: need one of each per canary")
     if guesses < 2 or guesses % 2 or guesses > len(values):
-        raise ValueError(f"guesses={guesses}: must be an even number between 2 and the {len(values)} canaries")
+        raise Refusal(f"guesses={guesses}: must be an even number between 2 and the {len(values)} canaries")
     # A score that is not a number says nothing; it must not be taken for a high one, as sorting would.
     order = np.argsort(np.nan_to_num(values, nan=0.0), kind="stable")
     half = guesses // 2
@@ -94,7 +94,7 @@ def guesses_for(canaries: int, separation: float, delta: float, confidence: floa
     the number that promises the highest bound is chosen, one standard deviation of bad luck allowed for.
     """
     if canaries < 2:
-        raise ValueError(f"canaries={canaries}: must be at least 2")
+        raise Refusal(f"canaries={canaries}: must be at least 2")
     best, chosen = -1.0, 2
     for share in _SHARES:
         guesses = max(2, 2 * round(share * canaries / 2))
@@ -126,11 +126,11 @@ def expected_accuracy(share: float, separation: float) -> float:
 
 def check_counts(correct: int, guesses: int, canaries: int) -> None:
     if not 1 <= guesses <= canaries:
-        raise ValueError(f"guesses={guesses}: must be between 1 and the {canaries} canaries")
+        raise Refusal(f"guesses={guesses}: must be between 1 and the {canaries} canaries")
     if not 0 <= correct <= guesses:
-        raise ValueError(f"correct={correct}: must be between 0 and the {guesses} guesses")
+        raise Refusal(f"correct={correct}: must be between 0 and the {guesses} guesses")
 
 
 def check_delta(delta: float) -> None:
     if not 0 <= delta < 1:
-        raise ValueError(f"delta={delta}: must be in [0, 1)")
+        raise Refusal(f"delta={delta}: must be in [0, 1)")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.data.schema import Schema
+from confide.errors import Refusal
 from confide.models import networks
 
 FEATURES, CLASSES, ORDINARY_RECORDS = 16, 4, 32
@@ -64,4 +65,4 @@ def first_task(method: Any, known: tuple[str, ...]) -> str:
     for task in tasks:
         if task in known:
             return task
-    raise ValueError(f"method={method.name!r}: is for {', '.join(tasks)}; this audit is for {', '.join(known)}")
+    raise Refusal(f"method={method.name!r}: is for {', '.join(tasks)}; this audit is for {', '.join(known)}")

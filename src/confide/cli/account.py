@@ -10,8 +10,9 @@ import typer
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json, SamplingName
-from confide.cli.output import CommandError, emit_json, output
+from confide.cli.output import emit_json, output
 from confide.cli.privacy_table import show_privacy
+from confide.errors import CommandError
 from confide.privacy.events import GaussianEvent
 
 EXAMPLE = "confide account --rate 0.0042667 --noise-multiplier 1.3 --steps 3516 \\\n  --delta 1e-5"

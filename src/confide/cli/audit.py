@@ -17,8 +17,9 @@ from confide import methods
 from confide.cli import options
 from confide.cli.help_texts import WIDTH, teach
 from confide.cli.options import OUTPUT, PRIVACY, RUN, Json
-from confide.cli.output import CommandError, emit_json, output, progress_bar
+from confide.cli.output import emit_json, output, progress_bar
 from confide.cli.settings import make_method
+from confide.errors import CommandError
 
 FAILED = 4
 ATTACKS = ("white-box", "black-box")

@@ -15,7 +15,8 @@ from confide.cli import options
 from confide.cli.comparison_table import show
 from confide.cli.help_texts import teach
 from confide.cli.options import OUTPUT, RUN, AdjacencyName, EpsilonGoal, Json, SamplingName
-from confide.cli.output import CommandError, emit_json, output, progress_bar
+from confide.cli.output import emit_json, output, progress_bar
+from confide.errors import BudgetExceeded, CommandError, Unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,8 +163,6 @@ def _directory(out: Path | None) -> Iterator[Path]:
 
     Runs that are paid for are kept whatever happens after them.
     """
-    from confide.privacy.ledger import BudgetExceeded
-    from confide.running.artefacts import Unfinished
 
     parent = None if out is None else out.absolute().parent
     if parent is not None:
@@ -334,7 +333,7 @@ class _Contest:
     ) -> tuple[Trial, Evaluation]:
         """One fit of one method, saved and measured."""
         from confide.cli import training
-        from confide.running.artefacts import POSTERIOR, Unfinished, save_run
+        from confide.running.artefacts import POSTERIOR, save_run
         from confide.workflow.compare import peak_memory, trial_of
 
         model = self.model(name, turn)

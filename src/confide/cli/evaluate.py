@@ -14,7 +14,8 @@ from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import DATA, PRIVACY, RUN, AdjacencyName, Json
-from confide.cli.output import CommandError, emit_json, one_line, output
+from confide.cli.output import emit_json, one_line, output
+from confide.errors import CommandError
 
 if TYPE_CHECKING:
     from confide.data import Encoder

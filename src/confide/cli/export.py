@@ -11,7 +11,8 @@ from rich.markup import escape
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import OUTPUT, Json
-from confide.cli.output import CommandError, emit_json, one_line, output
+from confide.cli.output import emit_json, one_line, output
+from confide.errors import CommandError
 
 EXAMPLES = (
     "confide export out/run --form numpy --out out/deploy",

@@ -8,8 +8,9 @@ from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
-from confide.cli.output import CommandError, emit_json, output, progress_bar
+from confide.cli.output import emit_json, output, progress_bar
 from confide.cli.settings import descriptions, make_method
+from confide.errors import CommandError
 
 EXAMPLES = (
     "confide fit digits --method sgld --epsilon 3 --delta 1e-4 --out out/digits",

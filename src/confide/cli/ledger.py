@@ -14,7 +14,8 @@ from rich.table import Table
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
-from confide.cli.output import CommandError, emit_json, one_line, output
+from confide.cli.output import emit_json, one_line, output
+from confide.errors import CommandError, UnsupportedEvents
 from confide.privacy.ledger import Ledger, Limit, for_reading
 
 USUAL_DELTA = 1e-5
@@ -89,7 +90,6 @@ def ledger_values(ledger: Ledger, file: Path, delta: float | None) -> dict[str, 
 
 
 def _dataset_values(ledger: Ledger, name: str, delta: float) -> dict[str, float | None]:
-    from confide.privacy.accountants import UnsupportedEvents
 
     try:
         spent: float | None = ledger.spent(delta, name)

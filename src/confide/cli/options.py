@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from confide.cli.output import CommandError
+from confide.errors import CommandError
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
 
 # Far beyond any use; numbers larger than these overflow in every accountant.

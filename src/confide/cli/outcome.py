@@ -13,8 +13,9 @@ from rich.table import Table
 from confide.cli.output import one_line
 from confide.cli.privacy_table import epsilon_table
 from confide.data import Encoder
+from confide.errors import Unfinished
 from confide.report import Evaluation
-from confide.running.artefacts import POSTERIOR, RECORD, REPORT, Unfinished, save_run
+from confide.running.artefacts import POSTERIOR, RECORD, REPORT, save_run
 from confide.running.fit import Run
 from confide.workflow.rules import assumed_facts
 

@@ -7,8 +7,7 @@
     3    a privacy budget would be exceeded: one sentence, and nothing was spent
     130  interrupted from the keyboard
 
-A ValueError that a `raise` statement of confide's own raises is a refusal, written for the user; a ValueError out of
-Python or another library is an error nobody foresaw. The two are told apart by the place they come from.
+A `Refusal` is written for the user; a ValueError out of Python or another library is an error nobody foresaw.
 """
 
 from __future__ import annotations
@@ -23,22 +22,18 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
+from confide.errors import BudgetExceeded, Refusal, Unfinished
+
 SUCCESS, UNFORESEEN, REFUSED, OVER_BUDGET, INTERRUPTED = 0, 1, 2, 3, 130
 DEBUG_VARIABLE = "CONFIDE_DEBUG"
-_PACKAGE = Path(__file__).resolve().parents[1]
 
 # Newer versions of typer carry their own copy of click, older ones use the package: taken from typer, it fits both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-class CommandError(ValueError):
-    """Bad arguments or bad input, in one sentence that names the option and the way out."""
 
 
 def run(command: Any, arguments: Sequence[str]) -> int:
@@ -72,8 +67,6 @@ def _invoke(command: Any, arguments: list[str]) -> None:
 
 
 def _explain(error: BaseException) -> tuple[int, str]:
-    from confide.privacy.ledger import BudgetExceeded
-    from confide.running.artefacts import Unfinished
 
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, "interrupted; what was charged to a ledger stays charged, and no result was written"
@@ -85,7 +78,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
         return UNFORESEEN, str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return REFUSED, f"{error.filename}: {_lowered(error.strerror or str(error))}"
-    if isinstance(error, ValueError) and _raised_by_confide(error):
+    if isinstance(error, Refusal):
         return REFUSED, str(error)
     kind = type(error).__name__
     return UNFORESEEN, f"unexpected {kind} ({error}); set {DEBUG_VARIABLE}=1 or add --debug to see the traceback"
@@ -117,14 +110,6 @@ def _what_for(parameter: Any) -> str:
 
 def _lowered(text: str) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
-
-
-def _raised_by_confide(error: BaseException) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not Path(frames[-1].filename).resolve().is_relative_to(_PACKAGE):
-        return False
-    # Without its source the package cannot tell, and takes the kinder view.
-    return not frames[-1].line or frames[-1].line.startswith("raise")
 
 
 def _complain(command: Any, words: Sequence[str], sentence: str) -> None:

@@ -14,7 +14,8 @@ from rich.text import Text
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import Json
-from confide.cli.output import CommandError, emit_json, output, progress_bar
+from confide.cli.output import emit_json, output, progress_bar
+from confide.errors import CommandError
 from confide.papers.base import Context, Finished, Paper, Table, shown
 
 LIST_EXAMPLE = "confide papers list"

@@ -12,8 +12,9 @@ from rich.table import Table
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import RUN, AdjacencyName, Delta, EpsilonGoal, Json, SamplingName
-from confide.cli.output import CommandError, emit_json, output
+from confide.cli.output import emit_json, output
 from confide.cli.privacy_table import show_privacy
+from confide.errors import CommandError
 from confide.mechanism.plan import Plan
 from confide.privacy.events import Event
 

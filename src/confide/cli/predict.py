@@ -15,7 +15,8 @@ from rich.markup import escape
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import OUTPUT, Json
-from confide.cli.output import CommandError, emit_json, one_line, output, progress_bar
+from confide.cli.output import emit_json, one_line, output, progress_bar
+from confide.errors import CommandError
 
 if TYPE_CHECKING:
     from confide.data import Encoder

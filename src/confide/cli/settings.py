@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from confide import methods
 from confide.cli import options
-from confide.cli.output import CommandError
+from confide.errors import CommandError
 from confide.models import priors
 
 
@@ -37,7 +37,7 @@ def make_method(name: str, settings: Sequence[str], prior_scale: float | None) -
         options.number("--prior-scale", prior_scale, above=0, most=1e6)
         if "prior" not in fields:
             raise CommandError(f"--prior-scale={prior_scale:g}: {name} has no prior of its own; leave it out")
-        values["prior"] = priors.Gaussian(prior_scale)
+        values["prior"] = priors.GaussianPrior(prior_scale)
     return cls(**values)
 
 

@@ -19,11 +19,11 @@ from typing import Any, cast
 import torch
 
 from confide.cli import options
-from confide.cli.output import CommandError
 from confide.cli.plan import make_plan
 from confide.data import DataSet, Prepared, Schema, catalogue, load_dataset, load_table, prepare
 from confide.data.embedded import NAMES as EMBEDDED
 from confide.data.schema import Task
+from confide.errors import CommandError
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.models.likelihoods import Gaussian

@@ -8,7 +8,7 @@ from confide.data.loaders import from_frame, from_pairs, load_dataset, load_tabl
 from confide.data.preprocessing import Encoder, Prepared, check_training, prepare
 from confide.data.schema import Column, Fact, Schema
 from confide.data.statistics import (
-    Moments,
+    ColumnMoments,
     RecordStatistic,
     bounds_from_moments,
     histogram_statistic,
@@ -18,15 +18,16 @@ from confide.data.statistics import (
     private_bounds,
     private_mean_and_scale,
 )
-from confide.data.table import DataError, DataSet, Table
+from confide.data.table import DataSet, Table
+from confide.errors import DataError
 
 __all__ = [
     "Column",
+    "ColumnMoments",
     "DataError",
     "DataSet",
     "Encoder",
     "Fact",
-    "Moments",
     "Prepared",
     "RecordStatistic",
     "Schema",

@@ -14,7 +14,8 @@ import numpy as np
 from confide.data.columns import SMALLEST_HALF_WIDTH, Bounds, Column, Source
 from confide.data.labels import LARGEST_LABEL, Label, category_key, is_missing
 from confide.data.schema import Schema, Task
-from confide.data.table import Array, DataError, Table, as_numbers, plain_column, quoted
+from confide.data.table import Array, Table, as_numbers, plain_column, quoted
+from confide.errors import DataError
 
 ASSUMED: Source = "assumed public"
 MOST_CATEGORIES = 1000

@@ -23,7 +23,8 @@ import numpy as np
 from confide.data.columns import Column, Missing
 from confide.data.loaders import NPZ_FAULTS, load_dataset
 from confide.data.schema import Schema
-from confide.data.table import Array, DataError, DataSet, attempt, quoted
+from confide.data.table import Array, DataSet, attempt, quoted
+from confide.errors import DataError
 
 ENVIRONMENT = "CONFIDE_DATA"
 SPLITS_FILE = "uci_splits.npz"

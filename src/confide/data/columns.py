@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from confide.data.labels import Label, plain_labels
-from confide.data.table import DataError, attempt, quoted
+from confide.data.table import attempt, quoted
+from confide.errors import DataError
 
 Kind: TypeAlias = Literal["numeric", "categorical"]
 Missing: TypeAlias = Literal["refuse", "middle", "category"]

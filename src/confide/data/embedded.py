@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from confide.data.columns import Column
 from confide.data.schema import Schema
-from confide.data.table import DataError, DataSet, Table, permuted_rows
+from confide.data.table import DataSet, Table, permuted_rows
+from confide.errors import DataError
 
 NAMES: tuple[str, ...] = ("digits", "diabetes")
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from confide.errors import Refusal
+
 SHORTEST_KEY = 16
 
 
@@ -22,11 +24,11 @@ def fingerprint(x: Any, y: Any, key: bytes) -> str:
     """A name of 32 hexadecimal digits. `key`: at least 16 secret random bytes, such as `secrets.token_bytes(32)`."""
     if not isinstance(key, bytes) or len(key) < SHORTEST_KEY:
         size = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
-        raise ValueError(f"key: is {size}; needs at least {SHORTEST_KEY} secret bytes, such as secrets.token_bytes(32)")
+        raise Refusal(f"key: is {size}; needs at least {SHORTEST_KEY} secret bytes, such as secrets.token_bytes(32)")
     code = hmac.new(key, digestmod=hashlib.sha256)
     for part in (np.asarray(x), np.asarray(y)):
         if part.dtype.hasobject:
-            raise ValueError(f"x, y: hold {part.dtype} values; encode them first (confide.data.prepare)")
+            raise Refusal(f"x, y: hold {part.dtype} values; encode them first (confide.data.prepare)")
         # The layout goes in front, so that no two different pairs of arrays give the same bytes.
         code.update(f"{part.dtype.str}{part.shape}".encode())
         code.update(np.ascontiguousarray(part).tobytes())

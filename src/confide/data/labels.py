@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from confide.data.table import MISSING_TOKENS, Array, DataError
+from confide.data.table import MISSING_TOKENS, Array
+from confide.errors import DataError
 
 Label: TypeAlias = str | int | float | bool
 

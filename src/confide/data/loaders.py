@@ -25,17 +25,8 @@ import numpy as np
 
 from confide.data import embedded
 from confide.data.schema import Schema
-from confide.data.table import (
-    MISSING_TOKENS,
-    Array,
-    DataError,
-    DataSet,
-    Table,
-    attempt,
-    listed,
-    plain_column,
-    quoted,
-)
+from confide.data.table import MISSING_TOKENS, Array, DataSet, Table, attempt, listed, plain_column, quoted
+from confide.errors import DataError
 
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -23,7 +23,8 @@ import numpy as np
 from confide.data.columns import Bounds, Column, Missing
 from confide.data.labels import Label, positions
 from confide.data.schema import Schema, Task
-from confide.data.table import Array, DataError, DataSet, Table, as_numbers, listed, plain_column, quoted
+from confide.data.table import Array, DataSet, Table, as_numbers, listed, plain_column, quoted
+from confide.errors import DataError
 
 Layout: TypeAlias = Literal["flat", "image"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -101,7 +102,7 @@ class Encoder:
             else:
                 bounds = self.schema.bounds_of(position, column)
                 assert bounds is not None  # checked when the encoder was made
-                _fillas_numbers(part, table.columns[column.name], column, bounds)
+                _fill_numbers(part, table.columns[column.name], column, bounds)
         return result
 
     def _name_block(self, block: Array) -> Table:
@@ -277,7 +278,7 @@ def _scale(values: Array, low: Any, high: Any, out: Array, missing: Missing) -> 
     return absent if missing == "refuse" else np.zeros_like(absent)
 
 
-def _fillas_numbers(part: Array, values: Array, column: Column, bounds: Bounds) -> None:
+def _fill_numbers(part: Array, values: Array, column: Column, bounds: Bounds) -> None:
     numbers = as_numbers(values, f"column {quoted(column.name)}")
     if _scale(numbers, *bounds, part[:, 0], column.missing).any():
         raise _refusal(f"column {quoted(column.name)}")

@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from confide.data.columns import POLICIES, SOURCES, Bounds, Column, Missing, Source, bounds_pair, check_choice
 from confide.data.labels import Label, plain_labels
-from confide.data.table import DataError, attempt, listed, quoted
+from confide.data.table import attempt, listed, quoted
+from confide.errors import DataError
 
 if TYPE_CHECKING:
     from confide.data.table import Table

@@ -27,7 +27,8 @@ import numpy as np
 from confide.data.columns import SMALLEST_HALF_WIDTH, Column, Source
 from confide.data.preprocessing import middle_and_half
 from confide.data.schema import Schema
-from confide.data.table import Array, DataError
+from confide.data.table import Array
+from confide.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class RecordStatistic:
 
 
 @dataclass(frozen=True)
-class Moments:
+class ColumnMoments:
     """Private mean and standard deviation per feature, on the encoded scale, with the noise in them.
 
     `mean_error` is the standard deviation of the noise in `mean`, public since the noise level is.
@@ -70,7 +71,7 @@ def moment_statistic(features: int | Sequence[int]) -> RecordStatistic:
     return RecordStatistic(function, 2 * len(chosen), math.sqrt(2 * len(chosen)))
 
 
-def private_mean_and_scale(noisy_sum: Any, noise_std: float, expected_batch: float) -> Moments:
+def private_mean_and_scale(noisy_sum: Any, noise_std: float, expected_batch: float) -> ColumnMoments:
     """Mean and standard deviation from the noisy sum of `moment_statistic`.
 
     With n = expected_batch and tau = noise_std / n, the release is m1 + tau N(0, 1) and m2 + tau N(0, 1). The
@@ -91,7 +92,7 @@ def private_mean_and_scale(noisy_sum: Any, noise_std: float, expected_batch: flo
     second = np.clip(second, 0.0, 1.0)
     floor = np.maximum(tau * np.sqrt(1 + 4 * first**2), 1e-6)
     variance = np.maximum(second - first**2 + tau**2, floor)
-    return Moments(first, np.minimum(np.sqrt(variance), 1.0), tau)
+    return ColumnMoments(first, np.minimum(np.sqrt(variance), 1.0), tau)
 
 
 def histogram_statistic(features: int | Sequence[int], bins: int = 64) -> RecordStatistic:
@@ -149,7 +150,7 @@ def numeric_features(schema: Schema) -> tuple[int, ...]:
     return tuple(places)
 
 
-def bounds_from_moments(moments: Moments, deviations: float = 3.0) -> tuple[Array, Array]:
+def bounds_from_moments(moments: ColumnMoments, deviations: float = 3.0) -> tuple[Array, Array]:
     """mean - k scale and mean + k scale, within [-1, 1]."""
     if not deviations > 0:
         raise DataError(f"deviations={deviations}: must be > 0")

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from confide.data.schema import Schema
+from confide.errors import Refusal
 
 ROWS_AT_ONCE = 1 << 17
 
@@ -70,7 +71,7 @@ def from_parquet(
             return _copied(source, columns, target, schema, directory, progress)
     except (OSError, ArrowException) as error:
         said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise ValueError(f"path={os.fspath(path)!r}: not a readable Parquet file ({said})") from None
+        raise Refusal(f"path={os.fspath(path)!r}: not a readable Parquet file ({said})") from None
 
 
 def _copied(
@@ -104,7 +105,7 @@ def _write(file: IO[bytes], numbers: np.ndarray[Any, Any], directory: str | os.P
     try:
         file.write(numbers.data)
     except OSError as error:
-        raise ValueError(f"directory={directory!r}: cannot hold the records ({error.strerror})") from None
+        raise Refusal(f"directory={directory!r}: cannot hold the records ({error.strerror})") from None
 
 
 def _nameless(directory: str | os.PathLike[str] | None) -> IO[bytes]:
@@ -112,7 +113,7 @@ def _nameless(directory: str | os.PathLike[str] | None) -> IO[bytes]:
     try:
         return tempfile.TemporaryFile(dir=directory)
     except OSError as error:
-        raise ValueError(f"directory={directory!r}: cannot be written ({error.strerror})") from None
+        raise Refusal(f"directory={directory!r}: cannot be written ({error.strerror})") from None
 
 
 def _mapped(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -157,13 +158,13 @@ def _columns(found: Any, target: str, features: Sequence[str] | None, path: Path
 
     chosen = [name for name in found.names if name != target] if features is None else list(features)
     if target in chosen:
-        raise ValueError(f"features={chosen}: must not hold the target {target!r}")
+        raise Refusal(f"features={chosen}: must not hold the target {target!r}")
     for name in (target, *chosen):
         if found.names.count(name) != 1:
-            raise ValueError(f"path={str(path)!r}: needs exactly one column {name!r}; it has {', '.join(found.names)}")
+            raise Refusal(f"path={str(path)!r}: needs exactly one column {name!r}; it has {', '.join(found.names)}")
         kind = found.field(name).type
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-            raise ValueError(f"path={str(path)!r}: column {name!r} holds {kind}, not numbers; encode it first")
+            raise Refusal(f"path={str(path)!r}: column {name!r} holds {kind}, not numbers; encode it first")
     if not chosen:
-        raise ValueError(f"path={str(path)!r}: has no column but the target {target!r}")
+        raise Refusal(f"path={str(path)!r}: has no column but the target {target!r}")
     return chosen

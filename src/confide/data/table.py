@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.errors import DataError
+
 if TYPE_CHECKING:
     from confide.data.schema import Schema
 
@@ -25,14 +27,6 @@ Result = TypeVar("Result")
 MISSING_TOKENS: tuple[str, ...] = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
 
 _CELLS = (str, bool, int, float, np.bool_, np.integer, np.floating, type(None))
-
-
-class DataError(ValueError):
-    """Bad input, told in one sentence to the data curator, before anything is charged or released.
-
-    Whether it is raised may depend on the records, so the message is for the curator's own eyes and not for
-    publication. It names the argument or the column and the way out, and never quotes the value of a cell.
-    """
 
 
 def attempt(action: Callable[[], Result], complaint: str, *kinds: type[BaseException]) -> Result:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
+
 
 def _split(draws: Tensor) -> Tensor:
     """(chains, draws, parameters) -> (2 chains, draws / 2, parameters); an odd draw in the middle is left out."""
     if draws.ndim != 3 or draws.shape[1] < 4:
-        raise ValueError(f"draws of shape {tuple(draws.shape)}: need (chains, at least 4 draws, parameters)")
+        raise Refusal(f"draws of shape {tuple(draws.shape)}: need (chains, at least 4 draws, parameters)")
     half = draws.shape[1] // 2
     return torch.cat([draws[:, :half], draws[:, -half:]]).double()
 
@@ -36,7 +38,7 @@ def split_r_hat(draws: Tensor) -> Tensor:
 def autocorrelation(draws: Tensor) -> Tensor:
     """Correlation at lags 0, 1, ... of (chains, draws, parameters), averaged over chains: (draws, parameters)."""
     if draws.ndim != 3 or draws.shape[1] < 2:
-        raise ValueError(f"draws of shape {tuple(draws.shape)}: need (chains, at least 2 draws, parameters)")
+        raise Refusal(f"draws of shape {tuple(draws.shape)}: need (chains, at least 2 draws, parameters)")
     covariance = _autocovariance(draws.double())
     # A parameter that never moves is as dependent as can be.
     found: Tensor = torch.where(covariance[0] > 0, covariance / covariance[0], torch.ones_like(covariance))

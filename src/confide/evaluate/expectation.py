@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.expectation.natural import GaussianFamily
 
 
@@ -52,7 +53,7 @@ def noise_of_factor(noise_multiplier: float, clip: float, batch: float, damping:
     for name, value in (("clip", clip), ("batch", batch), ("damping", damping)):
         _check(name, value)
     if not damping < 2:
-        raise ValueError(f"damping={damping}: must be below 2, or the factor runs away")
+        raise Refusal(f"damping={damping}: must be below 2, or the factor runs away")
     kept = (1 - damping) ** 2
     return noise_multiplier * clip / batch * damping * math.sqrt((1 - kept**steps) / (1 - kept))
 
@@ -145,4 +146,4 @@ def theorem_4_1(eta: Tensor, precision: Tensor, noise_std: float, least: float, 
 
 def _check(name: str, value: float) -> None:
     if not value > 0:
-        raise ValueError(f"{name}={value}: must be > 0")
+        raise Refusal(f"{name}={value}: must be > 0")

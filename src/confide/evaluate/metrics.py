@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
 from confide.sources.private_data import PrivateData
 
@@ -184,9 +185,9 @@ def out_of_distribution_auroc(inside: Tensor, outside: Tensor) -> float:
     """
     usual, strange = inside.double().flatten(), outside.double().flatten()
     if not (len(usual) and len(strange)):
-        raise ValueError(f"inside, outside: hold {len(usual)} and {len(strange)} scores; each needs at least one")
+        raise Refusal(f"inside, outside: hold {len(usual)} and {len(strange)} scores; each needs at least one")
     if not (usual.isfinite().all() and strange.isfinite().all()):
-        raise ValueError("inside, outside: all scores must be finite numbers")
+        raise Refusal("inside, outside: all scores must be finite numbers")
     ordered = usual.sort().values
     below = torch.searchsorted(ordered, strange)
     not_above = torch.searchsorted(ordered, strange, right=True)
@@ -199,9 +200,9 @@ def proportion_interval(share: float, count: int, z: float = 1.959963984540054) 
     centre = (p + z^2/2n) / (1 + z^2/n),  half-width = z/(1 + z^2/n) sqrt(p(1-p)/n + z^2/4n^2)  (Wilson, 1927)
     """
     if not 0 <= share <= 1:
-        raise ValueError(f"share={share}: must be in [0, 1]")
+        raise Refusal(f"share={share}: must be in [0, 1]")
     if count < 1:
-        raise ValueError(f"count={count}: must be at least 1")
+        raise Refusal(f"count={count}: must be at least 1")
     shrink = 1 + z**2 / count
     centre = (share + z**2 / (2 * count)) / shrink
     half = z / shrink * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
@@ -226,7 +227,7 @@ def coverage(predictive: RealPredictive, y: Tensor, level: float = 0.9) -> float
     A target lies inside when its cumulative probability is within level / 2 of one half: no quantile is needed.
     """
     if not 0 < level < 1:
-        raise ValueError(f"level={level}: must be in (0, 1)")
+        raise Refusal(f"level={level}: must be in (0, 1)")
     exact, y = _reals_checked(predictive, y)
     return _mean((exact.cumulative(y) - 0.5).abs() <= level / 2)
 
@@ -300,14 +301,14 @@ def _binned(confidence: Tensor, correct: Tensor, cuts: Tensor) -> Reliability:
 def _classes_checked(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities in double precision and labels as integers, or a ValueError."""
     if probabilities.ndim != 2 or not len(probabilities):
-        raise ValueError(f"probabilities of shape {tuple(probabilities.shape)}: must be (inputs, classes), not empty")
+        raise Refusal(f"probabilities of shape {tuple(probabilities.shape)}: must be (inputs, classes), not empty")
     y = _flat_targets(y, len(probabilities))
     p = probabilities.detach().double()
     if not bool(((p >= 0) & (p <= 1 + 1e-5)).all()):
-        raise ValueError("probabilities: must be finite and between 0 and 1; pass softmax(outputs), not outputs")
+        raise Refusal("probabilities: must be finite and between 0 and 1; pass softmax(outputs), not outputs")
     labels = y.to(torch.int64)
     if not bool(((labels >= 0) & (labels < p.shape[1]) & (labels == y)).all()):
-        raise ValueError(f"y: must hold whole numbers from 0 to {p.shape[1] - 1}, one per input")
+        raise Refusal(f"y: must hold whole numbers from 0 to {p.shape[1] - 1}, one per input")
     return p.clamp(max=1), labels  # a weighted mean over draws can round to a hair above 1
 
 
@@ -315,7 +316,7 @@ def _reals_checked(predictive: RealPredictive, y: Tensor) -> tuple[RealPredictiv
     """The predictive distribution in double precision and matching targets, or a ValueError."""
     y = _flat_targets(y, predictive.means.shape[1]).double()
     if not bool(torch.isfinite(y).all()):
-        raise ValueError("y: must be finite")
+        raise Refusal("y: must be finite")
     return _exact(predictive), y
 
 
@@ -326,13 +327,13 @@ def _exact(predictive: RealPredictive) -> RealPredictive:
 
 def _flat_targets(y: Tensor, inputs: int) -> Tensor:
     if y.numel() != inputs or inputs == 0:
-        raise ValueError(f"y of shape {tuple(y.shape)}: need one entry for each of {inputs} inputs, at least one")
+        raise Refusal(f"y of shape {tuple(y.shape)}: need one entry for each of {inputs} inputs, at least one")
     return y.detach().reshape(-1)
 
 
 def _check_bins(bins: int) -> None:
     if bins < 1:
-        raise ValueError(f"bins={bins}: must be at least 1")
+        raise Refusal(f"bins={bins}: must be at least 1")
 
 
 def _mean(values: Tensor) -> float:

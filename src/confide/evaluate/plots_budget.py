@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from confide.errors import Refusal
 from confide.evaluate.drawing import BLUE, GREY, ORANGE, SKY, VERMILION, Plot, legend, logarithmic, plot
 
 
@@ -20,7 +21,7 @@ def privacy_utility(
 ) -> Plot:
     """A measure of quality against epsilon, with one standard error, between what needs no data and what needs all."""
     if len(epsilons) != len(values) or not epsilons or min(epsilons) <= 0:
-        raise ValueError(f"epsilons={epsilons}: need one above 0 for each of {len(values)} values")
+        raise Refusal(f"epsilons={epsilons}: need one above 0 for each of {len(values)} values")
     points = sorted(zip(epsilons, values, errors or [0.0] * len(values), strict=True))
     places, heights, bars = (list(column) for column in zip(*points, strict=True))
 
@@ -47,7 +48,7 @@ def privacy_utility(
 def budget_over_time(times: Sequence[Any], epsilons: Sequence[float], limit: float | None = None) -> Plot:
     """Epsilon spent after each charge, as a staircase under its ceiling. `times` are dates or numbers, in order."""
     if len(times) != len(epsilons) or not times:
-        raise ValueError(f"times: need one for each of {len(epsilons)} values, at least one")
+        raise Refusal(f"times: need one for each of {len(epsilons)} values, at least one")
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.evaluate.chains import autocorrelation, effective_sample_size
 from confide.evaluate.drawing import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, Plot, legend, plot
 from confide.models.predictive import ClassPredictive, RealPredictive
@@ -57,7 +58,7 @@ def uncertainty_bands(
 ) -> Plot:
     """The predictive mean along one input, with the band of doubt inside the band of doubt and noise together."""
     if len(axis) != predictive.means.shape[1]:
-        raise ValueError(f"axis of shape {tuple(axis.shape)}: need one place for each of {predictive.means.shape[1]}")
+        raise Refusal(f"axis of shape {tuple(axis.shape)}: need one place for each of {predictive.means.shape[1]}")
     order = axis.argsort()
     place = axis[order].double().tolist()
     reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
@@ -139,7 +140,5 @@ def _paths(draws: Tensor) -> Tensor:
     paths = draws.detach().double()
     paths = paths[None] if paths.ndim == 1 else paths
     if paths.ndim != 2 or paths.shape[1] < 2:
-        raise ValueError(
-            f"draws of shape {tuple(draws.shape)}: must be (draws,) or (chains, draws), two draws at least"
-        )
+        raise Refusal(f"draws of shape {tuple(draws.shape)}: must be (draws,) or (chains, draws), two draws at least")
     return paths

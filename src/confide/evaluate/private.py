@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models.predictive import ClassPredictive
 from confide.privacy.calibration import noise_multiplier_for
@@ -134,7 +135,7 @@ def private_scores(
         raise TypeError("data: must be a PrivateData; public records are measured by confide.evaluate.metrics.evaluate")
     for name, value in (("nll_bound", nll_bound), ("error_bound", error_bound)):
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value}: must be a finite number > 0")
+            raise Refusal(f"{name}={value}: must be a finite number > 0")
     records = data.schema.records
     asked = _Questions(_names(metrics, data), nll_bound, error_bound, records is None)
     noise = noise_multiplier_for(epsilon, delta, 1, 1.0, "full-batch", adjacency)
@@ -153,7 +154,7 @@ def _names(metrics: Iterable[str] | None, data: PrivateData) -> tuple[str, ...]:
     names = known if metrics is None else tuple(dict.fromkeys(metrics))
     wrong = [name for name in names if name not in known]
     if wrong or not names:
-        raise ValueError(f"metrics={', '.join(wrong) or 'none'}: must be among {', '.join(known)}")
+        raise Refusal(f"metrics={', '.join(wrong) or 'none'}: must be among {', '.join(known)}")
     return names
 
 

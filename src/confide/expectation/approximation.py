@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.expectation.glm import LinearSites
 from confide.expectation.mixture import MixtureOfGaussians, MixtureSites
-from confide.expectation.moments import Layout
+from confide.expectation.moments import WeightLayout
 from confide.expectation.natural import Covariance
 from confide.expectation.sites import NetworkSites, network_prior
 from confide.models.likelihoods import Gaussian
@@ -41,10 +42,10 @@ def sites_for(
         return MixtureSites.of(module, covariance)
     recipe = getattr(module, "recipe", None)
     if not isinstance(recipe, Recipe):
-        raise ValueError("module: moments are known for networks of confide.networks and for mixtures; use one of them")
+        raise Refusal("module: moments are known for networks of confide.networks and for mixtures; use one of them")
     if recipe.outputs != likelihood.outputs:
-        raise ValueError(f"outputs={recipe.outputs}: the likelihood {likelihood.name} needs {likelihood.outputs}")
-    layout = Layout.of(recipe)
+        raise Refusal(f"outputs={recipe.outputs}: the likelihood {likelihood.name} needs {likelihood.outputs}")
+    layout = WeightLayout.of(recipe)
     learnt = learn_noise and isinstance(likelihood, Gaussian)
     if covariance != "diagonal":
         return _linear(recipe, likelihood, scale, covariance, learnt)
@@ -59,11 +60,11 @@ def sites_for(
 
 def _linear(recipe: Recipe, likelihood: Any, scale: float, covariance: Covariance, learnt: bool) -> LinearSites:
     if recipe.hidden or recipe.outputs != 1:
-        raise ValueError(
+        raise Refusal(
             f"covariance={covariance!r}: known for linear models with one output; use 'diagonal' for networks"
         )
     if learnt:
-        raise ValueError("noise='learnt': needs covariance='diagonal'; declare the noise and set noise='fixed'")
+        raise Refusal("noise='learnt': needs covariance='diagonal'; declare the noise and set noise='fixed'")
     return LinearSites.of(recipe.features, likelihood, scale, covariance)
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
 from confide.models.probit import Probit
 
@@ -132,6 +133,6 @@ def evidence_for(likelihood: Any, noise: Tensor) -> Evidence:
         return ProbitEvidence()
     if isinstance(likelihood, Categorical):
         return SoftmaxEvidence(likelihood.classes)
-    raise ValueError(
+    raise Refusal(
         f"likelihood={likelihood!r}: moment matching knows Gaussian, Bernoulli, Probit and Categorical; use one of them"
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.expectation.natural import Covariance, GaussianFamily, least_eigenvalue
 from confide.models.networks import Recipe
 
@@ -42,9 +43,9 @@ class MixtureOfGaussians(nn.Module):
     ) -> None:
         super().__init__()
         if components < 1 or features < 1:
-            raise ValueError(f"components={components}, features={features}: both must be at least 1")
+            raise Refusal(f"components={components}, features={features}: both must be at least 1")
         if not (math.isfinite(spread) and spread > 0):
-            raise ValueError(f"spread={spread}: must be a finite number > 0")
+            raise Refusal(f"spread={spread}: must be a finite number > 0")
         self.recipe = Recipe(features, components)
         self.spread = spread
         shares = torch.full((components,), 1 / components) if weights is None else weights
@@ -63,7 +64,7 @@ class MixtureOfGaussians(nn.Module):
 def _as_weights(weights: Tensor, components: int) -> Tensor:
     weights = torch.as_tensor(weights, dtype=torch.float64)
     if weights.shape != (components,) or not bool((weights > 0).all()):
-        raise ValueError(f"weights={weights.tolist()}: need one number > 0 for each of {components} components")
+        raise Refusal(f"weights={weights.tolist()}: need one number > 0 for each of {components} components")
     return weights / weights.sum()
 
 
@@ -72,9 +73,9 @@ def _as_covariances(scale: float | Tensor, components: int, features: int) -> Te
     if value.ndim == 0:
         value = (value.square() * torch.eye(features, dtype=torch.float64)).expand(components, -1, -1).clone()
     if value.shape != (components, features, features):
-        raise ValueError(f"scale={tuple(value.shape)}: need one number or ({components}, {features}, {features})")
+        raise Refusal(f"scale={tuple(value.shape)}: need one number or ({components}, {features}, {features})")
     if not bool(torch.isfinite(value).all()) or float(torch.linalg.eigvalsh(value).min()) <= 0:
-        raise ValueError("scale: covariances must be finite and positive definite")
+        raise Refusal("scale: covariances must be finite and positive definite")
     return value
 
 

@@ -23,6 +23,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.models.networks import Recipe
 
 _SMALLEST_VARIANCE = 1e-18  # keeps the square root differentiable where a unit is surely off
@@ -30,7 +31,7 @@ LogNormaliser = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """Where the weights stand in one vector: layer by layer, unit by unit, the bias last.
 
     `Layout.of` reads it off a recipe. The order of a module's own flat vector (all weights of a layer, then its
@@ -40,9 +41,9 @@ class Layout:
     widths: tuple[int, ...]
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Layout:
+    def of(cls, recipe: Recipe) -> WeightLayout:
         if recipe.hidden and recipe.activation != "relu":
-            raise ValueError(f"activation={recipe.activation!r}: moments are known for relu networks; use relu")
+            raise Refusal(f"activation={recipe.activation!r}: moments are known for relu networks; use relu")
         return cls((recipe.features, *recipe.hidden, recipe.outputs))
 
     @property
@@ -127,7 +128,7 @@ def _forward(means: list[Tensor], variances: list[Tensor], x: Tensor, leaves: bo
     return layers
 
 
-def output_moments(layout: Layout, mean: Tensor, variance: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def output_moments(layout: WeightLayout, mean: Tensor, variance: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of the network's outputs, both (inputs, outputs), under independent Gaussian weights."""
     last = _forward(layout.split(mean), layout.split(variance), x)[-1]
     return last.mean, last.variance
@@ -143,7 +144,7 @@ class Slopes:
     output_variance: Tensor
 
 
-def slopes(layout: Layout, mean: Tensor, variance: Tensor, x: Tensor, log_normaliser: LogNormaliser) -> Slopes:
+def slopes(layout: WeightLayout, mean: Tensor, variance: Tensor, x: Tensor, log_normaliser: LogNormaliser) -> Slopes:
     """d log Z / d mean and d log Z / d variance of every weight, for every record.
 
     `mean` and `variance` are (size,) for all records together or (records, size) for each its own;
@@ -177,7 +178,7 @@ def _layer_slopes(layer: _Layer, by_mean: Tensor, by_variance: Tensor, weights: 
     return rows, by_variance[:, :, None] * squares[:, None, :]
 
 
-def jacobians(layout: Layout, mean: Tensor, variance: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def jacobians(layout: WeightLayout, mean: Tensor, variance: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean outputs (inputs, outputs), and their derivatives (inputs, outputs, size) by the means of all weights."""
 
     def of_column(column: int) -> Slopes:

@@ -21,6 +21,8 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
+
 Covariance: TypeAlias = Literal["full", "diagonal", "scalar"]
 COVARIANCES: tuple[Covariance, ...] = get_args(Covariance)
 _ROOT_TWO = math.sqrt(2)
@@ -62,9 +64,9 @@ class GaussianFamily:
 
     def __post_init__(self) -> None:
         if self.dimension < 1 or self.copies < 1:
-            raise ValueError(f"dimension={self.dimension}, copies={self.copies}: both must be at least 1")
+            raise Refusal(f"dimension={self.dimension}, copies={self.copies}: both must be at least 1")
         if self.covariance not in COVARIANCES:
-            raise ValueError(f"covariance={self.covariance!r}: must be one of {', '.join(COVARIANCES)}")
+            raise Refusal(f"covariance={self.covariance!r}: must be one of {', '.join(COVARIANCES)}")
 
     @property
     def locations(self) -> int:
@@ -137,7 +139,7 @@ class GaussianFamily:
     def project(self, vector: Tensor, least: float) -> Tensor:
         """Raise every eigenvalue of the precision below `least` to it; eta stays. Post-processing of a release."""
         if not least > 0:
-            raise ValueError(f"least={least}: must be > 0")
+            raise Refusal(f"least={least}: must be > 0")
         eta, precision = self.unpack(vector)
         return self.pack(eta, self.between(precision, least, math.inf))
 

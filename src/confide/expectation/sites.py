@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from confide.expectation.evidence import Evidence, GaussianEvidence, evidence_for
-from confide.expectation.moments import Layout, slopes
+from confide.expectation.moments import WeightLayout, slopes
 from confide.expectation.natural import GaussianFamily
 
 LARGEST_SHARE = 0.9
@@ -110,7 +110,7 @@ class NetworkSites:
     inputs      public affine map of the inputs, (features, features + 1): first the matrix, then the shift
     """
 
-    layout: Layout
+    layout: WeightLayout
     prior: Tensor
     likelihood: Any
     shape: float | None = None
@@ -173,7 +173,7 @@ class NetworkSites:
         return torch.cat([theta[..., :weights], precision, torch.maximum(rest, 1e-3 * self.prior[2 * weights :])], -1)
 
 
-def network_prior(layout: Layout, scale: float) -> Tensor:
+def network_prior(layout: WeightLayout, scale: float) -> Tensor:
     """[eta, precision] of independent weights: N(0, scale^2), divided by the inputs of the unit in deep networks.
 
     So the outputs of a network are of one size at any width; a linear model keeps the prior that was asked for.

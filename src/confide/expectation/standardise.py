@@ -24,7 +24,7 @@ LEAST_VARIANCE = 1e-3  # a direction of smaller variance, for inputs in [-1, 1],
 
 
 @dataclass(frozen=True)
-class Moments:
+class InputMoments:
     """The two queries: their sizes, their rows, and how much noise a mean of them carries."""
 
     features: int

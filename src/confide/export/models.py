@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.models.flat import flatten_
 from confide.models.likelihoods import likelihood_to_dict
 from confide.posteriors.prediction.stacked import chain_of
@@ -43,7 +44,7 @@ def export_numpy(posterior: Any, directory: str | os.PathLike[str], encoder: Any
     """
     target = Path(directory)
     if os.path.lexists(target):
-        raise ValueError(f"directory={str(target)!r}: exists already; name a new one")
+        raise Refusal(f"directory={str(target)!r}: exists already; name a new one")
     arrays, about = _numpy_parts(posterior)
     if encoder is not None and encoder.schema.classes is None:
         about |= {"scale": float(encoder.target_scale), "centre": float(encoder.target_centre)}
@@ -64,7 +65,7 @@ def export_numpy(posterior: Any, directory: str | os.PathLike[str], encoder: Any
 def _numpy_parts(posterior: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     chain = chain_of(posterior.module, masked=isinstance(posterior, DropoutNetwork))
     if chain is None:
-        raise ValueError(
+        raise Refusal(
             f"posterior: its network, {type(posterior.module).__name__}, is not a chain of linear layers and "
             "activations; export_program takes any network"
         )
@@ -98,7 +99,7 @@ def _activation_name(layer: nn.Module | None) -> str:
     name = _ACTIVATIONS.get(type(layer))
     if name is None:
         known = ", ".join(kind.__name__ for kind in (*_ACTIVATIONS, nn.GELU))
-        raise ValueError(f"posterior: the activation {layer} has no numpy form; those that have are {known}")
+        raise Refusal(f"posterior: the activation {layer} has no numpy form; those that have are {known}")
     return name
 
 
@@ -138,13 +139,11 @@ def export_program(posterior: Any, path: str | os.PathLike[str], example: Tensor
     """
     target = Path(path)
     if target.suffix != ".pt2":
-        raise ValueError(f"path={str(target)!r}: torch.export writes .pt2 files; name one")
+        raise Refusal(f"path={str(target)!r}: torch.export writes .pt2 files; name one")
     if os.path.lexists(target):
-        raise ValueError(f"path={str(target)!r}: exists already; name a new file")
+        raise Refusal(f"path={str(target)!r}: exists already; name a new file")
     if len(example) < 2:
-        raise ValueError(
-            f"example of shape {tuple(example.shape)}: give at least 2 inputs, or the number 1 is built in"
-        )
+        raise Refusal(f"example of shape {tuple(example.shape)}: give at least 2 inputs, or the number 1 is built in")
     network = mean_network(posterior)
     kind = next(network.parameters()).dtype
     inputs = (example.to(kind),)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from confide._native.arithmetic import mean_field
+from confide.errors import Refusal
 
 Pair: TypeAlias = int | tuple[int, int]
 
@@ -59,7 +60,7 @@ class BayesianLayer(nn.Module):
 
     def _check_rows(self, inputs: Tensor) -> None:
         if inputs.shape[0] % self.draws:
-            raise ValueError(
+            raise Refusal(
                 f"inputs={tuple(inputs.shape)}: {self.draws} draws need rows for each of them; use fold_draws first"
             )
 
@@ -394,12 +395,12 @@ def _noise_like(mean: Tensor, draws: int, source: Source) -> Tensor:
 
 def _check_norms(norms: str) -> None:
     if norms not in ("exact", "bound"):
-        raise ValueError(f"norms={norms!r}: must be 'exact' or 'bound'")
+        raise Refusal(f"norms={norms!r}: must be 'exact' or 'bound'")
 
 
 def _check_draws(draws: Any) -> None:
     if not isinstance(draws, int) or draws < 1:
-        raise ValueError(f"draws={draws}: must be a whole number of at least 1")
+        raise Refusal(f"draws={draws}: must be a whole number of at least 1")
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, MeanFieldConv2d, MeanFieldLinear, Norms
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear, shared_dropout
 from confide.models.flat import flatten_, named_slices
@@ -76,7 +77,7 @@ def _with_distributions(module: nn.Module, linear: Any, convolution: Any, option
 
     converted = with_layers(module, make)
     if not any(True for _ in distributions(converted)):
-        raise ValueError("module: has no trainable Linear or Conv2d layer that a distribution could be put on")
+        raise Refusal("module: has no trainable Linear or Conv2d layer that a distribution could be put on")
     return converted
 
 
@@ -195,7 +196,7 @@ def with_shared_dropout(module: nn.Module, rate: float) -> tuple[nn.Module, bool
     if any(isinstance(layer, SharedDropout) for layer in converted.modules()):
         return converted, False
     if not isinstance(converted, MLP):
-        raise ValueError("module: has no dropout layer; add nn.Dropout where activations should be dropped")
+        raise Refusal("module: has no dropout layer; add nn.Dropout where activations should be dropped")
     activation = ACTIVATIONS[converted.recipe.activation]
     if converted.recipe.hidden:
         return with_layers(converted, lambda layer: _dropped(layer, rate) if type(layer) is activation else None), True

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.layers.bayesian import (
     SMALLEST_VARIANCE,
     BayesianLayer,
@@ -44,7 +45,7 @@ class SharedDropout(BayesianLayer):
     def __init__(self, rate: float, channels: bool = False) -> None:
         super().__init__()
         if not 0 <= rate < 1:
-            raise ValueError(f"rate={rate}: must be in [0, 1)")
+            raise Refusal(f"rate={rate}: must be in [0, 1)")
         self.rate, self.channels = float(rate), channels
         self.seed: int | None = 0
 
@@ -134,5 +135,5 @@ def shared_dropout(layer: nn.Module) -> SharedDropout | None:
         return None
     rate = float(getattr(layer, "p"))  # noqa: B009
     if rate >= 1:
-        raise ValueError(f"p={rate}: a dropout layer that drops everything lets nothing be learnt; use a rate below 1")
+        raise Refusal(f"p={rate}: a dropout layer that drops everything lets nothing be learnt; use a rate below 1")
     return SharedDropout(rate, channels)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from confide.errors import Refusal
 from confide.privacy.events import SAMPLINGS, Event, GaussianEvent, NonPrivateEvent, Sampling
 
 ClippingStyle: TypeAlias = Literal["flat", "per-layer", "automatic"]
@@ -40,27 +41,27 @@ class SampledGaussian:
     def __post_init__(self) -> None:
         z, clip = self.noise_multiplier, self.clip
         if self.private and not (math.isfinite(z) and z > 0):
-            raise ValueError(f"noise_multiplier={z}: must be > 0 (0 only with private=False)")
+            raise Refusal(f"noise_multiplier={z}: must be > 0 (0 only with private=False)")
         if not self.private and z != 0:
-            raise ValueError(f"noise_multiplier={z}: must be 0 with private=False, which adds no noise")
+            raise Refusal(f"noise_multiplier={z}: must be 0 with private=False, which adds no noise")
         if self.private and not (math.isfinite(clip) and clip > 0):
-            raise ValueError(f"clip={clip}: must be a finite number > 0 (infinite only with private=False)")
+            raise Refusal(f"clip={clip}: must be a finite number > 0 (infinite only with private=False)")
         if not clip > 0:
-            raise ValueError(f"clip={clip}: must be > 0")
+            raise Refusal(f"clip={clip}: must be > 0")
         if self.secure and not self.private:
-            raise ValueError("secure=True: there is no noise to secure with private=False")
+            raise Refusal("secure=True: there is no noise to secure with private=False")
         if not 0 < self.rate <= 1:
-            raise ValueError(f"rate={self.rate}: must be in (0, 1]")
+            raise Refusal(f"rate={self.rate}: must be in (0, 1]")
         if self.records < 1:
-            raise ValueError(f"records={self.records}: must be at least 1")
+            raise Refusal(f"records={self.records}: must be at least 1")
         if self.sampling not in SAMPLINGS:
-            raise ValueError(f"sampling={self.sampling!r}: must be one of {', '.join(SAMPLINGS)}")
+            raise Refusal(f"sampling={self.sampling!r}: must be one of {', '.join(SAMPLINGS)}")
         if self.clipping not in CLIPPING_STYLES:
-            raise ValueError(f"clipping={self.clipping!r}: must be one of {', '.join(CLIPPING_STYLES)}")
+            raise Refusal(f"clipping={self.clipping!r}: must be one of {', '.join(CLIPPING_STYLES)}")
         if self.sampling == "full-batch" and self.rate != 1:
-            raise ValueError(f"rate={self.rate}: full-batch sampling uses every record, so the rate must be 1")
+            raise Refusal(f"rate={self.rate}: full-batch sampling uses every record, so the rate must be 1")
         if self.sampling in ("fixed-size", "shuffle") and round(self.expected_batch) < 1:
-            raise ValueError(f"rate={self.rate}: gives a batch below one record; raise the rate")
+            raise Refusal(f"rate={self.rate}: gives a batch below one record; raise the rate")
 
     @property
     def noise_std(self) -> float:

@@ -43,6 +43,7 @@ from torch import Tensor
 
 from confide import _native
 from confide._native.threads import threads
+from confide.errors import Refusal
 
 __all__ = ["BACKENDS", "NoiseStream"]
 
@@ -270,9 +271,9 @@ class NoiseStream:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise TypeError(f"seed={seed!r}: must be an integer, or None for a key from the operating system")
         if backend not in (None, *BACKENDS):
-            raise ValueError(f"backend={backend!r}: must be None or one of {', '.join(BACKENDS)}")
+            raise Refusal(f"backend={backend!r}: must be None or one of {', '.join(BACKENDS)}")
         if backend == "aes-ctr-native" and _native.kernel() is None:
-            raise ValueError(f"backend={backend!r}: the native kernel is not installed here; use 'aes-ctr'")
+            raise Refusal(f"backend={backend!r}: the native kernel is not installed here; use 'aes-ctr'")
         self._seed = seed
         self._forked = False
         self._backend = backend or ("aes-ctr" if _native.kernel() is None else "aes-ctr-native")
@@ -328,7 +329,7 @@ class NoiseStream:
     def integers(self, high: int, n: int) -> NDArray[np.int64]:
         """`n` exactly uniform draws from {0, ..., high - 1}: words past the last multiple are refused."""
         if not 0 < high <= 2**62:
-            raise ValueError(f"high={high}: must be between 1 and 2**62")
+            raise Refusal(f"high={high}: must be between 1 and 2**62")
         last = np.uint64(2**64 - 1 - 2**64 % high)
         kept = np.empty(0, dtype=np.uint64)
         while len(kept) < n:
@@ -352,7 +353,7 @@ class NoiseStream:
         permutation.
         """
         if not 0 <= k <= n:
-            raise ValueError(f"k={k}: must be between 0 and n={n}")
+            raise Refusal(f"k={k}: must be between 0 and n={n}")
         if 4 * k > n:
             return self.permutation(n)[:k]
         chosen = np.empty(0, dtype=np.int64)
@@ -369,7 +370,7 @@ class NoiseStream:
 
     def _draw(self, count: int) -> NDArray[np.uint64]:
         if count < 0:
-            raise ValueError(f"n={count}: must be >= 0")
+            raise Refusal(f"n={count}: must be >= 0")
         with self._lock:
             return self._words.words(count)
 
@@ -395,13 +396,13 @@ def _check_fill(out: Tensor, std: float) -> None:
     if out.dtype not in _WORD:
         raise TypeError(f"out.dtype={out.dtype}: must be torch.float32 or torch.float64")
     if out.device.type != "cpu":
-        raise ValueError(f"out.device={out.device}: must be on the CPU; fill there and copy")
+        raise Refusal(f"out.device={out.device}: must be on the CPU; fill there and copy")
     if not out.is_contiguous():
-        raise ValueError(f"out.stride()={out.stride()}: must be contiguous; fill a new tensor and copy")
+        raise Refusal(f"out.stride()={out.stride()}: must be contiguous; fill a new tensor and copy")
     limits = _LIMITS[out.dtype]
     # A std that underflows would silently write no noise, and one that overflows infinities.
     if not (std == 0.0 or limits.tiny <= std <= limits.max / 16):
-        raise ValueError(f"std={std}: must be 0, or between {limits.tiny:g} and {limits.max / 16:g}")
+        raise Refusal(f"std={std}: must be 0, or between {limits.tiny:g} and {limits.max / 16:g}")
 
 
 _alive: weakref.WeakSet[NoiseStream] = weakref.WeakSet()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from confide.errors import Refusal
 from confide.mechanism.gaussian import ClippingStyle, SampledGaussian
 from confide.privacy.events import Adjacency, Event, Sampling
 
@@ -26,9 +27,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.blocks or any(steps < 1 for _, steps in self.blocks):
-            raise ValueError(f"blocks={self.blocks}: a plan needs at least one step in every block")
+            raise Refusal(f"blocks={self.blocks}: a plan needs at least one step in every block")
         if not 0 < self.delta < 1:
-            raise ValueError(f"delta={self.delta}: must be in (0, 1); a common choice is below 1 / records")
+            raise Refusal(f"delta={self.delta}: must be in (0, 1); a common choice is below 1 / records")
 
     @property
     def mechanism(self) -> SampledGaussian:
@@ -89,14 +90,14 @@ def plan(
     spent      releases beside this run that share its epsilon, such as a private count
     """
     if chains < 1:
-        raise ValueError(f"chains={chains}: must be at least 1")
+        raise Refusal(f"chains={chains}: must be at least 1")
     rate = _rate(records, batch, sampling)
     count = _steps(epochs, steps, rate)
     if not private:
         mechanism = SampledGaussian(0.0, clip, rate, records, sampling, clipping, private=False)
         return Plan(((mechanism, count),), delta, adjacency)
     if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError(
+        raise Refusal(
             f"epsilon={epsilon}, noise_multiplier={noise_multiplier}: give exactly one of the two "
             "(or private=False for a run without protection)"
         )
@@ -121,20 +122,20 @@ def plan(
 
 def _rate(records: int, batch: int | None, sampling: Sampling) -> float:
     if records < 2:
-        raise ValueError(f"records={records}: need at least 2")
+        raise Refusal(f"records={records}: need at least 2")
     if sampling == "full-batch":
         if batch not in (None, records):
-            raise ValueError(f"batch={batch}: full-batch sampling uses all {records} records; leave batch out")
+            raise Refusal(f"batch={batch}: full-batch sampling uses all {records} records; leave batch out")
         return 1.0
     if batch is None or not 1 <= batch <= records:
-        raise ValueError(f"batch={batch}: must be between 1 and records={records}")
+        raise Refusal(f"batch={batch}: must be between 1 and records={records}")
     return batch / records
 
 
 def _steps(epochs: float | None, steps: int | None, rate: float) -> int:
     if (epochs is None) == (steps is None):
-        raise ValueError(f"epochs={epochs}, steps={steps}: give exactly one of the two")
+        raise Refusal(f"epochs={epochs}, steps={steps}: give exactly one of the two")
     count = steps if steps is not None else max(1, round((epochs or 0) / rate)) if (epochs or 0) > 0 else 0
     if count < 1:
-        raise ValueError(f"epochs={epochs}, steps={steps}: must be greater than 0")
+        raise Refusal(f"epochs={epochs}, steps={steps}: must be greater than 0")
     return count

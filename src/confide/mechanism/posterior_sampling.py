@@ -42,6 +42,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.mechanism.noise import NoiseStream
 from confide.privacy.events import ADJACENCIES, Adjacency, PureEvent
 
@@ -71,13 +72,13 @@ class PosteriorSampling:
             scales["prior_scale"] = self.prior_scale
         for name, value in scales.items():
             if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value}: must be a finite number > 0")
+                raise Refusal(f"{name}={value}: must be a finite number > 0")
         if not 0 < self.tolerance <= 1e-6:
-            raise ValueError(f"tolerance={self.tolerance}: must be in (0, 1e-6], far below any delta")
+            raise Refusal(f"tolerance={self.tolerance}: must be in (0, 1e-6], far below any delta")
         if self.adjacency not in ADJACENCIES:
-            raise ValueError(f"adjacency={self.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
+            raise Refusal(f"adjacency={self.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
         if self.slack >= 1:
-            raise ValueError(
+            raise Refusal(
                 f"epsilon={self.epsilon}: with tolerance={self.tolerance} a draw says nothing; make one of them smaller"
             )
 

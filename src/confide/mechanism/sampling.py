@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
 
@@ -50,7 +51,7 @@ class BatchSampler:
         Fixed-size batches and passes reveal the number of records, so it must be the public one.
         """
         if mechanism.sampling in ("fixed-size", "shuffle") and mechanism.records != self._size:
-            raise ValueError(
+            raise Refusal(
                 f"records={mechanism.records}: {mechanism.sampling} sampling makes the number of records public, so "
                 "it must be declared exactly; use poisson sampling to keep it private"
             )

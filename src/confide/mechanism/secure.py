@@ -45,6 +45,7 @@ from torch import Tensor
 
 from confide import _native
 from confide._native.threads import threads
+from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.secure_exact import Doubts, rounded_exactly
@@ -122,7 +123,7 @@ class LatticeNoise:
         self._stream = stream
         kernels = _native.secure_kernels() if native in (None, True) else None
         if native and kernels is None:
-            raise ValueError("native=True: the native kernel is not installed here")
+            raise Refusal("native=True: the native kernel is not installed here")
         self._kernels = kernels
         self._spaces: list[_Space] = []
 

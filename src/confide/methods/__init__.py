@@ -12,6 +12,7 @@ import pkgutil
 from functools import cache
 from typing import Any
 
+from confide.errors import Refusal
 from confide.methods.base import Method, Problem
 
 __all__ = ["Method", "Problem", "all_methods", "get", "names"]
@@ -28,7 +29,7 @@ def all_methods() -> dict[str, type[Any]]:
         for value in vars(module).values():
             if _is_method(value) and value.__module__ == module.__name__:
                 if value.name in found:
-                    raise ValueError(f"name={value.name!r}: two methods carry this name; rename one")
+                    raise Refusal(f"name={value.name!r}: two methods carry this name; rename one")
                 found[value.name] = value
     return dict(sorted(found.items()))
 
@@ -52,7 +53,7 @@ def get(name: str) -> type[Any]:
     try:
         return all_methods()[name]
     except KeyError:
-        raise ValueError(f"method={name!r}: unknown; known: {', '.join(names())}") from None
+        raise Refusal(f"method={name!r}: unknown; known: {', '.join(names())}") from None
 
 
 def __getattr__(name: str) -> Any:

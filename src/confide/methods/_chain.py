@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.methods.base import Problem
-from confide.models.priors import Gaussian, Prior
+from confide.models.priors import GaussianPrior, Prior
 from confide.posteriors.draws import Draws
 from confide.sources.queries import GradientQuery
 
@@ -37,10 +38,10 @@ class Chain:
     step_size   at the first step; None: such that the release's noise is exactly what the sampler needs
     decay       the step at time t is step_size * t^(-decay); 1/3 in Li et al. (2019), 0 for a fixed step
     burn_in     fraction of the steps that is thrown away
-    thinning    keep every so-manieth position after burn-in; None: as few as give at most 100 draws
+    thinning    keep one in so many positions after burn-in; None: as few as give at most 100 draws
     """
 
-    prior: Prior = field(default_factory=Gaussian)
+    prior: Prior = field(default_factory=GaussianPrior)
     step_size: float | None = None
     decay: float = 0.0
     burn_in: float = 0.5
@@ -48,13 +49,13 @@ class Chain:
 
     def __post_init__(self) -> None:
         if self.step_size is not None and not (math.isfinite(self.step_size) and self.step_size > 0):
-            raise ValueError(f"step_size={self.step_size}: must be a finite number > 0, or None to follow the noise")
+            raise Refusal(f"step_size={self.step_size}: must be a finite number > 0, or None to follow the noise")
         if not 0 <= self.decay < 1:
-            raise ValueError(f"decay={self.decay}: must be in [0, 1)")
+            raise Refusal(f"decay={self.decay}: must be in [0, 1)")
         if not 0 <= self.burn_in < 1:
-            raise ValueError(f"burn_in={self.burn_in}: must be a fraction in [0, 1)")
+            raise Refusal(f"burn_in={self.burn_in}: must be a fraction in [0, 1)")
         if self.thinning is not None and self.thinning < 1:
-            raise ValueError(f"thinning={self.thinning}: must be at least 1")
+            raise Refusal(f"thinning={self.thinning}: must be at least 1")
 
     def ask(self, problem: Problem, state: Any) -> GradientQuery:
         return problem.gradient_query

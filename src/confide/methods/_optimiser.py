@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.methods.base import Problem
-from confide.models.priors import Gaussian, Prior
+from confide.models.priors import GaussianPrior, Prior
 from confide.sources.queries import Release
 
 OptimiserName: TypeAlias = Literal["sgd", "momentum", "adam"]
@@ -46,19 +47,19 @@ class Descent:
     momentum       averaging weight of the momentum optimiser
     """
 
-    prior: Prior = field(default_factory=Gaussian)
+    prior: Prior = field(default_factory=GaussianPrior)
     optimiser: OptimiserName = "sgd"
     learning_rate: float | None = None
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
-            raise ValueError(f"optimiser={self.optimiser!r}: must be one of {', '.join(OPTIMISERS)}")
+            raise Refusal(f"optimiser={self.optimiser!r}: must be one of {', '.join(OPTIMISERS)}")
         rate = self.learning_rate
         if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise ValueError(f"learning_rate={rate}: must be a finite number > 0, or None for the optimiser's own")
+            raise Refusal(f"learning_rate={rate}: must be a finite number > 0, or None for the optimiser's own")
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}: must be in [0, 1)")
+            raise Refusal(f"momentum={self.momentum}: must be in [0, 1)")
 
     def rate(self, problem: Problem) -> float:
         """The learning rate, from the plan alone where none is given.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.layers.bayesian import Source, draw_
 from confide.layers.conversion import Distribution, distributions, plain
 from confide.mechanism.noise import NoiseStream
@@ -38,7 +39,7 @@ class MeanField(Descent):
         super().__post_init__()
         for name, count in (("draws", self.draws), ("predictive_draws", self.predictive_draws)):
             if count < 1:
-                raise ValueError(f"{name}={count}: must be at least 1")
+                raise Refusal(f"{name}={count}: must be at least 1")
 
     def init(self, problem: Problem) -> DescentState:
         return self.start(problem)
@@ -99,4 +100,4 @@ def weight_stream(problem: Problem) -> Source:
 
 def check_positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name}={value}: must be a finite number > 0")
+        raise Refusal(f"{name}={value}: must be a finite number > 0")

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from confide.errors import Refusal
 from confide.layers.conversion import mean_field
 from confide.methods._optimiser import DescentState
 from confide.methods._variational import MeanField, check_positive
@@ -51,7 +52,7 @@ class BBP(MeanField):
         super().__post_init__()
         check_positive("initial_deviation", self.initial_deviation)
         if self.norms not in ("exact", "bound"):
-            raise ValueError(f"norms={self.norms!r}: must be 'exact' or 'bound'")
+            raise Refusal(f"norms={self.norms!r}: must be 'exact' or 'bound'")
 
     def prepare(self, module: nn.Module) -> nn.Module:
         return mean_field(module, self.initial_deviation, self.norms)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.expectation.mixture import MixtureOfGaussians, log_joint
 from confide.expectation.natural import GaussianFamily
 from confide.methods.base import Problem
@@ -55,7 +56,7 @@ class EM:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.horizon) and self.horizon > 0):
-            raise ValueError(f"horizon={self.horizon}: must be a finite number > 0")
+            raise Refusal(f"horizon={self.horizon}: must be a finite number > 0")
 
     def init(self, problem: Problem) -> State:
         module = _mixture(problem)
@@ -103,7 +104,7 @@ class EM:
 
 def _mixture(problem: Problem) -> MixtureOfGaussians:
     if not isinstance(problem.module, MixtureOfGaussians):
-        raise ValueError("module: expectation maximisation is for mixtures; use models.mixture.MixtureOfGaussians")
+        raise Refusal("module: expectation maximisation is for mixtures; use models.mixture.MixtureOfGaussians")
     return problem.module
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from confide.errors import Refusal
 from confide.layers.bayesian import draw_
 from confide.layers.conversion import with_shared_dropout
 from confide.layers.dropout import SharedDropout
@@ -50,10 +51,10 @@ class MCDropout(Descent):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate={self.dropout_rate}: must be in (0, 1)")
+            raise Refusal(f"dropout_rate={self.dropout_rate}: must be in (0, 1)")
         for name, count in (("draws", self.draws), ("predictive_draws", self.predictive_draws)):
             if count < 1:
-                raise ValueError(f"{name}={count}: must be at least 1")
+                raise Refusal(f"{name}={count}: must be at least 1")
 
     def prepare(self, module: nn.Module) -> nn.Module:
         network, _ = with_shared_dropout(module, self.dropout_rate)

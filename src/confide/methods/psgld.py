@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.methods._chain import Chain, ChainState, add_normal_, energy_gradient_
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
@@ -51,9 +52,9 @@ class PSGLD(Chain):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.memory < 1:
-            raise ValueError(f"memory={self.memory}: must be in [0, 1)")
+            raise Refusal(f"memory={self.memory}: must be in [0, 1)")
         if not (math.isfinite(self.floor) and self.floor > 0):
-            raise ValueError(f"floor={self.floor}: must be a finite number > 0")
+            raise Refusal(f"floor={self.floor}: must be a finite number > 0")
 
     def init(self, problem: Problem) -> State:
         # Before the first release the noise alone gives the scale of a mean gradient.

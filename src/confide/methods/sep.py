@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.expectation.approximation import AnySites, noise_of, sites_for, starting_point
 from confide.expectation.metric import (
     LARGEST,
@@ -23,9 +24,9 @@ from confide.expectation.metric import (
 from confide.expectation.mixture import MixtureOfGaussians, MixtureSites
 from confide.expectation.natural import COVARIANCES, Covariance, LocalChart
 from confide.expectation.sites import NetworkSites, PlainChart
-from confide.expectation.standardise import Moments, centre_of, standardiser
+from confide.expectation.standardise import InputMoments, centre_of, standardiser
 from confide.methods.base import Problem
-from confide.models.priors import Gaussian
+from confide.models.priors import GaussianPrior
 from confide.posteriors.natural import NaturalGaussian
 from confide.sources.queries import Release, Statistic, StatisticQuery
 
@@ -103,7 +104,7 @@ class SEP:
     double_damping  the update as printed in the paper, which divides a by the number of records once more
     """
 
-    prior: Gaussian = field(default_factory=Gaussian)
+    prior: GaussianPrior = field(default_factory=GaussianPrior)
     covariance: Covariance = "diagonal"
     coordinates: Coordinates = "local"
     noise: Noise = "learnt"
@@ -116,17 +117,19 @@ class SEP:
     tasks: ClassVar[tuple[str, ...]] = ("regression", "binary", "classification", "mixture")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.prior, Gaussian):
-            raise TypeError(f"prior={self.prior!r}: factors are Gaussian, so the prior must be; use priors.Gaussian")
+        if not isinstance(self.prior, GaussianPrior):
+            raise TypeError(
+                f"prior={self.prior!r}: factors are Gaussian, so the prior must be; use priors.GaussianPrior"
+            )
         choices = {"covariance": COVARIANCES, "coordinates": get_args(Coordinates)}
         choices |= {"noise": get_args(Noise), "inputs": get_args(Inputs)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
+                raise Refusal(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         for name in ("damping", "horizon", "excess"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value}: must be a finite number > 0")
+                raise Refusal(f"{name}={value}: must be a finite number > 0")
 
     def init(self, problem: Problem) -> State:
         sites = self._sites(problem)
@@ -135,7 +138,7 @@ class SEP:
         certainty = 1.0 if isinstance(sites, MixtureSites) else 1 + problem.records / 10
         state = State(0, starting_point(sites, problem.position, certainty, problem.generator))
         if isinstance(sites, NetworkSites) and any(self._warm_up(problem, sites)):
-            return replace(state, gathered=torch.zeros(Moments(sites.features).sizes[0], dtype=torch.float64))
+            return replace(state, gathered=torch.zeros(InputMoments(sites.features).sizes[0], dtype=torch.float64))
         return self._measured(problem, state)
 
     def ask(self, problem: Problem, state: State) -> StatisticQuery:
@@ -143,7 +146,7 @@ class SEP:
         size = self._answer_size(problem, sites)
         if state.gathered is not None:
             assert isinstance(sites, NetworkSites)
-            return _moment_query(problem, Moments(sites.features), state.centre, size)
+            return _moment_query(problem, InputMoments(sites.features), state.centre, size)
         factor = (state.theta - sites.prior) / problem.records
         cavity = state.theta - factor
         chart = self._chart(problem, sites, state)
@@ -247,14 +250,14 @@ class SEP:
 
     def _moment_error(self, problem: Problem, sites: NetworkSites, steps: int) -> float:
         mechanism = problem.plan.mechanism
-        return Moments(sites.features).error(mechanism.noise_multiplier, mechanism.expected_batch, steps)
+        return InputMoments(sites.features).error(mechanism.noise_multiplier, mechanism.expected_batch, steps)
 
     def _warmed_up(self, problem: Problem, sites: NetworkSites, state: State) -> State:
         """The centre once the means are complete, and the map of the inputs once the covariances are."""
         assert state.gathered is not None
         means, covariances = self._warm_up(problem, sites)
         if state.step == means:
-            blank = torch.zeros(Moments(sites.features).sizes[1], dtype=torch.float64)
+            blank = torch.zeros(InputMoments(sites.features).sizes[1], dtype=torch.float64)
             return replace(state, centre=centre_of(state.gathered), gathered=blank)
         if state.step < means + covariances:
             return state
@@ -290,7 +293,7 @@ class SEP:
         if self.coordinates == "natural" or not isinstance(sites, NetworkSites):
             return sites.size
         size = self._directions(problem, sites) + sites.size - sites.weights
-        return max(size, *Moments(sites.features).sizes) if any(self._warm_up(problem, sites)) else size
+        return max(size, *InputMoments(sites.features).sizes) if any(self._warm_up(problem, sites)) else size
 
 
 def _budget(problem: Problem) -> float:
@@ -306,7 +309,7 @@ def _padded(function: Statistic, size: int, whole: int) -> StatisticQuery:
     return StatisticQuery(lambda x, y: F.pad(function(x, y), (0, whole - size)), whole)
 
 
-def _moment_query(problem: Problem, moments: Moments, centre: Tensor | None, size: int) -> StatisticQuery:
+def _moment_query(problem: Problem, moments: InputMoments, centre: Tensor | None, size: int) -> StatisticQuery:
     """Means of the inputs, and their covariances once the means are known, in units of the clip."""
     clip = problem.plan.mechanism.clip
     unit = clip if math.isfinite(clip) else 1.0

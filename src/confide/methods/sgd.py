@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.methods._optimiser import Descent, DescentState
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
@@ -46,7 +47,7 @@ class SGD(Descent):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.averaging <= 1:
-            raise ValueError(f"averaging={self.averaging}: must be a share of the steps in [0, 1]")
+            raise Refusal(f"averaging={self.averaging}: must be a share of the steps in [0, 1]")
 
     def init(self, problem: Problem) -> State:
         start = self.start(problem)

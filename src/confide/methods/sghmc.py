@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.methods._chain import Chain, ChainState, add_normal_, energy_gradient_
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
@@ -49,7 +50,7 @@ class SGHMC(Chain):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.friction < 1:
-            raise ValueError(f"friction={self.friction}: must be in (0, 1)")
+            raise Refusal(f"friction={self.friction}: must be in (0, 1)")
 
     def init(self, problem: Problem) -> State:
         return State(velocity=torch.zeros_like(problem.position))

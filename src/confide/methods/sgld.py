@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from confide.errors import Refusal
 from confide.methods._chain import Chain, ChainState, add_normal_
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
@@ -47,7 +48,7 @@ class SGLD(Chain):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.convention not in ("posterior", "paper"):
-            raise ValueError(f"convention={self.convention!r}: must be 'posterior' or 'paper'")
+            raise Refusal(f"convention={self.convention!r}: must be 'posterior' or 'paper'")
 
     def init(self, problem: Problem) -> ChainState:
         return ChainState()

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.methods._chain import Chain, ChainState, add_normal_, energy_gradient_
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
@@ -57,7 +58,7 @@ class SGNHT(Chain):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (math.isfinite(self.diffusion) and self.diffusion > 0):
-            raise ValueError(f"diffusion={self.diffusion}: must be a finite number > 0")
+            raise Refusal(f"diffusion={self.diffusion}: must be a finite number > 0")
 
     def init(self, problem: Problem) -> State:
         return State(velocity=torch.zeros_like(problem.position), thermostat=self.diffusion)

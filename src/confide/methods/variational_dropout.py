@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.layers.conversion import SMALLEST_DEVIATION, distributions, local_noise
 from confide.methods._optimiser import DescentState
 from confide.methods._variational import MeanField
 from confide.methods.base import Problem
 from confide.models.flat import named_slices
-from confide.models.priors import Divergence, LogUniform
+from confide.models.priors import Divergence, LogUniformPrior
 from confide.posteriors.variational import DiagonalGaussian
 
 SPARSE = 3.0
@@ -49,8 +50,8 @@ class VariationalDropout(MeanField):
     Papers: Kingma, Salimans and Welling, NeurIPS 2015; Molchanov, Ashukha and Vetrov, ICML 2017; Ermis and Cemgil,
     arXiv, 2017.
 
-    prior              LogUniform, or any prior with a closed-form divergence; biases are points without a prior under
-                       LogUniform
+    prior              LogUniformPrior, or any prior with a closed-form divergence; biases are points without a prior
+                       under LogUniformPrior
     weight             of the divergence; 1 is the evidence lower bound. None: n / number of weights, at most 1, for
                        the log-uniform prior, whose pull on few records and many weights would drown the data; else 1
     warm_up            fraction of the steps in which the weight grows to its value
@@ -62,7 +63,7 @@ class VariationalDropout(MeanField):
     `posterior.facts` state the share of weights with log alpha > 3, which are as good as dropped.
     """
 
-    prior: Any = field(default_factory=LogUniform)
+    prior: Any = field(default_factory=LogUniformPrior)
     deviation: Literal["tied", "learnt"] = "tied"
     weight: float | None = None
     warm_up: float = 0.5
@@ -72,16 +73,17 @@ class VariationalDropout(MeanField):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.deviation not in ("tied", "learnt"):
-            raise ValueError(f"deviation={self.deviation!r}: must be 'tied' or 'learnt'")
+            raise Refusal(f"deviation={self.deviation!r}: must be 'tied' or 'learnt'")
         if self.weight is not None and not (math.isfinite(self.weight) and self.weight >= 0):
-            raise ValueError(f"weight={self.weight}: must be a finite number >= 0, or None for the rule")
+            raise Refusal(f"weight={self.weight}: must be a finite number >= 0, or None for the rule")
         if not 0 <= self.warm_up <= 1:
-            raise ValueError(f"warm_up={self.warm_up}: must be a fraction in [0, 1]")
+            raise Refusal(f"warm_up={self.warm_up}: must be a fraction in [0, 1]")
         if self.norms not in ("exact", "bound"):
-            raise ValueError(f"norms={self.norms!r}: must be 'exact' or 'bound'")
+            raise Refusal(f"norms={self.norms!r}: must be 'exact' or 'bound'")
         if not isinstance(self.prior, Divergence):
-            raise ValueError(
-                f"prior={self.prior}: its divergence has no closed form; use LogUniform, Gaussian or Laplace"
+            raise Refusal(
+                f"prior={self.prior}: its divergence has no closed form; use LogUniformPrior, GaussianPrior or "
+                "LaplacePrior"
             )
 
     def prepare(self, module: nn.Module) -> nn.Module:
@@ -125,7 +127,7 @@ class VariationalDropout(MeanField):
     def _full_weight(self, problem: Problem) -> float:
         if self.weight is not None:
             return self.weight
-        if not isinstance(self.prior, LogUniform):
+        if not isinstance(self.prior, LogUniformPrior):
             return 1.0
         weights = sum(one.means.numel() for one in distributions(problem.module))
         return min(1.0, problem.records / weights)

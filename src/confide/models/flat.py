@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
+
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     """The trainable parameters in the order of the flat vector."""
@@ -19,10 +21,10 @@ def flatten_(module: nn.Module) -> Tensor:
     """Re-point every trainable parameter of `module` into one contiguous vector, and return that vector."""
     parameters = trainable(module)
     if not parameters:
-        raise ValueError("module: has no trainable parameters; give at least one with requires_grad=True")
+        raise Refusal("module: has no trainable parameters; give at least one with requires_grad=True")
     kinds = {parameter.dtype for parameter in parameters}
     if len(kinds) > 1:
-        raise ValueError(f"module: trainable parameters mix {kinds}; convert it to one type with module.to(...)")
+        raise Refusal(f"module: trainable parameters mix {kinds}; convert it to one type with module.to(...)")
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     start = 0
     for parameter in parameters:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
 
 
@@ -44,7 +45,7 @@ class Categorical:
 
     def __post_init__(self) -> None:
         if self.classes < 2:
-            raise ValueError(f"classes={self.classes}: classification needs at least 2 classes")
+            raise Refusal(f"classes={self.classes}: classification needs at least 2 classes")
 
     @property
     def outputs(self) -> int:
@@ -93,7 +94,7 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_scale) and self.noise_scale > 0):
-            raise ValueError(f"noise_scale={self.noise_scale}: must be a finite number > 0")
+            raise Refusal(f"noise_scale={self.noise_scale}: must be a finite number > 0")
 
     @property
     def outputs(self) -> int:
@@ -125,7 +126,7 @@ class HeteroscedasticGaussian:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.smallest) and self.smallest > 0):
-            raise ValueError(f"smallest={self.smallest}: must be a finite number > 0")
+            raise Refusal(f"smallest={self.smallest}: must be a finite number > 0")
 
     @property
     def outputs(self) -> int:
@@ -168,7 +169,7 @@ class LearntNoise(nn.Module):
         super().__init__()
         smallest = (likelihood or HeteroscedasticGaussian()).smallest
         if not (math.isfinite(scale) and scale > smallest):
-            raise ValueError(f"scale={scale}: must be a finite number above the smallest scale, {smallest}")
+            raise Refusal(f"scale={scale}: must be a finite number above the smallest scale, {smallest}")
         self.network = network
         excess = scale - smallest
         self.raw = _Constant(excess + math.log(-math.expm1(-excess)), next(network.parameters()).dtype)
@@ -192,5 +193,5 @@ def likelihood_from_dict(values: dict[str, Any]) -> Any:
     rest = dict(values)
     name = rest.pop("name", None)
     if name not in LIKELIHOODS:
-        raise ValueError(f"likelihood={name!r}: unknown; known: {', '.join(LIKELIHOODS)}")
+        raise Refusal(f"likelihood={name!r}: unknown; known: {', '.join(LIKELIHOODS)}")
     return LIKELIHOODS[name](**rest)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
@@ -28,11 +30,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, width in (("features", self.features), ("outputs", self.outputs)):
             if width < 1:
-                raise ValueError(f"{name}={width}: must be at least 1")
+                raise Refusal(f"{name}={width}: must be at least 1")
         if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden={self.hidden}: every hidden layer needs at least one unit")
+            raise Refusal(f"hidden={self.hidden}: every hidden layer needs at least one unit")
         if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={self.activation!r}: must be one of {', '.join(ACTIVATIONS)}")
+            raise Refusal(f"activation={self.activation!r}: must be one of {', '.join(ACTIVATIONS)}")
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "hidden": list(self.hidden)}

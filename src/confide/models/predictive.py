@@ -15,12 +15,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
+
 _INPUTS_AT_ONCE = 512
 
 
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
-        raise ValueError(f"level={level}: must be in (0, 1)")
+        raise Refusal(f"level={level}: must be in (0, 1)")
 
 
 def entropy(probabilities: Tensor) -> Tensor:

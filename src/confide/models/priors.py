@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
+
 
 @runtime_checkable
 class Prior(Protocol):
@@ -67,11 +69,11 @@ def add_divergence_gradient_(
 
 def _check_scale(scale: float, name: str = "scale") -> None:
     if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"{name}={scale}: must be a finite number > 0")
+        raise Refusal(f"{name}={scale}: must be a finite number > 0")
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class GaussianPrior:
     """Independent N(0, scale^2): energy |theta|^2 / (2 scale^2)."""
 
     scale: float = 1.0
@@ -94,8 +96,8 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class Laplace:
-    """Independent Laplace(0, scale): energy |theta|_1 / scale.
+class LaplacePrior:
+    """Independent LaplacePrior(0, scale): energy |theta|_1 / scale.
 
     Under w ~ N(m, d^2), E|w| = d sqrt(2/pi) exp(-t^2) + m erf(t) with t = m / (d sqrt 2); its derivatives are erf(t)
     and sqrt(2/pi) exp(-t^2).
@@ -128,7 +130,7 @@ class Laplace:
 
 
 @dataclass(frozen=True)
-class ScaleMixture:
+class ScaleMixturePrior:
     """Independent mixtures share * N(0, wide^2) + (1 - share) * N(0, narrow^2) (Blundell et al., ICML 2015).
 
     A narrow part that holds most weights near zero and a wide one that lets a few be large. Its divergence has no
@@ -141,7 +143,7 @@ class ScaleMixture:
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise ValueError(f"share={self.share}: must be in (0, 1)")
+            raise Refusal(f"share={self.share}: must be in (0, 1)")
         _check_scale(self.wide, "wide")
         _check_scale(self.narrow, "narrow")
 
@@ -162,7 +164,7 @@ class ScaleMixture:
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatPrior:
     """The improper constant density: no pull at all."""
 
     def energy(self, position: Tensor) -> Tensor:
@@ -179,7 +181,7 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class LogUniform:
+class LogUniformPrior:
     """The improper density 1 / |theta|, uniform in log |theta|: the prior of variational dropout.
 
     Its divergence depends on log alpha = log(deviation^2 / mean^2) alone. It has no closed form; the approximation of
@@ -212,4 +214,9 @@ class LogUniform:
 
 
 SMALLEST_MEAN = 1e-12
-PRIORS: dict[str, Any] = {"gaussian": Gaussian, "laplace": Laplace, "scale-mixture": ScaleMixture, "flat": Flat}
+PRIORS: dict[str, Any] = {
+    "gaussian": GaussianPrior,
+    "laplace": LaplacePrior,
+    "scale-mixture": ScaleMixturePrior,
+    "flat": FlatPrior,
+}

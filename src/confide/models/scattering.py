@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from confide.errors import Refusal
+
 BANDWIDTH = 0.8
 """Deviation of the envelope at scale 1, in pixels."""
 FREQUENCY = 3 * math.pi / 4
@@ -45,9 +47,9 @@ class Scattering(nn.Module):
         super().__init__()
         for name, value in (("scales", scales), ("angles", angles)):
             if value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
+                raise Refusal(f"{name}={value}: must be at least 1")
         if side % 2**scales or side <= 2**scales:
-            raise ValueError(f"side={side}: must be a multiple of 2^scales={2**scales}, and larger than it")
+            raise Refusal(f"side={side}: must be a multiple of 2^scales={2**scales}, and larger than it")
         self.side, self.scales, self.angles = side, scales, angles
         self.margin = 2**scales
         width = side + 2 * self.margin
@@ -83,7 +85,7 @@ class Scattering(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1:] != (1, self.side, self.side):
             wanted = (1, self.side, self.side)
-            raise ValueError(f"images: shape {tuple(images.shape)}; must be (rows, {', '.join(map(str, wanted))})")
+            raise Refusal(f"images: shape {tuple(images.shape)}; must be (rows, {', '.join(map(str, wanted))})")
         padded = F.pad(images.float(), [self.margin] * 4, mode="reflect")[:, 0]
         found = [self._averaged(padded[:, None], 0)]
         second: list[Tensor] = []
@@ -102,7 +104,7 @@ class Scattering(nn.Module):
         """|map * psi| at all angles of that scale, on the grid of the scale."""
         filters = self._filters[grid][scale]
         width = spectrum.shape[-1] >> (scale - grid)
-        # Keeping every so-manieth pixel is averaging the spectrum over its aliases. Filters are real.
+        # Keeping one in so many pixels is averaging the spectrum over its aliases. Filters are real.
         parts, total = torch.view_as_real(spectrum), torch.zeros(())
         for row in range(0, spectrum.shape[-2], width):
             for column in range(0, spectrum.shape[-1], width):
@@ -125,7 +127,7 @@ class Scattering(nn.Module):
                  coefficients (Wu and He, ECCV 2018), and all of them together to a vector of length 1
         """
         if groups is not None and self.channels % groups:
-            raise ValueError(f"groups={groups}: must divide the number of channels, {self.channels}")
+            raise Refusal(f"groups={groups}: must divide the number of channels, {self.channels}")
         out = torch.empty(len(images), math.prod(self.shape))
         for start in range(0, len(images), chunk):
             part = self(images[start : start + chunk])

@@ -13,6 +13,7 @@ import importlib
 import pkgutil
 from functools import cache
 
+from confide.errors import Refusal
 from confide.papers.base import Paper
 
 __all__ = ["Paper", "all_papers", "get", "names"]
@@ -39,4 +40,4 @@ def get(name: str) -> Paper:
     try:
         return all_papers()[name]
     except KeyError:
-        raise ValueError(f"paper={name!r}: unknown; known: {', '.join(names())}") from None
+        raise Refusal(f"paper={name!r}: unknown; known: {', '.join(names())}") from None

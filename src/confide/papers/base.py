@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from confide.errors import Refusal
+
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 # Okabe and Ito (2008), told apart with every common kind of colour blindness.
@@ -69,7 +71,7 @@ class Table:
     def __post_init__(self) -> None:
         wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
         if wrong is not None:
-            raise ValueError(f"rows: {wrong} has {len(wrong)} cells under {len(self.columns)} columns")
+            raise Refusal(f"rows: {wrong} has {len(wrong)} cells under {len(self.columns)} columns")
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class Paper:
         known = [experiment.name for experiment in self.experiments]
         unknown = next((name for name in only if name not in known), None)
         if unknown is not None:
-            raise ValueError(f"only={unknown!r}: {self.name} has no such experiment; it has {', '.join(known)}")
+            raise Refusal(f"only={unknown!r}: {self.name} has no such experiment; it has {', '.join(known)}")
         return tuple(experiment for experiment in self.experiments if not only or experiment.name in only)
 
 

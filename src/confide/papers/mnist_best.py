@@ -80,7 +80,7 @@ def _measured(
     from confide.evaluate import metrics
     from confide.methods.sgd import SGD
     from confide.models.networks import softmax
-    from confide.models.priors import Flat
+    from confide.models.priors import FlatPrior
 
     plan = confide.plan(
         epsilon=epsilon,
@@ -90,7 +90,7 @@ def _measured(
         steps=setting.steps,
         clip=setting.clip,
     )
-    method = SGD(optimiser="momentum", learning_rate=setting.rate, prior=Flat(), averaging=AVERAGING)
+    method = SGD(optimiser="momentum", learning_rate=setting.rate, prior=FlatPrior(), averaging=AVERAGING)
 
     def told(done: int, total: int) -> None:
         context.progress(f"linear classifier, epsilon {epsilon:g}", done, total)

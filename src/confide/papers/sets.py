@@ -18,7 +18,8 @@ from confide.data.columns import Column
 from confide.data.embedded import load as load_embedded
 from confide.data.preprocessing import Layout
 from confide.data.schema import Schema
-from confide.data.table import DataError, Table
+from confide.data.table import Table
+from confide.errors import DataError
 from confide.papers.base import Context
 from confide.sources.private_data import PrivateData
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.models.flat import named_slices
 from confide.models.likelihoods import likelihood_from_dict, likelihood_to_dict
 from confide.models.networks import MLP, Recipe
@@ -60,7 +61,7 @@ class Draws:
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         if count < 1:
-            raise ValueError(f"count={count}: must be at least 1")
+            raise Refusal(f"count={count}: must be at least 1")
         chosen = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         return self.draws[chosen].to(self.weights.dtype)
 
@@ -108,7 +109,7 @@ class Draws:
     def save(self, path: str | Path, dtype: torch.dtype | None = None) -> None:
         """Write one safetensors file; dtype=torch.bfloat16 halves it, at three significant digits per weight."""
         if dtype is not None and not dtype.is_floating_point:
-            raise ValueError(f"dtype={dtype}: must be a floating point type, such as torch.bfloat16")
+            raise Refusal(f"dtype={dtype}: must be a floating point type, such as torch.bfloat16")
         save_posterior(self, {"draws": self.draws.to(dtype or self.draws.dtype), "weights": self.weights}, path)
 
 
@@ -193,15 +194,15 @@ def load_posterior(path: str | Path, module: nn.Module | None = None) -> Any:
                 return open_draws(path, module)
             tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"path={str(path)!r}: not a readable posterior file ({error})") from None
+        raise Refusal(f"path={str(path)!r}: not a readable posterior file ({error})") from None
     build = _builder(kind)
     if build is None:
-        raise ValueError(f"path={str(path)!r}: not a posterior written by this version of confide")
+        raise Refusal(f"path={str(path)!r}: not a posterior written by this version of confide")
     try:
         return build(network_of(about, module), likelihood_from_dict(about["likelihood"]), tensors, about["facts"])
     except (KeyError, IndexError, TypeError, AttributeError):
         pass
-    raise ValueError(f"path={str(path)!r}: is damaged or incomplete; use another copy")
+    raise Refusal(f"path={str(path)!r}: is damaged or incomplete; use another copy")
 
 
 def network_of(about: Mapping[str, Any], module: nn.Module | None) -> nn.Module:
@@ -209,5 +210,5 @@ def network_of(about: Mapping[str, Any], module: nn.Module | None) -> nn.Module:
     if module is not None:
         return module
     if about["network"] is None:
-        raise ValueError("module=None: this posterior belongs to a network of your own; pass it as module=")
+        raise Refusal("module=None: this posterior belongs to a network of your own; pass it as module=")
     return MLP(Recipe.from_dict(about["network"]))

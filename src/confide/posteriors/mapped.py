@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.models.flat import trainable
 from confide.models.likelihoods import likelihood_from_dict
 from confide.posteriors.draws import Draws, description_of, network_of
@@ -68,9 +69,9 @@ def open_draws(path: str | Path, module: nn.Module | None = None) -> MappedDraws
         about = json.loads(header["__metadata__"]["confide"])
         draws, weights = (_view(mapping, header[name], 8 + length) for name in ("draws", "weights"))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{complaint} ({error})") from None
+        raise Refusal(f"{complaint} ({error})") from None
     if not isinstance(about, dict) or about.get("kind") != Draws.kind or len(draws) != len(weights):
-        raise ValueError(f"{complaint}; its posterior is of another kind")
+        raise Refusal(f"{complaint}; its posterior is of another kind")
     likelihood = likelihood_from_dict(about["likelihood"])
     return MappedDraws(network_of(about, module), likelihood, draws, weights.clone(), about["facts"], mapping)
 
@@ -81,7 +82,7 @@ def _view(mapping: mmap.mmap, entry: Mapping[str, Any], start: int) -> Tensor:
     first, last = entry["data_offsets"]
     count = int(torch.Size(shape).numel())
     if last - first != count * kind.itemsize or start + last > len(mapping):
-        raise ValueError("its offsets do not fit its shape")
+        raise Refusal("its offsets do not fit its shape")
     with warnings.catch_warnings():
         # torch warns that the memory is read-only, and nothing here writes to it.
         warnings.simplefilter("ignore", UserWarning)
@@ -106,9 +107,9 @@ class DrawWriter:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         if count < 1:
-            raise ValueError(f"count={count}: must be at least 1")
+            raise Refusal(f"count={count}: must be at least 1")
         if dtype not in STORED:
-            raise ValueError(f"dtype={dtype}: must be one of {', '.join(map(str, STORED))}")
+            raise Refusal(f"dtype={dtype}: must be one of {', '.join(map(str, STORED))}")
         self.path, self.count, self.dtype = Path(path), count, dtype
         self.parameters = sum(parameter.numel() for parameter in trainable(module))
         shell = Draws(module, likelihood, torch.empty(0), torch.empty(0), dict(facts or {}))
@@ -143,11 +144,11 @@ class DrawWriter:
     def add(self, draw: Tensor, weight: float = 1.0) -> None:
         """Append one parameter vector; weights need not add up to one."""
         if draw.shape != (self.parameters,):
-            raise ValueError(f"draw of shape {tuple(draw.shape)}: must hold the network's {self.parameters} parameters")
+            raise Refusal(f"draw of shape {tuple(draw.shape)}: must hold the network's {self.parameters} parameters")
         if len(self._weights) >= self.count:
-            raise ValueError(f"count={self.count}: all draws are written already")
+            raise Refusal(f"count={self.count}: all draws are written already")
         if not weight >= 0:
-            raise ValueError(f"weight={weight}: must be at least 0")
+            raise Refusal(f"weight={weight}: must be at least 0")
         self._file.write(_bytes(draw.detach().to(self.dtype)))
         self._weights.append(weight)
 
@@ -163,7 +164,7 @@ class DrawWriter:
 
     def _finish(self) -> None:
         if len(self._weights) != self.count or not sum(self._weights) > 0:
-            raise ValueError(
+            raise Refusal(
                 f"count={self.count}: {len(self._weights)} draws were written; add them all, not all of weight 0"
             )
         weights = torch.tensor(self._weights, dtype=torch.float64)

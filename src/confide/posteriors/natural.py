@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.expectation.evidence import standard_normals
 from confide.expectation.glm import with_ones
 from confide.expectation.mixture import MixtureOfGaussians
-from confide.expectation.moments import Layout, output_moments
+from confide.expectation.moments import WeightLayout, output_moments
 from confide.expectation.natural import GaussianFamily
 from confide.models.flat import named_slices
 from confide.models.likelihoods import Gaussian
@@ -79,14 +80,14 @@ class NaturalGaussian:
         return GaussianFamily(self.layout.size, covariance)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> WeightLayout:
         recipe: Recipe = self.module.recipe  # type: ignore[assignment]
-        return Layout.of(recipe)
+        return WeightLayout.of(recipe)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """`count` parameter vectors of the module, of shape (count, parameters)."""
         if count < 1:
-            raise ValueError(f"count={count}: must be at least 1")
+            raise Refusal(f"count={count}: must be at least 1")
         return self._of_module(self.family.sample(self.natural, count, generator))
 
     def mean(self) -> Tensor:

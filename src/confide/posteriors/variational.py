@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.layers.bayesian import draw_
 from confide.layers.conversion import with_shared_dropout
 from confide.layers.dropout import SharedDropout
@@ -223,7 +224,7 @@ def _by_name(module: nn.Module, draws: Tensor) -> dict[str, Tensor]:
 
 def _check_count(count: int) -> None:
     if count < 1:
-        raise ValueError(f"count={count}: must be at least 1")
+        raise Refusal(f"count={count}: must be at least 1")
 
 
 def _build_gaussian(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import Accountant, is_plain_gaussian, sensitivity
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.accountants.profiles import gaussian_mu
@@ -84,7 +85,7 @@ def steps_for(
     start = int(min(max(2.0, (gaussian_mu(epsilon, delta) / mu) ** 2), 1e8)) if mu < 1e6 else 2
     steps = most_steps(cost, epsilon, start, _MOST_STEPS)
     if steps == 0:
-        raise ValueError(
+        raise Refusal(
             f"noise_multiplier={noise_multiplier}: a single release already costs epsilon={cost(1):.4g}, more than "
             f"epsilon={epsilon}; use more noise or a larger epsilon"
         )
@@ -95,15 +96,15 @@ def price(events: Iterable[Event], delta: float, adjacency: Adjacency, accountan
     """The accountant's epsilon, where it must have one."""
     bound = accountant.epsilon(tuple(events), delta, adjacency)
     if bound.epsilon is None:
-        raise ValueError(f"accountant={accountant.name!r}: {bound.kind}")
+        raise Refusal(f"accountant={accountant.name!r}: {bound.kind}")
     return bound.epsilon
 
 
 def check_target(epsilon: float, delta: float) -> None:
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon={epsilon}: must be a finite number > 0")
+        raise Refusal(f"epsilon={epsilon}: must be a finite number > 0")
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: must be in (0, 1)")
+        raise Refusal(f"delta={delta}: must be in (0, 1)")
 
 
 def _check_room(
@@ -113,9 +114,7 @@ def _check_room(
         return
     already = price(spent, delta, adjacency, accountant)
     if already >= epsilon:
-        raise ValueError(
-            f"epsilon={epsilon}: the releases made so far already cost epsilon={already:.4g}; raise epsilon"
-        )
+        raise Refusal(f"epsilon={epsilon}: the releases made so far already cost epsilon={already:.4g}; raise epsilon")
 
 
 def _first_guess(epsilon: float, delta: float, unit: GaussianEvent, adjacency: Adjacency) -> float:

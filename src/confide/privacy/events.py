@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+from confide.errors import Refusal
+
 Adjacency: TypeAlias = Literal["add-remove", "replace-one"]
 Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffle", "full-batch"]
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
@@ -40,15 +42,15 @@ class GaussianEvent:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise ValueError(f"noise_multiplier={self.noise_multiplier}: must be a finite number > 0")
+            raise Refusal(f"noise_multiplier={self.noise_multiplier}: must be a finite number > 0")
         if self.sampling not in SAMPLINGS:
-            raise ValueError(f"sampling={self.sampling!r}: must be one of {', '.join(SAMPLINGS)}")
+            raise Refusal(f"sampling={self.sampling!r}: must be one of {', '.join(SAMPLINGS)}")
         if not 0 < self.rate <= 1:
-            raise ValueError(f"rate={self.rate}: must be in (0, 1]")
+            raise Refusal(f"rate={self.rate}: must be in (0, 1]")
         if self.sampling == "full-batch" and self.rate != 1:
-            raise ValueError(f"rate={self.rate}: full-batch sampling uses every record, so the rate must be 1")
+            raise Refusal(f"rate={self.rate}: full-batch sampling uses every record, so the rate must be 1")
         if self.count < 1:
-            raise ValueError(f"count={self.count}: must be at least 1")
+            raise Refusal(f"count={self.count}: must be at least 1")
         if self.sampling == "fixed-size":
             _check_fixed_size(self.rate, self.records)
 
@@ -56,16 +58,16 @@ class GaussianEvent:
     def batch(self) -> int:
         """Records per step; only fixed-size sampling has an exact number."""
         if self.records is None:
-            raise ValueError("records=None: only events with a declared number of records have a batch size")
+            raise Refusal("records=None: only events with a declared number of records have a batch size")
         return round(self.rate * self.records)
 
 
 def _check_fixed_size(rate: float, records: int | None) -> None:
     if records is None or records < 1:
-        raise ValueError(f"records={records}: fixed-size sampling needs the public number of records")
+        raise Refusal(f"records={records}: fixed-size sampling needs the public number of records")
     batch = rate * records
     if round(batch) < 1 or abs(batch - round(batch)) > 1e-6 * records:
-        raise ValueError(f"rate={rate}: rate * records must be a whole number of records, not {batch}")
+        raise Refusal(f"rate={rate}: rate * records must be a whole number of records, not {batch}")
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,13 @@ class PureEvent:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ValueError(f"epsilon={self.epsilon}: must be a finite number > 0")
+            raise Refusal(f"epsilon={self.epsilon}: must be a finite number > 0")
         if self.adjacency not in ADJACENCIES:
-            raise ValueError(f"adjacency={self.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
+            raise Refusal(f"adjacency={self.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
         if self.count < 1:
-            raise ValueError(f"count={self.count}: must be at least 1")
+            raise Refusal(f"count={self.count}: must be at least 1")
         if not 0 <= self.slack < 1:
-            raise ValueError(f"slack={self.slack}: must be in [0, 1)")
+            raise Refusal(f"slack={self.slack}: must be in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,11 @@ def event_from_dict(values: dict[str, Any]) -> Event:
     rest = dict(values)
     kind = rest.pop("kind", None)
     if kind not in _KINDS:
-        raise ValueError(f"kind={kind!r}: unknown kind of event; known: {', '.join(_KINDS)}")
+        raise Refusal(f"kind={kind!r}: unknown kind of event; known: {', '.join(_KINDS)}")
     try:
         event: Event = _KINDS[kind](**rest)
     except TypeError as error:
-        raise ValueError(f"kind={kind!r}: {error}") from None
+        raise Refusal(f"kind={kind!r}: {error}") from None
     return event
 
 

@@ -20,6 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import known, non_private, slack
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.accountants.profiles import Array
@@ -58,7 +59,7 @@ def attacker(
     rates = tuple(false_positive_rates)
     for rate in rates:
         if not 0 <= rate <= 1:
-            raise ValueError(f"false_positive_rates={rates}: each must be in [0, 1]")
+            raise Refusal(f"false_positive_rates={rates}: each must be in [0, 1]")
     advantage, powers = _test_power(known(events), adjacency, rates)
     return Attacker(
         advantage, (1 + advantage) / 2, naive_accuracy(epsilon, delta), dict(zip(rates, powers, strict=True))
@@ -68,7 +69,7 @@ def attacker(
 def naive_accuracy(epsilon: float, delta: float = 0.0) -> float:
     """(e^epsilon + delta) / (1 + e^epsilon): right guesses at even odds that (epsilon, delta) alone allows."""
     if not (epsilon >= 0 and 0 <= delta <= 1):
-        raise ValueError(f"epsilon={epsilon}, delta={delta}: need epsilon >= 0 and delta in [0, 1]")
+        raise Refusal(f"epsilon={epsilon}, delta={delta}: need epsilon >= 0 and delta in [0, 1]")
     shrink = math.exp(-epsilon)
     return min(1.0, (1 + delta * shrink) / (1 + shrink))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from confide.errors import Refusal
+
 # Epsilon is reached to within this fraction, from below.
 TOLERANCE = 1e-5
 _LARGEST = 1e12
@@ -59,7 +61,7 @@ def _bracket(excess: Callable[[float], float], start: float, stride: float) -> t
         if point[1] <= 0 < other[1]:
             return other, point
         point, stride = other, 3 * stride
-    raise ValueError("no noise multiplier between 1e-12 and 1e12 reaches the target epsilon; choose another epsilon")
+    raise Refusal("no noise multiplier between 1e-12 and 1e12 reaches the target epsilon; choose another epsilon")
 
 
 def most_steps(cost: Callable[[int], float], target: float, start: int, limit: int) -> int:

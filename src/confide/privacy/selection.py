@@ -39,16 +39,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from confide.privacy.accountants.bound import (
-    UPPER_BOUND,
-    Bound,
-    UnsupportedEvents,
-    check_question,
-    infinite,
-    known,
-    non_private,
-    slack,
-)
+from confide.errors import Refusal, UnsupportedEvents
+from confide.privacy.accountants.bound import UPPER_BOUND, Bound, check_question, infinite, known, non_private, slack
 from confide.privacy.accountants.rdp import DEFAULT_ORDERS, RDP, _divergence, _poisson
 from confide.privacy.events import Adjacency, Event, merged
 from confide.privacy.ledger import Ledger
@@ -67,9 +59,9 @@ class Repetitions:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and self.mean > 1):
-            raise ValueError(f"mean={self.mean}: must be a finite number > 1")
+            raise Refusal(f"mean={self.mean}: must be a finite number > 1")
         if not (math.isfinite(self.shape) and self.shape > -1):
-            raise ValueError(f"shape={self.shape}: must be a finite number > -1")
+            raise Refusal(f"shape={self.shape}: must be a finite number > -1")
 
     @cached_property
     def gamma(self) -> float:
@@ -116,7 +108,7 @@ def selection_epsilon(
     """Epsilon of publishing the best of K runs. `costs`: for every candidate, the events of one run and its score."""
     check_question(delta, adjacency)
     if not costs:
-        raise ValueError("costs=(): give the events of at least one candidate")
+        raise Refusal("costs=(): give the events of at least one candidate")
     listed = [known(events) for events in costs]
     for events in listed:
         reason = non_private(events)
@@ -206,4 +198,4 @@ def _check_charged(before: dict[Any, int], after: dict[Any, int], stated: Sequen
     for unit, count in after.items():
         spent = count - before.get(unit, 0)
         if spent > allowed.get(unit, 0):
-            raise ValueError(f"cost: a run was charged {spent} times {unit}, but states {allowed.get(unit, 0)}")
+            raise Refusal(f"cost: a run was charged {spent} times {unit}, but states {allowed.get(unit, 0)}")

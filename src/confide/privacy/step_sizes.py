@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import Accountant
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.accountants.profiles import gaussian_mu
@@ -87,7 +88,7 @@ def _unit_noise(records: int, batch: float, clip: float, method: SamplerName, fr
     """The noise multiplier at step size one."""
     _check_positive(records=records, batch=batch, clip=clip)
     if method not in ("sgld", "sghmc", "sgnht"):
-        raise ValueError(f"method={method!r}: must be one of sgld, sghmc, sgnht")
+        raise Refusal(f"method={method!r}: must be one of sgld, sghmc, sgnht")
     plain = batch / (clip * math.sqrt(records))
     if method == "sgld":
         return plain
@@ -98,7 +99,7 @@ def _unit_noise(records: int, batch: float, clip: float, method: SamplerName, fr
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value}: must be a finite number > 0")
+            raise Refusal(f"{name}={value}: must be a finite number > 0")
 
 
 def wang2015_step_size(epsilon: float, delta: float, records: int, steps: int, clip: float) -> float:
@@ -121,7 +122,7 @@ def large_batch_step_size(
 def decreasing_blocks(steps: int, block_ratio: float = 1.03) -> tuple[tuple[int, int], ...]:
     """(first step, number of steps) of the blocks in which t^(-1/3) changes by less than the ratio."""
     if not block_ratio > 1:
-        raise ValueError(f"block_ratio={block_ratio}: must be > 1")
+        raise Refusal(f"block_ratio={block_ratio}: must be > 1")
     blocks, first = [], 1
     while first <= steps:
         after = min(max(first + 1, math.ceil(first * block_ratio**3)), steps + 1)
@@ -169,9 +170,9 @@ def step_size_for(
     """The largest step size with which `steps` Poisson-sampled steps stay within epsilon at delta."""
     _check_positive(epsilon=epsilon, records=records, batch=batch, steps=steps, clip=clip)
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: must be in (0, 1)")
+        raise Refusal(f"delta={delta}: must be in (0, 1)")
     if batch > records:
-        raise ValueError(f"batch={batch}: must be at most records={records}")
+        raise Refusal(f"batch={batch}: must be at most records={records}")
     unit = _unit_noise(records, batch, clip, method, friction)
     limit = large_batch_step_size(epsilon, delta, records, steps, clip, schedule)
     shape = _shape(schedule, steps, block_ratio)
@@ -206,7 +207,7 @@ def _shape(schedule: Schedule, steps: int, block_ratio: float) -> Blocks:
     if schedule == "fixed":
         return ((1.0, steps),)
     if schedule != "decreasing":
-        raise ValueError(f"schedule={schedule!r}: must be one of fixed, decreasing")
+        raise Refusal(f"schedule={schedule!r}: must be one of fixed, decreasing")
     return tuple((first ** (1 / 6), count) for first, count in decreasing_blocks(steps, block_ratio))
 
 
@@ -217,7 +218,7 @@ def _cost(
         events = [GaussianEvent(first * growth, "poisson", rate, count) for growth, count in shape]
         bound = accountant.epsilon(events, delta, adjacency)
         if bound.epsilon is None:
-            raise ValueError(f"accountant={accountant.name!r}: {bound.kind}")
+            raise Refusal(f"accountant={accountant.name!r}: {bound.kind}")
         return bound.epsilon
 
     return cost

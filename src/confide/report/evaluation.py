@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.evaluate.metrics import refuse_private
 from confide.models.predictive import ClassPredictive, Predictive
 
@@ -29,9 +30,9 @@ class Evaluation:
     def __post_init__(self) -> None:
         refuse_private("y", self.y)
         if self.source not in SOURCES:
-            raise ValueError(f"source={self.source!r}: must be {' or '.join(map(repr, SOURCES))}")
+            raise Refusal(f"source={self.source!r}: must be {' or '.join(map(repr, SOURCES))}")
         if self.y.numel() != self.inputs:
-            raise ValueError(f"y of shape {tuple(self.y.shape)}: need one entry for each of {self.inputs} predictions")
+            raise Refusal(f"y of shape {tuple(self.y.shape)}: need one entry for each of {self.inputs} predictions")
 
     @property
     def inputs(self) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from confide.privacy.accountants.bound import EXACT, Bound, UnsupportedEvents, not_applicable, slack
+from confide.errors import UnsupportedEvents
+from confide.privacy.accountants.bound import EXACT, Bound, not_applicable, slack
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import NonPrivateEvent
 from confide.privacy.interpretation import Attacker

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from confide.data.schema import Schema
+from confide.errors import Refusal, Unfinished
 from confide.posteriors.draws import load_posterior
 from confide.privacy.bayesian.result import Trusted
 from confide.privacy.events import event_from_dict, event_to_dict
@@ -43,14 +44,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 HIDDEN = "not written: computed from private records without protection"
 POSTERIOR, RECORD, REPORT = "posterior.safetensors", "run.json", "report.html"
-
-
-class Unfinished(ValueError):  # noqa: N818 (the name says what happened)
-    """Saving failed after the posterior was written; `kept` is the directory that holds it."""
-
-    def __init__(self, message: str, kept: Path) -> None:
-        super().__init__(message)
-        self.kept = kept
 
 
 def save_run(
@@ -189,12 +182,12 @@ def load_run(directory: str | os.PathLike[str], module: nn.Module | None = None)
     """
     base = Path(directory)
     if not base.is_dir():
-        raise ValueError(f"directory={str(base)!r}: not a directory; name one that save_run or `confide fit` wrote")
+        raise Refusal(f"directory={str(base)!r}: not a directory; name one that save_run or `confide fit` wrote")
     record = _read_record(_inside(base, RECORD))
     path = _inside(base, POSTERIOR)
     noted = record["sha256"].get(POSTERIOR)
     if sha256(path) != noted:
-        raise ValueError(
+        raise Refusal(
             f"directory={str(base)!r}: {POSTERIOR} is not the file that was saved (its SHA-256 differs from the one in "
             f"{RECORD}); restore it, or fit again"
         )
@@ -210,48 +203,46 @@ def _rebuilt(record: dict[str, Any], path: Path) -> tuple[Privacy, Schema, dict[
         metrics = {name: math.nan if value is None else float(value) for name, value in record["metrics"].items()}
         return privacy, Schema.from_dict(record["schema"]), metrics
     except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise ValueError(f"path={str(path)!r}: damaged; a value is not what save_run writes ({error})") from None
+        raise Refusal(f"path={str(path)!r}: damaged; a value is not what save_run writes ({error})") from None
 
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except (OSError, ValueError) as error:
-        raise ValueError(f"path={str(path)!r}: not a readable record of a run ({error})") from None
+        raise Refusal(f"path={str(path)!r}: not a readable record of a run ({error})") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         found = record.get("format") if isinstance(record, dict) else None
-        raise ValueError(
+        raise Refusal(
             f"path={str(path)!r}: format {found!r} is not known to this version of confide, which reads format {FORMAT}"
         )
     needed = ("events", "delta", "adjacency", "seeded", "metrics", "schema", "encoder", "sha256")
     absent = [key for key in needed if key not in record]
     if absent or not isinstance(record["sha256"], dict):
-        raise ValueError(f"path={str(path)!r}: damaged; {', '.join(absent) or 'sha256'} is missing")
+        raise Refusal(f"path={str(path)!r}: damaged; {', '.join(absent) or 'sha256'} is missing")
     return record
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise Refusal(f"{name} is not JSON")
 
 
 def _inside(base: Path, name: str) -> Path:
     """The file of that name, which must lie in the directory itself: a link that leads elsewhere is refused."""
     path = base / name
     if not path.is_file():
-        raise ValueError(
-            f"directory={str(base)!r}: has no {name}; name a directory that save_run or `confide fit` wrote"
-        )
+        raise Refusal(f"directory={str(base)!r}: has no {name}; name a directory that save_run or `confide fit` wrote")
     if path.resolve().parent != base.resolve():
-        raise ValueError(f"directory={str(base)!r}: {name} leads outside the directory; copy the file into it")
+        raise Refusal(f"directory={str(base)!r}: {name} leads outside the directory; copy the file into it")
     return path
 
 
 def check_new(target: Path) -> None:
     """Refuse a target that exists, before anything is written."""
     if not target.name or target.name == "..":
-        raise ValueError(f"directory={str(target)!r}: must name a new directory")
+        raise Refusal(f"directory={str(target)!r}: must name a new directory")
     if os.path.lexists(target):
-        raise ValueError(f"directory={str(target)!r}: exists already; name a new one, or move the old one away")
+        raise Refusal(f"directory={str(target)!r}: exists already; name a new one, or move the old one away")
 
 
 @contextlib.contextmanager
@@ -267,7 +258,7 @@ def _draft_of(target: Path) -> Iterator[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             draft.mkdir()
         except OSError as error:
-            raise ValueError(f"directory={str(target)!r}: cannot be written ({error.strerror})") from None
+            raise Refusal(f"directory={str(target)!r}: cannot be written ({error.strerror})") from None
         yield draft
         for path in draft.iterdir():
             _sync(path)

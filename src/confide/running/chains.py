@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from confide.errors import Refusal
 from confide.evaluate.chains import effective_sample_size, split_r_hat
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
@@ -42,7 +43,7 @@ def fit_chains(
 ) -> Run:
     """Run the plan `chains` times and pool the draws; facts state the largest R-hat and the smallest sample size."""
     if chains < 2:
-        raise ValueError(f"chains={chains}: must be at least 2; use fit for one chain")
+        raise Refusal(f"chains={chains}: must be at least 2; use fit for one chain")
     if progress is not None and not callable(progress):
         raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
     _check_draws(method, plan)
@@ -63,13 +64,13 @@ def _check_draws(method: Method, plan: Plan) -> None:
     """Refuse what `_pooled` could not pool, before anything is charged."""
     draws_of = getattr(method, "draws_of", None)
     if draws_of is None:
-        raise ValueError(
+        raise Refusal(
             f"method={method.name!r}: chains need a sampler, which says by draws_of(steps) how many draws it keeps; "
             "use sgld, psgld, sghmc or sgnht"
         )
     draws = draws_of(plan.steps)
     if draws < FEWEST_DRAWS:
-        raise ValueError(
+        raise Refusal(
             f"steps={plan.steps}: this sampler would keep {draws} draws of a chain, and R-hat needs {FEWEST_DRAWS}; "
             "plan more steps, or give the method a smaller burn_in or thinning"
         )

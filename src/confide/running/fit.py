@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from confide.data.schema import Schema
+from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
@@ -117,7 +118,7 @@ def rehearse(
 
 def _check_sizes(schema: Schema, plan: Plan) -> None:
     if schema.records is not None and schema.records != plan.records:
-        raise ValueError(
+        raise Refusal(
             f"records={plan.records} in the plan but {schema.records} in the schema: declare one nominal size in both"
         )
 

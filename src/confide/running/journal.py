@@ -34,11 +34,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.errors import LedgerError, Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Problem
 from confide.privacy.events import Event
-from confide.privacy.ledger import Head, Ledger, LedgerError
+from confide.privacy.ledger import Head, Ledger
 
 FORMAT = 1
 KEPT = 2
@@ -55,7 +56,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
-            raise ValueError(f"every={self.every}: must be at least 1")
+            raise Refusal(f"every={self.every}: must be at least 1")
 
 
 class Journey:
@@ -120,7 +121,7 @@ def begin(
     try:
         (directory / TENSORS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"checkpoint={str(directory)!r}: cannot be written ({error.strerror})") from None
+        raise Refusal(f"checkpoint={str(directory)!r}: cannot be written ({error.strerror})") from None
     with _locked(directory):
         yield KeptJourney(settings, method, problem, data, state)
 
@@ -131,7 +132,7 @@ class KeptJourney(Journey):
     def __init__(self, settings: Checkpoints, method: Any, problem: Problem, data: Any, state: Any) -> None:
         super().__init__(method, problem, data, state)
         if hasattr(data, "events_beside"):
-            raise ValueError("checkpoint: a source that adapts itself has a state of its own, which is not kept")
+            raise Refusal("checkpoint: a source that adapts itself has a state of its own, which is not kept")
         self.directory = Path(settings.directory)
         self.every = settings.every or math.ceil(self.plan.steps / USUAL_CHECKPOINTS)
         self.run = run_of(method, problem, data)
@@ -223,7 +224,7 @@ class KeptJourney(Journey):
 
     def _of_this_run(self, body: dict[str, Any] | None) -> dict[str, Any] | None:
         if body is not None and body["run"] != self.run:
-            raise ValueError(
+            raise Refusal(
                 f"checkpoint={str(self.directory)!r}: belongs to another run (method, settings, plan, data set name or "
                 "network differ); name a new directory"
             )
@@ -316,7 +317,7 @@ class KeptJourney(Journey):
 
         content = (self.directory / TENSORS / name).read_bytes()
         if hashlib.sha256(content).hexdigest() != name:
-            raise ValueError(f"checkpoint={str(self.directory)!r}: tensor {name} is damaged")
+            raise Refusal(f"checkpoint={str(self.directory)!r}: tensor {name} is damaged")
         tensor: Tensor = load(content)["value"]
         return tensor
 
@@ -439,7 +440,7 @@ def _locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(
+            raise Refusal(
                 f"checkpoint={str(directory)!r}: another process is using it; wait for it, or name a new directory"
             ) from None
         yield

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.models.flat import flatten_
 from confide.models.likelihoods import Bernoulli
@@ -58,7 +59,7 @@ def one_posterior_sample(
 ) -> Sampled:
     """`draws` independent draws of a logistic regression on so many features; the cost adds up over them."""
     if draws < 1:
-        raise ValueError(f"draws={draws}: must be at least 1")
+        raise Refusal(f"draws={draws}: must be at least 1")
     event = mechanism.event(draws)
     _check_delta(delta, event, mechanism.adjacency)
     network, likelihood = logistic(features), Bernoulli()
@@ -75,7 +76,7 @@ def _check_delta(delta: float, event: PureEvent, adjacency: Adjacency) -> None:
     """Refuse a delta that the draws do not keep, before anything is charged."""
     missed = slack((event,), adjacency)
     if not missed < delta < 1:
-        raise ValueError(
+        raise Refusal(
             f"delta={delta}: must be in (0, 1) and above {missed:.2g}, by which the draws miss the exact law; choose a "
             "larger delta or a smaller tolerance"
         )
@@ -88,7 +89,7 @@ def hybrid(
     from confide.running.fit import fit, rehearse
 
     if mechanism.adjacency != plan.adjacency:
-        raise ValueError(f"adjacency={mechanism.adjacency!r}: the plan's is {plan.adjacency!r}; claim one of the two")
+        raise Refusal(f"adjacency={mechanism.adjacency!r}: the plan's is {plan.adjacency!r}; claim one of the two")
     module = logistic(features)
     rehearse(method, module, data, plan, likelihood=Bernoulli(), seed=seed)  # what fit refuses, before the draw is paid
     start = one_posterior_sample(data, features, mechanism, delta=plan.delta)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.gaussian import SampledGaussian
 from confide.privacy.events import Event
@@ -54,9 +55,9 @@ class AdaptiveClip:
         self, data: PrivateData, *, quantile: float = 0.5, learning_rate: float = 0.2, count_noise: float | None = None
     ) -> None:
         if not 0 < quantile < 1:
-            raise ValueError(f"quantile={quantile}: must be in (0, 1)")
+            raise Refusal(f"quantile={quantile}: must be in (0, 1)")
         if not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise ValueError(f"learning_rate={learning_rate}: must be a finite number > 0")
+            raise Refusal(f"learning_rate={learning_rate}: must be a finite number > 0")
         self.schema, self.seeded = data.schema, data.seeded
         self.quantile, self.learning_rate, self.count_noise = quantile, learning_rate, count_noise
         self._data = data

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows
 from confide.mechanism.clipping.factors import GAMMA
 from confide.mechanism.gaussian import SampledGaussian
@@ -56,7 +57,7 @@ def single_event(mechanism: SampledGaussian) -> GaussianEvent:
     """What one step is, for accountants of given distances."""
     event = mechanism.event()
     if not isinstance(event, GaussianEvent):
-        raise ValueError("private=False: a run without noise has no privacy to account for")
+        raise Refusal("private=False: a run without noise has no privacy to account for")
     return event
 
 
@@ -129,11 +130,11 @@ class HoldOut(Trusted):
         seed: int | None = None,
     ) -> None:
         if not 0 < looks <= 1:
-            raise ValueError(f"looks={looks}: must be in (0, 1]")
+            raise Refusal(f"looks={looks}: must be in (0, 1]")
         if not 0 < missed < 1:
-            raise ValueError(f"missed={missed}: must be in (0, 1)")
+            raise Refusal(f"missed={missed}: must be in (0, 1)")
         if levels < 1 or micro_batch < 1:
-            raise ValueError(f"levels={levels}, micro_batch={micro_batch}: must be at least 1")
+            raise Refusal(f"levels={levels}, micro_batch={micro_batch}: must be at least 1")
         self.schema: Schema = source.schema
         self.seeded: bool = source.seeded
         self.__source = source
@@ -168,7 +169,7 @@ class HoldOut(Trusted):
     def sequences(self) -> Sequences:
         """What the hold-out records met, for `averaged`."""
         if not self.__seen:
-            raise ValueError("HoldOut: no step has been answered yet; fit through this source first")
+            raise Refusal("HoldOut: no step has been answered yet; fit through this source first")
         whole = self.__looks >= 1
         share = self.__missed / len(self.__seen)
         counts = [
@@ -194,7 +195,7 @@ class _Records:
     def __init__(self, x: Any, y: Any, schema: Schema) -> None:
         self.x, self.y = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y))
         if self.x.ndim < 1 or len(self.x) != len(self.y) or len(self.x) < 2:
-            raise ValueError(
+            raise Refusal(
                 f"x of shape {tuple(self.x.shape)} and y of shape {tuple(self.y.shape)}: need one row of x and one "
                 "entry of y for each of at least 2 hold-out records"
             )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
+from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows
 from confide.mechanism.clipping.workspace import keep_pages
 from confide.mechanism.gaussian import SampledGaussian
@@ -124,7 +125,7 @@ class PrivateData:
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
         """One draw from the tempered posterior of a logistic regression on two classes: pay, then read all records."""
         if self.schema.class_count != 2:
-            raise ValueError(f"classes={self.schema.classes}: a posterior draw needs a schema with two classes")
+            raise Refusal(f"classes={self.schema.classes}: a posterior draw needs a schema with two classes")
         self.ledger.charge(mechanism.event(), purpose=purpose, dataset=self.name)
         return mechanism.draw(self.__features[self.__valid], self.__targets[self.__valid], self.__noise)
 
@@ -166,7 +167,7 @@ def _as_records(x: Any, y: Any, schema: Schema) -> tuple[Tensor, Tensor, Tensor]
     """Tensors of features and targets, and which records can answer at all."""
     features, targets = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y))
     if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
-        raise ValueError(
+        raise Refusal(
             f"x of shape {tuple(features.shape)} and y of shape {tuple(targets.shape)}: "
             "need one row of x and one entry of y per record"
         )

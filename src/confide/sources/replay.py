@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from confide.data.schema import Schema
+from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.queries import Query, Release
 
@@ -58,5 +59,5 @@ class Replay:
     def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
         release = next(self._left, None)
         if release is None:
-            raise ValueError("releases: the recording is shorter than the run; record the whole run first")
+            raise Refusal("releases: the recording is shorter than the run; record the whole run first")
         return replace(release, sum=release.sum.clone())

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.models.predictive import ClassPredictive
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import Event
@@ -263,4 +264,4 @@ def _status(entry: str) -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{entry}:"):
             return float(line.split()[1]) / 1024
-    raise ValueError(f"{entry}: not in /proc/self/status")
+    raise Refusal(f"{entry}: not in /proc/self/status")

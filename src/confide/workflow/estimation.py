@@ -30,7 +30,8 @@ from confide import methods
 from confide.data.loaders import from_frame
 from confide.data.preprocessing import Encoder, check_training
 from confide.data.schema import Column, Schema, Task
-from confide.data.table import Array, DataError, Table, plain_column
+from confide.data.table import Array, Table, plain_column
+from confide.errors import DataError, Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
@@ -90,11 +91,11 @@ def request_of(estimator: Any) -> Request:
     for name in ("batch", "steps", "epochs"):
         value = getattr(estimator, name)
         if value is not None and not value > 0:
-            raise ValueError(f"{name}={value}: must be greater than 0, or None for the public rule")
+            raise Refusal(f"{name}={value}: must be greater than 0, or None for the public rule")
     if estimator.epochs is not None and estimator.steps is not None:
-        raise ValueError(f"epochs={estimator.epochs}, steps={estimator.steps}: give one of the two")
+        raise Refusal(f"epochs={estimator.epochs}, steps={estimator.steps}: give one of the two")
     if estimator.module is not None and estimator.hidden is not None:
-        raise ValueError(f"hidden={estimator.hidden}: is for confide's own network; leave it out beside module=")
+        raise Refusal(f"hidden={estimator.hidden}: is for confide's own network; leave it out beside module=")
     request = Request(estimator.task, _declared(estimator), estimator)
     _refuse_what_leaks(request)
     method_of(request)
@@ -112,12 +113,12 @@ def _declared(estimator: Any) -> Schema:
         if value is None:
             continue
         if getattr(schema, name) is not None:
-            raise ValueError(f"{name}: given as a parameter and in schema=; give it once")
+            raise Refusal(f"{name}: given as a parameter and in schema=; give it once")
         facts[name] = value
     by_name = facts.get("bounds")
     if isinstance(by_name, Mapping):
         if schema.columns:
-            raise ValueError("bounds: given by column name, and schema= has columns too; declare all columns in one")
+            raise Refusal("bounds: given by column name, and schema= has columns too; declare all columns in one")
         del facts["bounds"]
         facts["columns"] = tuple(Column(name, bounds=pair, missing=schema.missing) for name, pair in by_name.items())
     merged: Schema = replace(schema, **facts)
@@ -132,9 +133,9 @@ def _sorted(classes: tuple[Any, ...]) -> tuple[Any, ...]:
 def _refuse_what_leaks(request: Request) -> None:
     declared, options = request.declared, request.options
     if request.task == "classification" and declared.target_bounds is not None:
-        raise ValueError("schema: has target_bounds, which are for regression; use PrivateBayesRegressor")
+        raise Refusal("schema: has target_bounds, which are for regression; use PrivateBayesRegressor")
     if request.task == "regression" and declared.classes is not None:
-        raise ValueError("schema: has classes, which are for classification; use PrivateBayesClassifier")
+        raise Refusal("schema: has classes, which are for classification; use PrivateBayesClassifier")
     if options.assume_public:
         return
     way = "or set assume_public=True if what the data shows of it is public"
@@ -165,16 +166,16 @@ def method_of(request: Request) -> Method:
         if not isinstance(given, Method):
             raise TypeError(f"method={given!r}: must be a method's name or a Method")
         if prior is not None:
-            raise ValueError(f"prior={prior!r}: give it to the method itself, or name the method")
+            raise Refusal(f"prior={prior!r}: give it to the method itself, or name the method")
         return given
     cls = methods.get(DEFAULT_METHOD if given == "auto" else given)
     if request.task not in getattr(cls, "tasks", (request.task,)):
         fitting = [name for name, one in methods.all_methods().items() if request.task in getattr(one, "tasks", [])]
-        raise ValueError(f"method={given!r}: is not for {request.task}; try sgld{', '.join(['', *fitting])}")
+        raise Refusal(f"method={given!r}: is not for {request.task}; try sgld{', '.join(['', *fitting])}")
     if prior is None:
         return cls()  # type: ignore[no-any-return]
     if "prior" not in {field.name for field in fields(cls)}:
-        raise ValueError(f"prior={prior!r}: {given} has no prior of its own; leave it out")
+        raise Refusal(f"prior={prior!r}: {given} has no prior of its own; leave it out")
     return cls(prior=prior)  # type: ignore[no-any-return]
 
 
@@ -305,7 +306,7 @@ def plan_of(request: Request, records: int, spent: tuple[Event, ...] = ()) -> Pl
     else:
         batch = default_batch(records) if options.batch is None else options.batch
         if not 1 <= batch <= records:
-            raise ValueError(f"batch={batch}: must be between 1 and records={records}")
+            raise Refusal(f"batch={batch}: must be between 1 and records={records}")
         rate, epochs = batch / records, options.epochs or default_epochs(records)
     steps = options.steps or max(1, round(epochs / rate))
     noise = _noise(options.epsilon, options.delta, steps, rate, spent)
@@ -368,7 +369,7 @@ def _fitted(request: Request, schema: Schema, x: Array, data: PrivateData, spent
     options = request.options
     run = fit_learning_noise(method, module, data, plan, histogram, likelihood=likelihood, seed=options.seed)
     if not bool(torch.isfinite(run.posterior.sample(16)).all()):
-        raise ValueError(
+        raise Refusal(
             f"method={run.method.name!r}: ran away, its draws are not finite; the run stays charged, and a method with "
             "a smaller step size or learning rate keeps the next one within bounds"
         )

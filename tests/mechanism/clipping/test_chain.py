@@ -69,7 +69,7 @@ def summed(
 
 
 def used(module: nn.Module) -> bool:
-    plan = engine_of(module).plan
+    plan = engine_of(module).anatomy
     assert plan is not None
     return all(examined.chain is not None for examined in plan.examined.values())
 

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from confide.mechanism.clipping import UnclippableError, clipped_sum
+from confide.errors import UnclippableError
+from confide.mechanism.clipping import clipped_sum
 from tests.mechanism.clipping.zoo import ZOO
 from tests.mechanism.clipping.zoo_tools import CLASSES, Lambda, classes, floats, labels, plain
 

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from confide.mechanism.clipping import Call, UnclippableError, clipped_sum, rule_for
-from confide.mechanism.clipping.anatomy import build_plan
+from confide.errors import UnclippableError
+from confide.mechanism.clipping import Call, clipped_sum, rule_for
+from confide.mechanism.clipping.anatomy import anatomy_of
 from confide.mechanism.clipping.engine import engine_of
 from confide.mechanism.clipping.reference import reference_clipped_sum
 from confide.mechanism.clipping.rules import registry
@@ -211,7 +212,7 @@ def test_weights_used_outside_their_layer_go_to_the_fallback() -> None:
     """Hooks alone miss such a use: without the examination the sum would be wrong, and the clip with it."""
     module, loss, x, y = ZOO["weight_used_outside_its_layer"].case()
     run(module, loss, x, y)
-    plan = engine_of(module).plan
+    plan = engine_of(module).anatomy
     assert plan is not None
     assert {plan.parameters[index].shape for index in plan.choices.escaped} == {module.encoder.weight.shape}
 
@@ -240,7 +241,7 @@ def test_broadcast_parameters_are_copied_and_not_run_again() -> None:
     for name in ("bare_parameter", "vision_transformer", "positions_without_records", "norms_of_ones_own"):
         module, loss, x, y = ZOO[name].case()
         run(module, loss, x, y)
-        plan = engine_of(module).plan
+        plan = engine_of(module).anatomy
         assert plan is not None
         assert plan.choices.copies or plan.choices.shared
         assert not plan.replays, name
@@ -250,7 +251,7 @@ def test_parameters_that_cannot_be_copied_are_run_again() -> None:
     for name in ("bare_matrix_under_dropout", "positions_used_in_two_ways", "bilinear_layer"):
         module, loss, x, y = ZOO[name].case()
         run(module, loss, x, y)
-        plan = engine_of(module).plan
+        plan = engine_of(module).anatomy
         assert plan is not None
         assert plan.replays, name
 
@@ -259,10 +260,10 @@ def test_layers_find_their_rules() -> None:
     """An ordinary network must not fall back silently: that would be right but slow."""
     for name in ("mlp", "residual_network", "embeddings", "norms_over_features", "bags", "mean_field_images_1_draws"):
         module, *_ = ZOO[name].case()
-        assert all(slot.rule is not None for slot in build_plan(module).slots), name
+        assert all(slot.rule is not None for slot in anatomy_of(module).slots), name
     for name in ("transformer", "lstm"):
         module, *_ = ZOO[name].case()
-        assert all(slot.rule or slot.explicit for slot in build_plan(module).slots), name
+        assert all(slot.rule or slot.explicit for slot in anatomy_of(module).slots), name
 
 
 class Scale(nn.Module):
@@ -286,7 +287,7 @@ def test_a_rule_of_ones_own_takes_three_lines(monkeypatch: pytest.MonkeyPatch) -
     wanted = torch.zeros_like(found)
     reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
     torch.testing.assert_close(found, wanted)
-    assert all(slot.rule is not None for slot in build_plan(module).slots)
+    assert all(slot.rule is not None for slot in anatomy_of(module).slots)
 
 
 def test_a_wrong_rule_is_replaced_by_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +313,7 @@ def test_explicit_forwards_are_the_layers_own_functions(name: str) -> None:
     module, _, x, _ = ZOO[name].case()
     inputs = x if isinstance(x, tuple) else (x,)
     wanted = module(*inputs)
-    with Tape(build_plan(module)).explicit_forwards():
+    with Tape(anatomy_of(module)).explicit_forwards():
         found = module(*inputs)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 

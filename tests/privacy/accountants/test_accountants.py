@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from confide.errors import UnsupportedEvents
 from confide.privacy.accountants import (
     APPROXIMATION,
     EXACT,
@@ -17,7 +18,6 @@ from confide.privacy.accountants import (
     UPPER_BOUND,
     ZCDP,
     AdvancedComposition,
-    UnsupportedEvents,
     accountants,
     epsilons,
     sound_delta,

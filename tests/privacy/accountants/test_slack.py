@@ -7,16 +7,8 @@ import math
 
 import pytest
 
-from confide.privacy.accountants import (
-    PLD,
-    RDP,
-    ZCDP,
-    AdvancedComposition,
-    UnsupportedEvents,
-    accountants,
-    sound_delta,
-    sound_epsilon,
-)
+from confide.errors import UnsupportedEvents
+from confide.privacy.accountants import PLD, RDP, ZCDP, AdvancedComposition, accountants, sound_delta, sound_epsilon
 from confide.privacy.accountants.bound import slack
 from confide.privacy.events import GaussianEvent, PureEvent, event_from_dict, event_to_dict
 from confide.privacy.interpretation import attacker

@@ -8,7 +8,8 @@ import dp_accounting
 import pytest
 from dp_accounting import pld, rdp
 
-from confide.privacy.accountants import PLD, RDP, UnsupportedEvents, sound_epsilon
+from confide.errors import UnsupportedEvents
+from confide.privacy.accountants import PLD, RDP, sound_epsilon
 from confide.privacy.events import GaussianEvent, PureEvent
 
 ADD_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

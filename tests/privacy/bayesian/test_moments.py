@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from confide.privacy.accountants.bound import UnsupportedEvents
+from confide.errors import UnsupportedEvents
 from confide.privacy.bayesian import (
     Distances,
     binary_mean_bound,

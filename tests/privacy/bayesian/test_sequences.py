@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from confide.privacy.accountants.bound import UnsupportedEvents
+from confide.errors import UnsupportedEvents
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.bayesian import Sequences, constant_sequences, covering_counts, level_kinds, profiles, sequences_of
 from confide.privacy.events import GaussianEvent

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from statistics import NormalDist
 from typing import Any
 
+from confide.errors import BudgetExceeded
 from confide.privacy.events import Event, GaussianEvent, NonPrivateEvent
-from confide.privacy.ledger import BudgetExceeded, Ledger
+from confide.privacy.ledger import Ledger
 
 DELTA = 1e-5
 STEP = GaussianEvent(noise_multiplier=10.0)

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from confide.errors import LedgerError
 from confide.privacy.events import GaussianEvent
-from confide.privacy.ledger import Head, Ledger, LedgerError, for_reading
+from confide.privacy.ledger import Head, Ledger, for_reading
 from confide.privacy.ledger import store as _ledger_store
 from tests.privacy.ledger.ledger_tools import in_a_process
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from confide.errors import BudgetExceeded, UnsupportedEvents
 from confide.privacy import accountants
-from confide.privacy.accountants import UnsupportedEvents
 from confide.privacy.events import Event, GaussianEvent, NonPrivateEvent, PureEvent
-from confide.privacy.ledger import BudgetExceeded, Ledger, Limit
+from confide.privacy.ledger import Ledger, Limit
 from tests.privacy.ledger.ledger_tools import (
     DELTA,
     STEP,

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from confide.errors import BudgetExceeded, LedgerError
 from confide.privacy import accountants
 from confide.privacy.events import Event, GaussianEvent, PureEvent, merged
-from confide.privacy.ledger import BudgetExceeded, Ledger, LedgerError
+from confide.privacy.ledger import Ledger
 from confide.privacy.ledger.budget import Prices
 from tests.privacy.ledger.ledger_tools import (
     DELTA,

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from confide.errors import BudgetExceeded, LedgerError
 from confide.privacy import accountants
 from confide.privacy.events import GaussianEvent
-from confide.privacy.ledger import BudgetExceeded, Ledger, LedgerError
+from confide.privacy.ledger import Ledger
 from confide.privacy.ledger import store as _ledger_store
 from tests.privacy.ledger.ledger_tools import DELTA, FORKSERVER, STEP, closed_form, gaussian_epsilon, in_a_process, most
 

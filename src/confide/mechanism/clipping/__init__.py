@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from confide.errors import Refusal
+from confide.errors import UnclippableError as UnclippableError
 from confide.mechanism.clipping import rules as rules
-from confide.mechanism.clipping.engine import Bound, engine_of
+from confide.mechanism.clipping.engine import ClipBound, engine_of
 from confide.mechanism.clipping.factors import STYLES as STYLES
 from confide.mechanism.clipping.factors import Style as Style
 from confide.mechanism.clipping.factors import check_clip, check_style
 from confide.mechanism.clipping.rows import clipped_sum_of_rows as clipped_sum_of_rows
-from confide.mechanism.clipping.rules.refusals import UnclippableError as UnclippableError
 from confide.mechanism.clipping.rules.registry import Call as Call
 from confide.mechanism.clipping.rules.registry import Contribution as Contribution
 from confide.mechanism.clipping.rules.registry import rule_for as rule_for
@@ -55,8 +56,8 @@ def clipped_sum(
     check_clip(clip, out.dtype)
     check_style(style)
     if memory_budget <= 0:
-        raise ValueError(f"memory_budget={memory_budget}: must be a number of bytes > 0")
+        raise Refusal(f"memory_budget={memory_budget}: must be a number of bytes > 0")
     if micro_batch is not None and micro_batch < 1:
-        raise ValueError(f"micro_batch={micro_batch}: must be at least 1, or None")
-    bound = Bound(clip, style, out, memory_budget, micro_batch)
+        raise Refusal(f"micro_batch={micro_batch}: must be at least 1, or None")
+    bound = ClipBound(clip, style, out, memory_budget, micro_batch)
     return engine_of(module).step(module, loss, x, y, bound)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, bayesian_layers
 from confide.mechanism.clipping.layout import CallLayout
 from confide.mechanism.clipping.rules.explicit import Explicit, find_explicit
@@ -22,7 +23,7 @@ from confide.mechanism.clipping.rules.refusals import refuse
 from confide.mechanism.clipping.rules.registry import Call, Rule, find_rule
 
 if TYPE_CHECKING:
-    from confide.mechanism.clipping.chain import Chain
+    from confide.mechanism.clipping.chain import LayerChain
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Examined:
 
     slots: list[Slot]
     layouts: list[CallLayout]
-    chain: Chain | None = None
+    chain: LayerChain | None = None
     record_bytes: int = 0
 
     @property
@@ -109,7 +110,7 @@ class Examined:
 
 
 @dataclass
-class Plan:
+class Anatomy:
     """The slots of a module, its trainable parameters in order, and what was learnt of its calls."""
 
     parameters: list[nn.Parameter]
@@ -134,7 +135,7 @@ class Plan:
 
 
 def signature_of(module: nn.Module) -> list[Any]:
-    """What a plan depends on; compared at every step, so that a module changed in between is planned anew."""
+    """What a anatomy depends on; compared at every step, so that a module changed in between is planned anew."""
     facts: list[Any] = []
     for layer in module.modules():
         draws = layer.draws if isinstance(layer, BayesianLayer) else 1
@@ -145,7 +146,7 @@ def signature_of(module: nn.Module) -> list[Any]:
     return facts
 
 
-def build_plan(module: nn.Module, choices: Choices | None = None) -> Plan:
+def anatomy_of(module: nn.Module, choices: Choices | None = None) -> Anatomy:
     """Assign every trainable parameter to slots."""
     choices = choices or Choices()
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -164,7 +165,7 @@ def build_plan(module: nn.Module, choices: Choices | None = None) -> Plan:
             slots.append(_slot(layer, wanted, groups, shared.get(id(layer))))
     slots += _whole_module_slots(module, index, choices, groups)
     count = len(set(groups.values()))
-    return Plan(parameters, slots, count, signature_of(module), _draws(module), choices)
+    return Anatomy(parameters, slots, count, signature_of(module), _draws(module), choices)
 
 
 def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
@@ -242,5 +243,5 @@ def _draws(module: nn.Module) -> int:
     """How many weight draws the Bayesian layers hold; they must agree, because draws run through the whole module."""
     counts = {layer.draws for layer in bayesian_layers(module)}
     if len(counts) > 1:
-        raise ValueError(f"draws={sorted(counts)}: all Bayesian layers of a module must hold the same number of draws")
+        raise Refusal(f"draws={sorted(counts)}: all Bayesian layers of a module must hold the same number of draws")
     return next(iter(counts), 1)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from confide.mechanism.clipping.anatomy import Plan, Slot, Target
+from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
 from confide.mechanism.clipping.layout import PLAIN, CallLayout, Layout, map_tensors, tensors_in
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Rule
 from confide.mechanism.clipping.rules.replay import Replayed
@@ -23,7 +23,7 @@ class Cluster:
     """Contributions that touch the same parameters: their gradients add up before any norm is taken."""
 
     members: list[tuple[Slot, Contribution]]
-    plan: Plan
+    anatomy: Anatomy
     space: Workspace
 
     @property
@@ -55,7 +55,7 @@ class Cluster:
         """Add the gradients of all members in full, a micro-batch of records at a time."""
         records = self.members[0][1].records
         indices = {target.parameter for slot, _ in self.members for target in slot.targets.values()}
-        parameters = {index: self.plan.parameters[index].detach() for index in sorted(indices)}
+        parameters = {index: self.anatomy.parameters[index].detach() for index in sorted(indices)}
         size = sum(2 * value.numel() * value.element_size() for value in parameters.values())
         norms = []
         for start, stop in chunks(records, size, self.space.budget):
@@ -84,12 +84,14 @@ def _disjoint(targets: list[Target]) -> bool:
     return True
 
 
-def clusters_of(contributions: Sequence[tuple[Slot, Contribution]], plan: Plan, space: Workspace) -> list[Cluster]:
+def clusters_of(
+    contributions: Sequence[tuple[Slot, Contribution]], anatomy: Anatomy, space: Workspace
+) -> list[Cluster]:
     """Contributions grouped by the parameters they share."""
     home: dict[int, Cluster] = {}
     clusters: list[Cluster] = []
     for slot, contribution in contributions:
-        joined = Cluster([(slot, contribution)], plan, space)
+        joined = Cluster([(slot, contribution)], anatomy, space)
         for known in {id(home[index]): home[index] for index in slot.parameters if index in home}.values():
             joined.members = known.members + joined.members
             clusters.remove(known)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from confide._native.arithmetic import Layer, clip_kernel
-from confide.mechanism.clipping.anatomy import Choices, Plan, Slot
+from confide.mechanism.clipping.anatomy import Anatomy, Choices, Slot
 from confide.mechanism.clipping.factors import GAMMA, PRECISION, shrunk
 from confide.mechanism.clipping.losses import output_gradient
 from confide.mechanism.clipping.rules.linear import OuterProduct, linear
@@ -79,7 +79,7 @@ class Link:
         return layer
 
 
-class Chain:
+class LayerChain:
     """The links of a module in order; `layers` are all its modules, whose hooks would be passed over.
 
     Like the slots it refers to them weakly, for engines live as long as their modules and must not keep them alive.
@@ -187,10 +187,10 @@ def _altered(layer: nn.Module | None) -> bool:
     )
 
 
-def chain_of(module: nn.Module, plan: Plan) -> Chain | None:
+def chain_of(module: nn.Module, anatomy: Anatomy) -> LayerChain | None:
     """The chain that the module is, or None."""
-    slots = {id(slot.layer): slot for slot in plan.slots}
-    if plan.choices != Choices() or plan.draws != 1 or not slots:
+    slots = {id(slot.layer): slot for slot in anatomy.slots}
+    if anatomy.choices != Choices() or anatomy.draws != 1 or not slots:
         return None
     links: list[Link] = []
     flat = False
@@ -206,7 +206,7 @@ def chain_of(module: nn.Module, plan: Plan) -> Chain | None:
     kinds = {(link.layer.weight.dtype, link.layer.weight.device) for link in links}
     if slots or len(kinds) != 1 or _overwritten(links) or _shared(links):
         return None
-    return Chain(links, module.modules(), flat or isinstance(module, MLP))
+    return LayerChain(links, module.modules(), flat or isinstance(module, MLP))
 
 
 def _unrolled(module: nn.Module) -> Iterator[nn.Module]:

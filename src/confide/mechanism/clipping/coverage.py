@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from confide.mechanism.clipping.anatomy import Plan, Slot
+from confide.mechanism.clipping.anatomy import Anatomy, Slot
 from confide.mechanism.clipping.calls import Cluster, clusters_of
 from confide.mechanism.clipping.rules.registry import Contribution
 from confide.mechanism.clipping.workspace import Workspace
@@ -20,16 +20,16 @@ SHARES = 8
 
 
 def missed_parameters(
-    losses: Tensor, plan: Plan, found: Sequence[tuple[Slot, Contribution]], space: Workspace
+    losses: Tensor, anatomy: Anatomy, found: Sequence[tuple[Slot, Contribution]], space: Workspace
 ) -> frozenset[int]:
     """Parameters whose unclipped sum is not the gradient of the summed losses, whose graph must still be there."""
-    clusters = clusters_of(found, plan, space)
+    clusters = clusters_of(found, anatomy, space)
     differences: dict[int, Tensor] = {}
     sizes: dict[int, Tensor] = {}
-    for indices, members in _shares(clusters, plan):
-        gradients = _gradients(losses, plan, indices)
+    for indices, members in _shares(clusters, anatomy):
+        gradients = _gradients(losses, anatomy, indices)
         sizes |= {index: gradient.norm() for index, gradient in gradients.items()}
-        _subtract_from_sums(gradients, members, plan, torch.ones_like(losses))
+        _subtract_from_sums(gradients, members, anatomy, torch.ones_like(losses))
         differences |= {index: difference.norm() for index, difference in gradients.items()}
         gradients.clear()  # before the next ones come
     scale = torch.stack(list(sizes.values())).norm()
@@ -40,15 +40,15 @@ def missed_parameters(
     )
 
 
-def _shares(clusters: list[Cluster], plan: Plan) -> Iterator[tuple[list[int], list[Cluster]]]:
+def _shares(clusters: list[Cluster], anatomy: Anatomy) -> Iterator[tuple[list[int], list[Cluster]]]:
     """Clusters with the parameters they touch, several of them together as long as they are small."""
-    limit = sum(plan.sizes) // SHARES
+    limit = sum(anatomy.sizes) // SHARES
     used = {index for cluster in clusters for index in _touched(cluster)}
-    indices = [index for index in range(len(plan.parameters)) if index not in used]
+    indices = [index for index in range(len(anatomy.parameters)) if index not in used]
     members: list[Cluster] = []
     for cluster in clusters:
         touched = _touched(cluster)
-        if indices and sum(plan.sizes[index] for index in (*indices, *touched)) > limit:
+        if indices and sum(anatomy.sizes[index] for index in (*indices, *touched)) > limit:
             yield indices, members
             indices, members = [], []
         indices = indices + sorted(touched)
@@ -60,12 +60,12 @@ def _touched(cluster: Cluster) -> set[int]:
     return {index for slot, _ in cluster.members for index in slot.parameters}
 
 
-def _gradients(losses: Tensor, plan: Plan, indices: list[int]) -> dict[int, Tensor]:
+def _gradients(losses: Tensor, anatomy: Anatomy, indices: list[int]) -> dict[int, Tensor]:
     """Dense gradients with memory of their own: autograd may hand out views, one tensor twice, or a parameter."""
-    parameters = [plan.parameters[index] for index in indices]
+    parameters = [anatomy.parameters[index] for index in indices]
     found = torch.autograd.grad(losses.sum(), parameters, retain_graph=True, allow_unused=True)
     gradients: dict[int, Tensor] = {}
-    seen = {parameter.untyped_storage().data_ptr() for parameter in plan.parameters}
+    seen = {parameter.untyped_storage().data_ptr() for parameter in anatomy.parameters}
     for index, parameter, value in zip(indices, parameters, found, strict=True):
         dense = torch.zeros_like(parameter, requires_grad=False) if value is None else value.to_dense()
         storage = dense.untyped_storage()
@@ -78,11 +78,11 @@ def _gradients(losses: Tensor, plan: Plan, indices: list[int]) -> dict[int, Tens
 
 
 @torch.no_grad()
-def _subtract_from_sums(gradients: dict[int, Tensor], members: list[Cluster], plan: Plan, ones: Tensor) -> None:
+def _subtract_from_sums(gradients: dict[int, Tensor], members: list[Cluster], anatomy: Anatomy, ones: Tensor) -> None:
     """Replace every gradient by the unclipped sum less the gradient, in its own memory."""
     for gradient in gradients.values():
         gradient.neg_()
-    views = [gradients.get(index, ones) for index in range(len(plan.parameters))]
+    views = [gradients.get(index, ones) for index in range(len(anatomy.parameters))]
     for cluster in members:
         cluster.squared_norms()  # decides how the sum is formed, so that the same way is examined
         cluster.add_weighted(ones, views)

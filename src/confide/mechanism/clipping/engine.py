@@ -19,12 +19,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.anatomy import Examined, Plan, build_plan, signature_of
+from confide.errors import Refusal, UnclippableError
+from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of, signature_of
 from confide.mechanism.clipping.calls import Cluster, clusters_of, contributions_of, default_layout
-from confide.mechanism.clipping.chain import Chain
+from confide.mechanism.clipping.chain import LayerChain
 from confide.mechanism.clipping.factors import Style, clip_factors
 from confide.mechanism.clipping.layout import CallLayout, map_tensors
-from confide.mechanism.clipping.rules.refusals import UnclippableError
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, record, recorded_pass, records_of
 from confide.mechanism.clipping.structure import examine
 from confide.mechanism.clipping.tape import Tape
@@ -41,7 +41,7 @@ Gradients: TypeAlias = list[list[Tensor | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class ClipBound:
     """How one batch is clipped and where its sum goes."""
 
     clip: float
@@ -55,90 +55,90 @@ class Engine:
     """What is known of one module; `step` clips and sums the gradients of a batch."""
 
     def __init__(self) -> None:
-        self.plan: Plan | None = None
+        self.anatomy: Anatomy | None = None
         self.space = Workspace()
         self.views: ParameterViews | None = None
 
-    def current_plan(self, module: nn.Module, loss: Loss, x: Inputs, y: Any) -> Plan:
-        """The plan of the module as it is now, examined for inputs of this shape."""
-        if self.plan is None or self.plan.signature != signature_of(module):
-            self.plan = build_plan(module)
+    def current_anatomy(self, module: nn.Module, loss: Loss, x: Inputs, y: Any) -> Anatomy:
+        """The anatomy of the module as it is now, examined for inputs of this shape."""
+        if self.anatomy is None or self.anatomy.signature != signature_of(module):
+            self.anatomy = anatomy_of(module)
         key = examination_key(loss, x)
-        if key not in self.plan.examined:
+        if key not in self.anatomy.examined:
             try:
-                self.plan, examined = examine(module, self.plan, loss, x, y)
+                self.anatomy, examined = examine(module, self.anatomy, loss, x, y)
             except UnclippableError:
                 raise
             except Exception:
                 if records_of(x) > 0:
                     raise
-                return self.plan  # an empty batch never fails; the next one is examined
-            self.plan.examined[key] = examined
-        return self.plan
+                return self.anatomy  # an empty batch never fails; the next one is examined
+            self.anatomy.examined[key] = examined
+        return self.anatomy
 
-    def step(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: Bound) -> Tensor:
+    def step(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: ClipBound) -> Tensor:
         """Add the clipped sum onto the buffer; the norms come back, zero for records that count as zero."""
-        plan = self.current_plan(module, loss, x, y)
-        check_buffer(bound.out, plan)
+        anatomy = self.current_anatomy(module, loss, x, y)
+        check_buffer(bound.out, anatomy)
         records = records_of(x)
         if records == 0:
             return bound.out.new_zeros(0)
-        largest = self._largest_piece(plan, plan.examined[examination_key(loss, x)], records, bound)
+        largest = self._largest_piece(anatomy, anatomy.examined[examination_key(loss, x)], records, bound)
         if largest >= records:
-            return self._piece(plan, module, loss, x, y, bound)
+            return self._piece(anatomy, module, loss, x, y, bound)
         norms = []
         for start in range(0, records, largest):
             piece = slice(start, start + largest)
             part_x, part_y = map_tensors(lambda tensor, piece=piece: tensor[piece], (x, y))
-            norms.append(self._piece(plan, module, loss, part_x, part_y, bound))
+            norms.append(self._piece(anatomy, module, loss, part_x, part_y, bound))
         return torch.cat(norms)
 
-    def _largest_piece(self, plan: Plan, examined: Examined, records: int, bound: Bound) -> int:
+    def _largest_piece(self, anatomy: Anatomy, examined: Examined, records: int, bound: ClipBound) -> int:
         """How many records go through the module at once: all, unless they would hold too much; pieces are equal."""
         largest = records if bound.micro_batch is None else min(records, bound.micro_batch)
-        if plan.copied:
-            largest = min(largest, max(1, bound.budget // plan.copied_bytes))
+        if anatomy.copied:
+            largest = min(largest, max(1, bound.budget // anatomy.copied_bytes))
         held = examined.record_bytes
         if examined.chain is None and largest * held > HELD_BYTES:
             largest = min(largest, max(FEWEST_RECORDS, HELD_BYTES // held))
             largest = -(-records // -(-records // largest))
         return largest
 
-    def _piece(self, plan: Plan, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: Bound) -> Tensor:
-        examined = plan.examined[examination_key(loss, x)]
+    def _piece(self, anatomy: Anatomy, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: ClipBound) -> Tensor:
+        examined = anatomy.examined[examination_key(loss, x)]
         if examined.chain is not None and isinstance(x, Tensor) and examined.chain.fits(x, bound.out):
-            return self._chained(plan, examined.chain, loss, x, y, bound)
-        if not plan.explicit:  # nothing to put back afterwards
-            return self._sum(plan, examined, record(Tape(plan), module, loss, x, y), bound)
-        with recorded_pass(module, plan, loss, x, y) as run:
-            return self._sum(plan, examined, run, bound)
+            return self._chained(anatomy, examined.chain, loss, x, y, bound)
+        if not anatomy.explicit:  # nothing to put back afterwards
+            return self._sum(anatomy, examined, record(Tape(anatomy), module, loss, x, y), bound)
+        with recorded_pass(module, anatomy, loss, x, y) as run:
+            return self._sum(anatomy, examined, run, bound)
 
     @torch.no_grad()
-    def _chained(self, plan: Plan, chain: Chain, loss: Loss, x: Tensor, y: Any, bound: Bound) -> Tensor:
+    def _chained(self, anatomy: Anatomy, chain: LayerChain, loss: Loss, x: Tensor, y: Any, bound: ClipBound) -> Tensor:
         """The clipped sum without a tape; records that count as zero are taken out and the others run again."""
         self.space.begin(bound.budget)
         found = chain.contributions(loss, x, y, self.space)
         if not found:
             return bound.out.new_zeros(x.shape[0])
         if bound.style != "per-layer":
-            parts = self._views(plan, bound.out).parts
+            parts = self._views(anatomy, bound.out).parts
             small = chain.add_small(found, bound.clip, bound.style == "automatic", parts)
             if small is not None:
                 return small
-        clusters = [Cluster([member], plan, self.space) for member in found]
+        clusters = [Cluster([member], anatomy, self.space) for member in found]
         squares = group_squares(clusters)
         total = squared_total(squares)
         if math.isfinite(total.sum().item()):
-            return add_clipped(clusters, squares, total, plan, bound, self._views(plan, bound.out))
+            return add_clipped(clusters, squares, total, anatomy, bound, self._views(anatomy, bound.out))
         chosen = torch.isfinite(total).nonzero().flatten()
         norms = bound.out.new_zeros(x.shape[0])
         if len(chosen) == 0:
             return norms
         part_x, part_y = map_tensors(lambda tensor: tensor[chosen], (x, y))
-        return norms.index_copy_(0, chosen, self._chained(plan, chain, loss, part_x, part_y, bound))
+        return norms.index_copy_(0, chosen, self._chained(anatomy, chain, loss, part_x, part_y, bound))
 
     @torch.no_grad()
-    def _sum(self, plan: Plan, examined: Examined, run: Pass, bound: Bound) -> Tensor:
+    def _sum(self, anatomy: Anatomy, examined: Examined, run: Pass, bound: ClipBound) -> Tensor:
         records = run.losses.shape[0]
         if not run.entries or not run.losses.requires_grad:
             return bound.out.new_zeros(records)
@@ -147,15 +147,21 @@ class Engine:
         found = contributions_of(run.tape, gradients, layouts, records, self.space)
         if not found:  # the loss depends on none of the parameters
             return run.losses.new_zeros(records)
-        clusters = clusters_of(found, plan, self.space)
+        clusters = clusters_of(found, anatomy, self.space)
         squares = group_squares(clusters)
         total = squared_total(squares)
         if math.isfinite(total.sum().item()):
-            return add_clipped(clusters, squares, total, plan, bound, self._views(plan, bound.out))
-        return self._sum_of_finite(plan, run, gradients, layouts, bound, torch.isfinite(total))
+            return add_clipped(clusters, squares, total, anatomy, bound, self._views(anatomy, bound.out))
+        return self._sum_of_finite(anatomy, run, gradients, layouts, bound, torch.isfinite(total))
 
     def _sum_of_finite(
-        self, plan: Plan, run: Pass, gradients: Gradients, layouts: Sequence[CallLayout], bound: Bound, finite: Tensor
+        self,
+        anatomy: Anatomy,
+        run: Pass,
+        gradients: Gradients,
+        layouts: Sequence[CallLayout],
+        bound: ClipBound,
+        finite: Tensor,
     ) -> Tensor:
         """Records with an infinite or undefined norm count as zero.
 
@@ -167,16 +173,18 @@ class Engine:
             return norms
         self.space.begin(bound.budget)
         found = contributions_of(run.tape, gradients, layouts, len(finite), self.space, chosen)
-        clusters = clusters_of(found, plan, self.space)
+        clusters = clusters_of(found, anatomy, self.space)
         squares = group_squares(clusters)
-        views = self._views(plan, bound.out)
-        return norms.index_copy_(0, chosen, add_clipped(clusters, squares, squared_total(squares), plan, bound, views))
+        views = self._views(anatomy, bound.out)
+        return norms.index_copy_(
+            0, chosen, add_clipped(clusters, squares, squared_total(squares), anatomy, bound, views)
+        )
 
-    def _views(self, plan: Plan, out: Tensor) -> ParameterViews:
+    def _views(self, anatomy: Anatomy, out: Tensor) -> ParameterViews:
         """Views of the buffer; those of a small one are kept for the next step, where making them would be felt."""
-        if self.views is None or self.views.out is not out or self.views.plan is not plan:
-            views = ParameterViews(out, plan)
-            self.views = views if plan.size <= SMALL and not views.copied else None
+        if self.views is None or self.views.out is not out or self.views.anatomy is not anatomy:
+            views = ParameterViews(out, anatomy)
+            self.views = views if anatomy.size <= SMALL and not views.copied else None
             return views
         return self.views
 
@@ -221,8 +229,8 @@ def add_clipped(
     clusters: Sequence[Cluster],
     squares: dict[int, Tensor],
     total: Tensor,
-    plan: Plan,
-    bound: Bound,
+    anatomy: Anatomy,
+    bound: ClipBound,
     views: ParameterViews,
 ) -> Tensor:
     """The weighted sums, onto the buffer; the norms come back.
@@ -232,7 +240,7 @@ def add_clipped(
     """
     norms = total.sqrt()
     if bound.style == "per-layer":
-        share = bound.clip / math.sqrt(plan.groups)
+        share = bound.clip / math.sqrt(anatomy.groups)
         factors = {group: clip_factors(values.sqrt(), share) for group, values in squares.items()}
     else:
         factors = dict.fromkeys(squares, clip_factors(norms, bound.clip, bound.style))
@@ -245,24 +253,25 @@ def add_clipped(
 class ParameterViews:
     """Views of the flat buffer in the shapes of the parameters; through a scratch copy where the types differ."""
 
-    def __init__(self, out: Tensor, plan: Plan) -> None:
-        self.out, self.plan = out, plan
-        self.copied = any(parameter.dtype != out.dtype for parameter in plan.parameters)
+    def __init__(self, out: Tensor, anatomy: Anatomy) -> None:
+        self.out, self.anatomy = out, anatomy
+        self.copied = any(parameter.dtype != out.dtype for parameter in anatomy.parameters)
         if self.copied:
-            self.parts = [torch.zeros_like(parameter, requires_grad=False) for parameter in plan.parameters]
+            self.parts = [torch.zeros_like(parameter, requires_grad=False) for parameter in anatomy.parameters]
         else:
-            pieces = out.split_with_sizes(plan.sizes)
-            self.parts = [piece.view(value.shape) for piece, value in zip(pieces, plan.parameters, strict=True)]
+            pieces = out.split_with_sizes(anatomy.sizes)
+            self.parts = [piece.view(value.shape) for piece, value in zip(pieces, anatomy.parameters, strict=True)]
 
     def finish(self) -> None:
         if self.copied:
             self.out.add_(torch.cat([part.flatten().to(self.out.dtype) for part in self.parts]))
 
 
-def check_buffer(out: Tensor, plan: Plan) -> None:
-    if out.shape != (plan.size,) or not out.is_contiguous() or out.requires_grad:
-        raise ValueError(
-            f"out={tuple(out.shape)}: must be a contiguous vector of {plan.size} numbers, one per trainable parameter"
+def check_buffer(out: Tensor, anatomy: Anatomy) -> None:
+    if out.shape != (anatomy.size,) or not out.is_contiguous() or out.requires_grad:
+        raise Refusal(
+            f"out={tuple(out.shape)}: must be a contiguous vector of {anatomy.size} numbers, one per trainable "
+            "parameter"
         )
 
 

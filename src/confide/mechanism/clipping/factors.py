@@ -19,6 +19,8 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
+
 Style: TypeAlias = Literal["flat", "per-layer", "automatic"]
 STYLES: tuple[Style, ...] = get_args(Style)
 
@@ -51,15 +53,15 @@ def check_clip(clip: float, dtype: torch.dtype) -> None:
     if dtype not in PRECISION:
         raise TypeError(f"out={dtype}: must be float32 or float64")
     if not (isinstance(clip, int | float) and math.isfinite(clip) and clip > 0):
-        raise ValueError(f"clip={clip}: must be a finite number > 0")
+        raise Refusal(f"clip={clip}: must be a finite number > 0")
     smallest = PRECISION[dtype].smallest_clip
     if clip < smallest:
-        raise ValueError(f"clip={clip}: too small for {dtype}; use at least {smallest:.1e}, or rescale the loss")
+        raise Refusal(f"clip={clip}: too small for {dtype}; use at least {smallest:.1e}, or rescale the loss")
 
 
 def check_style(style: str) -> None:
     if style not in STYLES:
-        raise ValueError(f"style={style!r}: must be one of {', '.join(STYLES)}")
+        raise Refusal(f"style={style!r}: must be one of {', '.join(STYLES)}")
 
 
 def clip_factors(norms: Tensor, clip: float, style: Style = "flat") -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
 
 _ATEN = torch.ops.aten
@@ -35,7 +36,7 @@ def _check_labels(y: Tensor, outputs: int) -> None:
         return
     lowest, highest = (int(end) for end in torch.aminmax(y))
     if highest >= outputs or (lowest < 0 and bool(((y < 0) & (y != _IGNORED)).any())):
-        raise ValueError(f"outputs={outputs}: the network has too few for the labels; give it one for each class")
+        raise Refusal(f"outputs={outputs}: the network has too few for the labels; give it one for each class")
 
 
 def _bernoulli(likelihood: Bernoulli, output: Tensor, y: Tensor) -> Tensor:
@@ -73,4 +74,4 @@ def check_losses(losses: Any, rows: int) -> None:
     """One loss per record."""
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(f"loss: returned {got} for {rows} records; one value per record is needed (reduction='none')")
+        raise Refusal(f"loss: returned {got} for {rows} records; one value per record is needed (reduction='none')")

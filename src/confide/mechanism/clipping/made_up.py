@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.anatomy import Plan
+from confide.errors import UnclippableError
+from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.layout import map_tensors, tensors_in
-from confide.mechanism.clipping.rules.refusals import UnclippableError
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 
 FEW, MORE = 3, 4
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 MakeBatch: TypeAlias = Callable[[int, bool], Batch]
 
 
-def choose_batch(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any) -> MakeBatch:
+def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> MakeBatch:
     """The first kind of made-up batch on which the module runs and its losses are finite."""
     lookups = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     rows = min((layer.num_embeddings for layer in lookups), default=1)
@@ -49,7 +49,7 @@ def choose_batch(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any) -
         try:
             few = batch(FEW, False)
             with torch.no_grad():
-                losses = per_record_losses(module, loss, few.x, few.y, plan.draws)
+                losses = per_record_losses(module, loss, few.x, few.y, anatomy.draws)
         except Exception as error:  # whatever the module does not like about made-up records
             failure = failure or error
             continue

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.anatomy import build_plan
+from confide.mechanism.clipping.anatomy import anatomy_of
 from confide.mechanism.clipping.factors import GAMMA, Style
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 from confide.mechanism.clipping.tape import Tape
@@ -22,21 +22,21 @@ def per_record_gradients(module: nn.Module, loss: Loss, x: Inputs, y: Any, same_
     attention and recurrent layers by equivalent forwards that draw masks in another order; with `same_masks` this
     does too.
     """
-    plan = build_plan(module)
+    anatomy = anatomy_of(module)
     rows = []
-    with Tape(plan).explicit_forwards() if same_masks else nullcontext(), torch.enable_grad():
-        losses = per_record_losses(module, loss, x, y, plan.draws)
+    with Tape(anatomy).explicit_forwards() if same_masks else nullcontext(), torch.enable_grad():
+        losses = per_record_losses(module, loss, x, y, anatomy.draws)
         for value in losses:
-            found = torch.autograd.grad(value, plan.parameters, retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(value, anatomy.parameters, retain_graph=True, allow_unused=True)
             rows.append(
                 torch.cat(
                     [
                         torch.zeros_like(parameter).flatten() if gradient is None else gradient.flatten()
-                        for parameter, gradient in zip(plan.parameters, found, strict=True)
+                        for parameter, gradient in zip(anatomy.parameters, found, strict=True)
                     ]
                 )
             )
-    return torch.stack(rows) if rows else torch.zeros(0, sum(plan.sizes))
+    return torch.stack(rows) if rows else torch.zeros(0, sum(anatomy.sizes))
 
 
 def reference_clipped_sum(
@@ -65,12 +65,12 @@ def reference_clipped_sum(
 
 def _per_layer_factors(module: nn.Module, gradients: Tensor, clip: float) -> Tensor:
     """One factor per record and parameter, equal within a layer."""
-    plan = build_plan(module)
-    group_of = {index: slot.group for slot in plan.slots for index in slot.parameters}
-    columns = torch.cat([torch.full((size,), group_of[index]) for index, size in enumerate(plan.sizes)])
-    share = clip / math.sqrt(plan.groups)
+    anatomy = anatomy_of(module)
+    group_of = {index: slot.group for slot in anatomy.slots for index in slot.parameters}
+    columns = torch.cat([torch.full((size,), group_of[index]) for index, size in enumerate(anatomy.sizes)])
+    share = clip / math.sqrt(anatomy.groups)
     factors = torch.ones_like(gradients)
-    for group in range(plan.groups):
+    for group in range(anatomy.groups):
         mine = columns == group
         norms = gradients[:, mine].norm(dim=1, keepdim=True)
         factors[:, mine] = (share / norms).clamp(max=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from confide.errors import Refusal
 from confide.mechanism.clipping.factors import Style, check_clip, check_style, clip_factors
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 
@@ -21,9 +22,9 @@ def clipped_sum_of_rows(matrix: Tensor, *, clip: float, out: Tensor, style: Styl
     check_clip(clip, out.dtype)
     check_style(style)
     if style == "per-layer":
-        raise ValueError("style='per-layer': rows have no layers; use 'flat' or 'automatic'")
+        raise Refusal("style='per-layer': rows have no layers; use 'flat' or 'automatic'")
     if matrix.dim() != 2 or out.shape != matrix.shape[1:]:
-        raise ValueError(f"matrix={tuple(matrix.shape)}, out={tuple(out.shape)}: need (records, size) and (size,)")
+        raise Refusal(f"matrix={tuple(matrix.shape)}, out={tuple(out.shape)}: need (records, size) and (size,)")
     norms = torch.zeros(matrix.shape[0], dtype=torch.float64, device=matrix.device)
     total = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
     # the sum is rounded once to the type of `out`: the bound leaves room for that

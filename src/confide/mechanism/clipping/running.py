@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from confide.layers.bayesian import observed
-from confide.mechanism.clipping.anatomy import Plan
+from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.layout import map_tensors
 from confide.mechanism.clipping.losses import check_losses
-from confide.mechanism.clipping.rules.randomness import Draws, Keeping
+from confide.mechanism.clipping.rules.randomness import Keeping, KeptRandomness
 from confide.mechanism.clipping.tape import Entry, Tape, check_unchanged
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -66,26 +66,28 @@ class Pass:
 
 
 @contextmanager
-def recorded_pass(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any, leaves: bool = True) -> Iterator[Pass]:
+def recorded_pass(
+    module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any, leaves: bool = True
+) -> Iterator[Pass]:
     """Run the module with the tape on; layers keep their explicit forwards until the block ends."""
-    tape = Tape(plan)
-    with tape.explicit_forwards() if plan.explicit else nullcontext():
+    tape = Tape(anatomy)
+    with tape.explicit_forwards() if anatomy.explicit else nullcontext():
         yield record(tape, module, loss, x, y, leaves)
 
 
 def record(tape: Tape, module: nn.Module, loss: Loss, x: Inputs, y: Any, leaves: bool = True) -> Pass:
     """Run the module once, with all calls on the tape."""
-    plan = tape.plan
-    with torch.enable_grad(), observed(leaves) if plan.bayesian else nullcontext():
-        tape.start(plan.draws * records_of(x))
+    anatomy = tape.anatomy
+    with torch.enable_grad(), observed(leaves) if anatomy.bayesian else nullcontext():
+        tape.start(anatomy.draws * records_of(x))
         try:
-            copies = tape.copies(leaves) if plan.copied else None
-            if plan.replays:
-                tape.random = Draws()
+            copies = tape.copies(leaves) if anatomy.copied else None
+            if anatomy.replays:
+                tape.random = KeptRandomness()
                 with Keeping(tape.random):
-                    losses = per_record_losses(module, loss, x, y, plan.draws, copies)
+                    losses = per_record_losses(module, loss, x, y, anatomy.draws, copies)
             else:
-                losses = per_record_losses(module, loss, x, y, plan.draws, copies)
+                losses = per_record_losses(module, loss, x, y, anatomy.draws, copies)
         finally:
             tape.stop()
     for entry in tape.entries:

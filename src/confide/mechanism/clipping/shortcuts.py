@@ -15,37 +15,39 @@ from typing import Any
 from torch import nn
 
 from confide.layers.bayesian import BayesianLayer
-from confide.mechanism.clipping.anatomy import Choices, Plan, Slot, build_plan
+from confide.mechanism.clipping.anatomy import Anatomy, Choices, Slot, anatomy_of
 
 # Larger parameters are matrices more often than not; a copy per record would cost more than the fallback.
 LARGEST_COPY = 1 << 17
 
-# whether a plan accounts for the gradients of these parameters
-Works = Callable[[Plan, frozenset[int]], bool]
+# whether a anatomy accounts for the gradients of these parameters
+Works = Callable[[Anatomy, frozenset[int]], bool]
 
 
-def with_shortcuts(module: nn.Module, plan: Plan, works: Works, silent: Callable[[Plan], list[Slot]]) -> Plan:
-    """The plan, with copies and shared layers wherever they work. `silent`: slots whose outputs carry no records."""
-    choices = plan.choices
-    for alike in _alike(plan):
-        together = _with_copies(module, plan, choices, alike, works)
+def with_shortcuts(
+    module: nn.Module, anatomy: Anatomy, works: Works, silent: Callable[[Anatomy], list[Slot]]
+) -> Anatomy:
+    """The anatomy, with copies and shared layers wherever they work. `silent`: slots whose outputs carry no records."""
+    choices = anatomy.choices
+    for alike in _alike(anatomy):
+        together = _with_copies(module, anatomy, choices, alike, works)
         if together == choices and len(alike) > 1:
             for index in alike:
-                together = _with_copies(module, plan, together, [index], works)
+                together = _with_copies(module, anatomy, together, [index], works)
         choices = together
     names = {id(layer): name for name, layer in module.named_modules()}
-    for slot in silent(build_plan(module, choices)):
+    for slot in silent(anatomy_of(module, choices)):
         choices = _with_shared(module, choices, names[id(slot.layer)], slot, works)
-    return plan if choices == plan.choices else build_plan(module, choices)
+    return anatomy if choices == anatomy.choices else anatomy_of(module, choices)
 
 
-def _alike(plan: Plan) -> list[list[int]]:
+def _alike(anatomy: Anatomy) -> list[list[int]]:
     """Parameters without a rule that may be copied; those of the same name in layers of the same type together."""
     families: dict[Any, dict[int, None]] = {}
-    for slot in plan.slots:
+    for slot in anatomy.slots:
         if slot.replayed:
             for name, target in slot.targets.items():
-                parameter = plan.parameters[target.parameter]
+                parameter = anatomy.parameters[target.parameter]
                 if parameter.numel() <= LARGEST_COPY:
                     family = (type(slot.layer), name, parameter.dim(), parameter.shape[:1])
                     families.setdefault(family, {})[target.parameter] = None
@@ -59,11 +61,11 @@ def _places(leading: int) -> Iterator[int]:
     yield from range(4)
 
 
-def _with_copies(module: nn.Module, plan: Plan, choices: Choices, indices: list[int], works: Works) -> Choices:
-    parameter = plan.parameters[indices[0]]
+def _with_copies(module: nn.Module, anatomy: Anatomy, choices: Choices, indices: list[int], works: Works) -> Choices:
+    parameter = anatomy.parameters[indices[0]]
     for axes in _places(parameter.shape[0] if parameter.dim() else 0):
         trial = replace(choices, copies=(*choices.copies, *((index, axes) for index in indices)))
-        if works(build_plan(module, trial), frozenset(indices)):
+        if works(anatomy_of(module, trial), frozenset(indices)):
             return trial
     return choices
 
@@ -73,6 +75,6 @@ def _with_shared(module: nn.Module, choices: Choices, name: str, slot: Slot, wor
         return choices
     for axes in _places(1):
         trial = replace(choices, shared=(*choices.shared, (name, axes)))
-        if works(build_plan(module, trial), slot.parameters):
+        if works(anatomy_of(module, trial), slot.parameters):
             return trial
     return choices

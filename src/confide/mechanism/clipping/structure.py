@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.anatomy import Choices, Examined, Plan, Slot, build_plan
+from confide.errors import UnclippableError
+from confide.mechanism.clipping.anatomy import Anatomy, Choices, Examined, Slot, anatomy_of
 from confide.mechanism.clipping.calls import contributions_of
-from confide.mechanism.clipping.chain import Chain, chain_of
+from confide.mechanism.clipping.chain import LayerChain, chain_of
 from confide.mechanism.clipping.coverage import missed_parameters
 from confide.mechanism.clipping.factors import PRECISION
 from confide.mechanism.clipping.layout import CallLayout, Layout, tensors_in
 from confide.mechanism.clipping.made_up import FEW, MORE, Batch, MakeBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
-from confide.mechanism.clipping.rules.refusals import UnclippableError
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, per_record_losses, recorded_pass
 from confide.mechanism.clipping.shortcuts import with_shortcuts
 from confide.mechanism.clipping.tape import Entry
@@ -37,37 +37,37 @@ BUDGET = 64 << 20
 MIXES = "records are mixed; every record must pass through the module on its own (use GroupNorm for BatchNorm)"
 
 
-def examine(module: nn.Module, plan: Plan, loss: Loss, x: Inputs, y: Any) -> tuple[Plan, Examined]:
-    """The plan, with parameters moved to the fallback where needed, and the layout of every call for this shape."""
+def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> tuple[Anatomy, Examined]:
+    """The anatomy, with parameters moved to the fallback where needed, and the layout of every call for this shape."""
     with undisturbed(module):
-        batch = choose_batch(module, plan, loss, x, y)
-        _check_losses(module, plan, loss, batch)
-        if not plan.examined:
-            plan = _with_shortcuts(module, plan, loss, batch)
-        examined, missed = _examine_once(module, plan, loss, batch)
-        while missed - plan.choices.escaped:
-            plan = build_plan(module, _escaping(plan.choices, missed))
-            examined, missed = _examine_once(module, plan, loss, batch)
+        batch = choose_batch(module, anatomy, loss, x, y)
+        _check_losses(module, anatomy, loss, batch)
+        if not anatomy.examined:
+            anatomy = _with_shortcuts(module, anatomy, loss, batch)
+        examined, missed = _examine_once(module, anatomy, loss, batch)
+        while missed - anatomy.choices.escaped:
+            anatomy = anatomy_of(module, _escaping(anatomy.choices, missed))
+            examined, missed = _examine_once(module, anatomy, loss, batch)
         if missed:
-            names = [name for name, value in module.named_parameters() if _index(plan, value) in missed]
+            names = [name for name, value in module.named_parameters() if _index(anatomy, value) in missed]
             raise UnclippableError(
                 f"{', '.join(names)}: the gradients of single records cannot be found, because a layer that uses them "
                 "draws random numbers or changes its state in a way that cannot be repeated"
             )
-    return plan, examined
+    return anatomy, examined
 
 
-def _with_shortcuts(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -> Plan:
-    plain = _losses(module, plan, loss, batch)
+def _with_shortcuts(module: nn.Module, anatomy: Anatomy, loss: Loss, batch: MakeBatch) -> Anatomy:
+    plain = _losses(module, anatomy, loss, batch)
 
-    def works(trial: Plan, parameters: frozenset[int]) -> bool:
+    def works(trial: Anatomy, parameters: frozenset[int]) -> bool:
         try:
             same = torch.allclose(_losses(module, trial, loss, batch), plain)
             return same and not parameters & _examine_once(module, trial, loss, batch)[1]
         except Exception:  # a shape that does not fit: this is not the way
             return False
 
-    def silent(trial: Plan) -> list[Slot]:
+    def silent(trial: Anatomy) -> list[Slot]:
         few, more = batch(FEW, False), batch(MORE, False)
         with recorded_pass(module, trial, loss, more.x, more.y) as larger:
             pass
@@ -76,19 +76,19 @@ def _with_shortcuts(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch)
         found = [entry.slot for entry, layout in zip(run.entries, layouts, strict=True) if not any(layout.outputs)]
         return list({id(slot): slot for slot in found}.values())
 
-    return with_shortcuts(module, plan, works, silent)
+    return with_shortcuts(module, anatomy, works, silent)
 
 
-def _losses(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -> Tensor:
+def _losses(module: nn.Module, anatomy: Anatomy, loss: Loss, batch: MakeBatch) -> Tensor:
     """The losses of a recorded pass, always with the same random numbers."""
     few = batch(FEW, False)
     torch.manual_seed(0)
-    with kept_generators(module), recorded_pass(module, plan, loss, few.x, few.y) as run:
+    with kept_generators(module), recorded_pass(module, anatomy, loss, few.x, few.y) as run:
         return run.losses.detach()
 
 
-def _index(plan: Plan, value: Tensor) -> int:
-    return next((index for index, parameter in enumerate(plan.parameters) if parameter is value), -1)
+def _index(anatomy: Anatomy, value: Tensor) -> int:
+    return next((index for index, parameter in enumerate(anatomy.parameters) if parameter is value), -1)
 
 
 def _escaping(choices: Choices, missed: frozenset[int]) -> Choices:
@@ -96,18 +96,18 @@ def _escaping(choices: Choices, missed: frozenset[int]) -> Choices:
     return Choices(choices.escaped | missed, copies, choices.shared)
 
 
-def _examine_once(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -> tuple[Examined, frozenset[int]]:
+def _examine_once(module: nn.Module, anatomy: Anatomy, loss: Loss, batch: MakeBatch) -> tuple[Examined, frozenset[int]]:
     """Layouts of all calls and the parameters whose gradients they do not account for."""
     few, more = batch(FEW, False), batch(MORE, False)
-    with recorded_pass(module, plan, loss, more.x, more.y, leaves=False) as larger:
+    with recorded_pass(module, anatomy, loss, more.x, more.y, leaves=False) as larger:
         pass
-    with recorded_pass(module, plan, loss, few.x, few.y, leaves=False) as run:
+    with recorded_pass(module, anatomy, loss, few.x, few.y, leaves=False) as run:
         if not run.entries or not run.losses.requires_grad:
             return Examined([], []), frozenset()
-        layouts = _separated(run, _layouts(run, larger), plan)
+        layouts = _separated(run, _layouts(run, larger), anatomy)
         del larger
-        missed = _missed(run, plan, layouts)
-        chain = None if missed else _chain(module, plan, loss, few, run)
+        missed = _missed(run, anatomy, layouts)
+        chain = None if missed else _chain(module, anatomy, loss, few, run)
         return Examined([entry.slot for entry in run.entries], layouts, chain, _record_bytes(run)), missed
 
 
@@ -120,7 +120,7 @@ def _record_bytes(run: Pass) -> int:
     return held // FEW
 
 
-def _missed(run: Pass, plan: Plan, layouts: list[CallLayout]) -> frozenset[int]:
+def _missed(run: Pass, anatomy: Anatomy, layouts: list[CallLayout]) -> frozenset[int]:
     """Parameters whose gradients the recorded calls do not account for."""
     gradients = [
         given if any(layout.outputs) else [None] * len(given)  # without records in it a call accounts for nothing
@@ -130,12 +130,12 @@ def _missed(run: Pass, plan: Plan, layouts: list[CallLayout]) -> frozenset[int]:
     space.begin(BUDGET)
     with torch.no_grad():
         found = contributions_of(run.tape, gradients, layouts, FEW, space)
-    return missed_parameters(run.losses, plan, found, space)
+    return missed_parameters(run.losses, anatomy, found, space)
 
 
-def _chain(module: nn.Module, plan: Plan, loss: Loss, few: Batch, run: Pass) -> Chain | None:
+def _chain(module: nn.Module, anatomy: Anatomy, loss: Loss, few: Batch, run: Pass) -> LayerChain | None:
     """The short way for fully connected networks, where it gives the same gradients."""
-    chain = chain_of(module, plan)
+    chain = chain_of(module, anatomy)
     if chain is None or not chain.fits(few.x, few.x):
         return None
     space = Workspace()
@@ -145,7 +145,7 @@ def _chain(module: nn.Module, plan: Plan, loss: Loss, few: Batch, run: Pass) -> 
             found = chain.contributions(loss, few.x, few.y, space)
     except Exception:  # a loss that wants more of the output than its values
         return None
-    return None if missed_parameters(run.losses, plan, found, space) else chain
+    return None if missed_parameters(run.losses, anatomy, found, space) else chain
 
 
 # layouts --------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def _place(name: str, few: torch.Size, more: torch.Size) -> Layout | None:
 # separation -----------------------------------------------------------------------------------------------------
 
 
-def _separated(run: Pass, layouts: list[CallLayout], plan: Plan) -> list[CallLayout]:
+def _separated(run: Pass, layouts: list[CallLayout], anatomy: Anatomy) -> list[CallLayout]:
     """Layouts in which the gradient of the first and of the last record stays in its own rows."""
     probes = []
     for record in (0, FEW - 1):
@@ -201,7 +201,7 @@ def _separated(run: Pass, layouts: list[CallLayout], plan: Plan) -> list[CallLay
             result.append(layout)
             continue
         seen = [(record, gradients[position]) for record, gradients in probes]
-        orders = (plan.draws > 1, plan.draws == 1)  # draws are stacked outside the records, all else inside
+        orders = (anatomy.draws > 1, anatomy.draws == 1)  # draws are stacked outside the records, all else inside
         fitting = [_ordered(layout, order) for order in orders if _stays(_ordered(layout, order), seen)]
         if not fitting:
             raise UnclippableError(f"{type(entry.slot.layer).__name__}: {MIXES}")
@@ -231,7 +231,7 @@ def _stays(layout: CallLayout, seen: list[tuple[int, list[Tensor | None]]]) -> b
     return True
 
 
-def _check_losses(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -> None:
+def _check_losses(module: nn.Module, anatomy: Anatomy, loss: Loss, batch: MakeBatch) -> None:
     """Changing the first record must not change the losses of the others."""
     state = torch.get_rng_state()
 
@@ -239,7 +239,7 @@ def _check_losses(module: nn.Module, plan: Plan, loss: Loss, batch: MakeBatch) -
         torch.set_rng_state(state)
         few = batch(FEW, other)
         with torch.no_grad(), kept_generators(module):
-            return per_record_losses(module, loss, few.x, few.y, plan.draws)
+            return per_record_losses(module, loss, few.x, few.y, anatomy.draws)
 
     before, again, after = losses(False), losses(False), losses(True)
     rounding = 64 * PRECISION[before.dtype].eps

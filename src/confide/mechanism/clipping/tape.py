@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from confide.mechanism.clipping.anatomy import Plan, Slot, Target, spread_over
+from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target, spread_over
 from confide.mechanism.clipping.layout import tensors_in
-from confide.mechanism.clipping.rules.randomness import Draws
+from confide.mechanism.clipping.rules.randomness import KeptRandomness
 from confide.mechanism.clipping.rules.registry import find_rule
 
 
@@ -40,11 +40,11 @@ class Entry:
 class Tape:
     """Entries in the order of the calls; `active` is false while layers are run again for the fallback."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
         self.entries: list[Entry] = []
         self.active = False
-        self.random: Draws | None = None
+        self.random: KeptRandomness | None = None
         self.handles: list[Any] = []
         self.records = 0
 
@@ -53,9 +53,9 @@ class Tape:
         return [] if self.random is None else self.random.values[slice(*entry.draws)]
 
     def start(self, records: int) -> None:
-        """Listen to the layers of the plan while so many records, each under all draws, run through the module."""
+        """Listen to the layers of the anatomy while so many records, each under all draws, run through the module."""
         self.records = records
-        self.handles = [self._listen(slot) for slot in self.plan.heard]
+        self.handles = [self._listen(slot) for slot in self.anatomy.heard]
         self.active = True
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class Tape:
     def explicit_forwards(self) -> Iterator[None]:
         """Give the layers that hide their linear maps the forward that shows them."""
         with ExitStack() as stack:
-            for slot in self.plan.slots:
+            for slot in self.anatomy.slots:
                 if slot.explicit is not None:
                     stack.enter_context(_swapped(slot.layer, partial(slot.explicit.forward, self.linear, slot.layer)))
             yield
@@ -95,9 +95,9 @@ class Tape:
     def copies(self, leaves: bool) -> dict[str, Tensor]:
         """Parameters of which every record has a copy, recorded like outputs of layers."""
         given = {}
-        for slot in self.plan.copied:
+        for slot in self.anatomy.copied:
             ((name, target),) = slot.targets.items()
-            value = self.plan.parameters[target.parameter]
+            value = self.anatomy.parameters[target.parameter]
             axes = slot.spread if slot.spread is not None else 0
             copy = spread_over(self.records, value.detach() if leaves else value, axes)
             given[name] = copy.requires_grad_() if leaves else copy
@@ -146,16 +146,16 @@ class Tape:
     def _part(self, layer: nn.Module, places: dict[str, tuple[str, tuple[int, int] | None]]) -> Slot:
         """The slot of one linear map inside a layer."""
         key = (id(layer), *places.values())
-        if key not in self.plan.parts:
-            whole = next(slot for slot in self.plan.slots if slot.reference() is layer)
+        if key not in self.anatomy.parts:
+            whole = next(slot for slot in self.anatomy.slots if slot.reference() is layer)
             targets = {
                 local: Target(whole.targets[name].parameter, part)
                 for local, (name, part) in places.items()
                 if name in whole.targets
             }
             rule = find_rule(_LINEAR, frozenset(targets))
-            self.plan.parts[key] = Slot(weakref.ref(layer), rule, targets, whole.group)
-        return self.plan.parts[key]
+            self.anatomy.parts[key] = Slot(weakref.ref(layer), rule, targets, whole.group)
+        return self.anatomy.parts[key]
 
 
 def _rows(parameter: Tensor, part: tuple[int, int] | None) -> Tensor:

@@ -28,7 +28,7 @@ from confide.methods.sgd import SGD
 from confide.methods.sgld import SGLD
 from confide.models.networks import mlp
 from confide.models.predictive import ClassPredictive
-from confide.models.priors import Flat, Gaussian, Laplace, Prior
+from confide.models.priors import FlatPrior, GaussianPrior, LaplacePrior, Prior
 from confide.papers import sets
 from confide.papers.base import Context
 from confide.papers.mnist_cnn import encoded, learnt_cnn, normalised
@@ -259,9 +259,9 @@ def langevin_noise_multiplier(rate: float, batch: int, clip: float, records: int
 def method_for(row: Row, setting: Setting, calibrated: Plan) -> Method:
     """The method of a row; without privacy the others than SGLD descend with Adam."""
     priors: dict[PriorName, Prior] = {
-        "Gaussian": Gaussian(setting.prior),
-        "Laplace": Laplace(LAPLACE_SCALE),
-        "none": Flat(),
+        "Gaussian": GaussianPrior(setting.prior),
+        "Laplace": LaplacePrior(LAPLACE_SCALE),
+        "none": FlatPrior(),
     }
     prior = priors[row.prior]
     rate = row.rate or (setting.rate if row.private else setting.free_rate)

@@ -23,7 +23,7 @@ from confide.methods.mc_dropout import MCDropout
 from confide.methods.sgld import SGLD
 from confide.models.likelihoods import HeteroscedasticGaussian
 from confide.models.predictive import RealPredictive
-from confide.models.priors import Gaussian
+from confide.models.priors import GaussianPrior
 from confide.papers.base import Context, Figure, Outcome, Table
 from confide.papers.dp_bnn.fits import MethodName
 from confide.posteriors.draws import Posterior
@@ -87,7 +87,7 @@ def network(seed: int, dropout: bool) -> nn.Module:
 
 
 def method_for(name: MethodName, calibrated: Plan, private: bool) -> Method:
-    prior = Gaussian(PRIOR)
+    prior = GaussianPrior(PRIOR)
     if name == "SGLD":
         rate = 2 / (NOISE_MULTIPLIER * CLIP[name]) ** 2 * TRAIN if private else 0.1
         return SGLD(prior=prior, step_size=2 * rate / TRAIN, burn_in=0.5, thinning=1)

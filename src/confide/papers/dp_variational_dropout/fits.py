@@ -80,13 +80,13 @@ def method(name: str, setting: Setting) -> Any:
     """The method of a row. SVI has a standard Gaussian prior and learns its deviations; its divergence has weight 1."""
     from confide.methods import sgd
     from confide.methods.variational_dropout import VariationalDropout
-    from confide.models.priors import Gaussian
+    from confide.models.priors import GaussianPrior
 
     common: dict[str, Any] = {"optimiser": "momentum", "learning_rate": setting.rate}
     if name == SGD:
         return sgd.SGD(**common)
     if name == SVI:
-        return VariationalDropout(prior=Gaussian(), deviation="learnt", weight=1.0, predictive_draws=30, **common)
+        return VariationalDropout(prior=GaussianPrior(), deviation="learnt", weight=1.0, predictive_draws=30, **common)
     deviation: Any = setting.deviation
     return VariationalDropout(deviation=deviation, weight=setting.weight, predictive_draws=30, **common)
 

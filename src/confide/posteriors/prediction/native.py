@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from confide import _native
 from confide._native.threads import threads
+from confide.errors import Refusal
 
 if TYPE_CHECKING:
     from confide.posteriors.prediction.stacked import Layer
@@ -101,12 +102,12 @@ class Network:
         draws, x = draws.to(torch.float32).contiguous(), x.contiguous()
         share = torch.zeros(0) if weights is None else weights.to(torch.float32).contiguous()
         if draws.ndim != 2 or draws.shape[1] < self.parameters:
-            raise ValueError(f"draws of shape {tuple(draws.shape)}: must hold {self.parameters} parameters each")
+            raise Refusal(f"draws of shape {tuple(draws.shape)}: must hold {self.parameters} parameters each")
         if sums is not None and len(share) != len(draws):
-            raise ValueError(f"weights: {len(share)} for {len(draws)} draws; give one for each")
+            raise Refusal(f"weights: {len(share)} for {len(draws)} draws; give one for each")
         width = 2 if kind == TWO_CLASSES else self.outputs
         if out is not None and (out.shape != (len(draws), len(x), width) or not out.is_contiguous()):
-            raise ValueError(f"out of shape {tuple(out.shape)}: must be {(len(draws), len(x), width)} and contiguous")
+            raise Refusal(f"out of shape {tuple(out.shape)}: must be {(len(draws), len(x), width)} and contiguous")
 
         def work(start: int, count: int) -> None:
             task = _Task(

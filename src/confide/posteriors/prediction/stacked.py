@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.layers.dropout import SharedDropout
 from confide.models.flat import flatten_, trainable
 from confide.models.networks import MLP
@@ -114,7 +115,7 @@ def collected(parts: Iterator[Block], count: int, inputs: int) -> Tensor:
             whole = block.outputs.new_empty((count, inputs, *block.outputs.shape[2:]))
         whole[block.first : block.first + len(block.outputs), block.rows] = block.outputs
     if whole is None:
-        raise ValueError("x: must hold at least one input")
+        raise Refusal("x: must hold at least one input")
     return whole
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive, entropy, knowing
 from confide.posteriors.prediction import native
@@ -101,7 +102,7 @@ def accumulated(blocks: Iterable[Block], likelihood: Any, weights: Tensor, input
             reals.add(block.rows, found.means, found.variances, share)
     keeper = classes or reals
     if keeper is None:
-        raise ValueError("x: must hold at least one input")
+        raise Refusal("x: must hold at least one input")
     return keeper.summary()
 
 

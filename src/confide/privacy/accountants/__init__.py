@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from confide.errors import UnsupportedEvents
 from confide.privacy.accountants.bound import (
     APPROXIMATION,
     DATA_DEPENDENT,
@@ -15,7 +16,6 @@ from confide.privacy.accountants.bound import (
     UPPER_BOUND,
     Accountant,
     Bound,
-    UnsupportedEvents,
     known,
     not_applicable,
 )

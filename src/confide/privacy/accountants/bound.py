@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from confide.errors import Refusal, UnsupportedEvents
 from confide.privacy.events import (
     ADJACENCIES,
     Adjacency,
@@ -21,10 +22,6 @@ UPPER_BOUND = "upper bound"
 EXACT = "upper bound (exact)"
 APPROXIMATION = "approximation"
 DATA_DEPENDENT = "data-dependent"
-
-
-class UnsupportedEvents(ValueError):  # noqa: N818
-    """No sound bound is known for these events under this adjacency; the message names the way out."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,9 @@ def not_applicable(reason: str) -> Bound:
 def check_question(delta: float, adjacency: Adjacency) -> None:
     """Refuse a delta or an adjacency that no accountant could answer for."""
     if not 0 <= delta < 1:
-        raise ValueError(f"delta={delta}: must be in [0, 1)")
+        raise Refusal(f"delta={delta}: must be in [0, 1)")
     if adjacency not in ADJACENCIES:
-        raise ValueError(f"adjacency={adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
+        raise Refusal(f"adjacency={adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
 
 
 def known(events: Iterable[Event]) -> tuple[Event, ...]:

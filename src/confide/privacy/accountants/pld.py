@@ -24,6 +24,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import (
     EXACT,
     UPPER_BOUND,
@@ -74,7 +75,7 @@ class PLD:
 
     def __post_init__(self) -> None:
         if self.discretisation is not None and not 0 < self.discretisation < 1:
-            raise ValueError(f"discretisation={self.discretisation}: must be in (0, 1), or None for automatic")
+            raise Refusal(f"discretisation={self.discretisation}: must be in (0, 1), or None for automatic")
 
     @property
     def name(self) -> str:
@@ -101,7 +102,7 @@ class PLD:
     def delta(self, events: Iterable[Event], epsilon: float, adjacency: Adjacency = "add-remove") -> float:
         """An upper bound on delta(epsilon); delta(0) is the total variation distance."""
         if not epsilon >= 0:
-            raise ValueError(f"epsilon={epsilon}: must be >= 0")
+            raise Refusal(f"epsilon={epsilon}: must be >= 0")
         check_question(0.0, adjacency)
         listed = known(events)
         if non_private(listed) is not None:

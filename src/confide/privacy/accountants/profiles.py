@@ -15,6 +15,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.errors import Refusal
+
 Array = NDArray[np.float64]
 
 
@@ -57,7 +59,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest mu for which the Gaussian mechanism is (epsilon, delta)-private, rounded down."""
     if not (epsilon >= 0 and 0 < delta < 1):
-        raise ValueError(f"epsilon={epsilon}, delta={delta}: need epsilon >= 0 and 0 < delta < 1")
+        raise Refusal(f"epsilon={epsilon}, delta={delta}: need epsilon >= 0 and 0 < delta < 1")
 
     def room(mu: float) -> float:
         return delta - float(gaussian_delta(mu, np.array([epsilon]))[0])

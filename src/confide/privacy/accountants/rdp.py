@@ -22,6 +22,7 @@ from typing import Literal
 
 import numpy as np
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import (
     UPPER_BOUND,
     Bound,
@@ -67,9 +68,9 @@ class RDP:
 
     def __post_init__(self) -> None:
         if not self.orders or min(self.orders) <= 1:
-            raise ValueError(f"orders={self.orders}: must all be > 1")
+            raise Refusal(f"orders={self.orders}: must all be > 1")
         if self.conversion not in ("improved", "moments"):
-            raise ValueError(f"conversion={self.conversion!r}: must be one of improved, moments")
+            raise Refusal(f"conversion={self.conversion!r}: must be one of improved, moments")
 
     @property
     def name(self) -> str:

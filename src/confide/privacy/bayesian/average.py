@@ -25,6 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import DATA_DEPENDENT, Bound
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.accountants.profiles import Array
@@ -137,9 +138,9 @@ def averaged(sequences: Sequences, delta: float, *, failure: float = 1e-6) -> Co
     failure    g: probability that the sample misleads, counted in delta
     """
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: must be in (0, 1)")
+        raise Refusal(f"delta={delta}: must be in (0, 1)")
     if not 0 < failure < delta:
-        raise ValueError(f"failure={failure}: must be in (0, delta={delta}), since it is counted in delta")
+        raise Refusal(f"failure={failure}: must be in (0, delta={delta}), since it is counted in delta")
     dp = PLD().epsilon(sequences.events, delta)
     assert dp.epsilon is not None
     curve = Curve(sequences.grouped(), delta, dp)
@@ -189,7 +190,7 @@ class _Paying:
     def __call__(self, epsilon: float, failure: float, charge: Charge) -> BayesianEstimate:
         curve = self.curve
         if not 0 < failure < curve.delta:
-            raise ValueError(f"failure={failure}: must be in (0, delta={curve.delta}), since it is counted in delta")
+            raise Refusal(f"failure={failure}: must be in (0, delta={curve.delta}), since it is counted in delta")
         charge(PureEvent(epsilon))
         columns = np.linspace(0, _CELLS, _PAID_POINTS + 2).astype(int)[1:-1]
         values, largest = (array[..., columns] for array in curve.table)

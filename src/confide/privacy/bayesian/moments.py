@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from confide.privacy.accountants.bound import UnsupportedEvents
+from confide.errors import Refusal, UnsupportedEvents
 from confide.privacy.accountants.profiles import Array
 from confide.privacy.events import GaussianEvent
 
@@ -58,12 +58,12 @@ class Distances:
             )
         values = np.asarray(self.values, dtype=np.float64)
         if values.ndim != 1 or not np.all(values >= 0) or not np.all(np.isfinite(values)):
-            raise ValueError(f"values of shape {values.shape}: must be one finite number >= 0 for each record")
+            raise Refusal(f"values of shape {values.shape}: must be one finite number >= 0 for each record")
         object.__setattr__(self, "values", values)
         if self.weights is not None:
             weights = np.asarray(self.weights, dtype=np.float64)
             if weights.shape != values.shape or not np.all(weights >= 0) or abs(weights.sum() - 1) > 1e-9:
-                raise ValueError(f"weights of shape {weights.shape}: must be one probability per value, summing to 1")
+                raise Refusal(f"weights of shape {weights.shape}: must be one probability per value, summing to 1")
             object.__setattr__(self, "weights", weights)
 
 
@@ -79,7 +79,7 @@ def log_moment(order: float, distances: ArrayLike, noise_multiplier: float, rate
     if rate == 1.0:
         return np.asarray(order * (order + 1) * squares / 2)
     if order != round(order) or order < 1:
-        raise ValueError(f"order={order}: must be a whole number >= 1 where records are sampled (rate={rate})")
+        raise Refusal(f"order={order}: must be a whole number >= 1 where records are sampled (rate={rate})")
     k = np.arange(2, int(order) + 2, dtype=np.float64)
     n = order + 1
     log_binomial = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * math.log(rate)
@@ -110,7 +110,7 @@ def renyi_gaussians(
         *(np.asarray(a, np.float64) for a in (mean, variance, other_mean, other_variance))
     )
     if not (order > 0 and np.all(v1 > 0) and np.all(v2 > 0)):
-        raise ValueError(f"order={order}: the order and all variances must be > 0")
+        raise Refusal(f"order={order}: the order and all variances must be > 0")
     squares = (m1 - m2) ** 2
     if order == 1:
         ratio = v1 / v2
@@ -135,7 +135,7 @@ def log_sampled_moment(order: int, log_moments: Array, rate: float) -> Array:
 
     k = np.arange(order + 2, dtype=np.float64)
     if log_moments.shape[-1] != len(k):
-        raise ValueError(f"log_moments of shape {log_moments.shape}: need one for each k = 0, ..., {order + 1}")
+        raise Refusal(f"log_moments of shape {log_moments.shape}: need one for each k = 0, ..., {order + 1}")
     if rate == 1.0:
         return np.asarray(log_moments[..., -1])
     log_binomial = gammaln(order + 2) - gammaln(k + 1) - gammaln(order + 2 - k) + k * math.log(rate)
@@ -162,7 +162,7 @@ def _beta_bound(ones: int, zeros: int, failure: float, flat: int) -> float:
     from scipy.stats import beta
 
     if ones < 0 or zeros < 0 or not 0 <= failure <= 1:
-        raise ValueError(f"ones={ones}, zeros={zeros}, failure={failure}: need counts >= 0 and failure in [0, 1]")
+        raise Refusal(f"ones={ones}, zeros={zeros}, failure={failure}: need counts >= 0 and failure in [0, 1]")
     return float(beta.isf(failure, ones + 1, zeros + flat))
 
 
@@ -174,7 +174,7 @@ def smallest_honest_moment(samples: int, failure: float, log_largest: float) -> 
     is at least p e^(log_largest).
     """
     if samples < 1 or not 0 < failure < 1:
-        raise ValueError(f"samples={samples}, failure={failure}: need at least one sample and failure in (0, 1)")
+        raise Refusal(f"samples={samples}, failure={failure}: need at least one sample and failure in (0, 1)")
     return math.log(-math.expm1(math.log(failure) / samples)) + log_largest
 
 
@@ -183,9 +183,9 @@ class Steps:
 
     def __init__(self, observed: Sequence[Distances]) -> None:
         if not observed:
-            raise ValueError("observed=[]: no step was watched")
+            raise Refusal("observed=[]: no step was watched")
         if any(len(step.values) == 0 for step in observed):
-            raise ValueError("observed: a step without any record; count it at distance 1, the clipping bound")
+            raise Refusal("observed: a step without any record; count it at distance 1, the clipping bound")
         self.counts = np.array([step.event.count for step in observed], dtype=np.float64)
         self.sizes = np.array([len(step.values) for step in observed])
         self.starts = np.concatenate(([0], np.cumsum(self.sizes)[:-1]))
@@ -274,6 +274,6 @@ def log_mean_bounds(steps: Steps, log_values: Array, rule: MeanRule, failure: fl
 
 def _check_samples(steps: Steps, rule: MeanRule) -> None:
     if steps.exact:
-        raise ValueError(f"mean={rule!r}: the distribution is known; use mean='exact'")
+        raise Refusal(f"mean={rule!r}: the distribution is known; use mean='exact'")
     if steps.sizes.min() < 3:
-        raise ValueError(f"observed: a step with {steps.sizes.min()} records; {rule} needs at least 3")
+        raise Refusal(f"observed: a step with {steps.sizes.min()} records; {rule} needs at least 3")

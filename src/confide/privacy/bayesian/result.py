@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import DATA_DEPENDENT, Bound
 from confide.privacy.events import PureEvent
 
@@ -65,7 +66,7 @@ class BayesianEstimate:
 
     def __post_init__(self) -> None:
         if self.bayesian.kind != DATA_DEPENDENT:
-            raise ValueError(f"kind={self.bayesian.kind!r}: a Bayesian number is {DATA_DEPENDENT!r}")
+            raise Refusal(f"kind={self.bayesian.kind!r}: a Bayesian number is {DATA_DEPENDENT!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; an infinite epsilon is None."""
@@ -102,7 +103,7 @@ class Confidential(Trusted):
     def release(self, acknowledge: str) -> BayesianEstimate:
         """The estimate as it is, unprotected: `acknowledge` is the user's reason, and stays with it."""
         if not (isinstance(acknowledge, str) and acknowledge.strip()):
-            raise ValueError(
+            raise Refusal(
                 f"acknowledge={acknowledge!r}: say in a sentence why a number computed from records may leave"
             )
         found = self.__estimate
@@ -117,9 +118,9 @@ class Confidential(Trusted):
         failure  probability that noise or chance make the released number too small; counted in delta
         """
         if not (math.isfinite(epsilon) and epsilon > 0):
-            raise ValueError(f"epsilon={epsilon}: must be a finite number > 0")
+            raise Refusal(f"epsilon={epsilon}: must be a finite number > 0")
         if self.__payer is None:
-            raise ValueError(
+            raise Refusal(
                 f"rule={self.__estimate.rule!r}: one record can change this estimate without bound, so no noise covers "
                 "it; use averaged, or release(acknowledge=...)"
             )

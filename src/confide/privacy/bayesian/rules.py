@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import DATA_DEPENDENT, Bound
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.bayesian.moments import (
@@ -74,9 +75,7 @@ def group_privacy(epsilon: float, delta: float, size: int) -> tuple[float, float
     The paper's (k epsilon, k delta) is wrong: each loss in the chain must be drawn under its own data set.
     """
     if size < 1 or not (epsilon >= 0 and 0 <= delta <= 1):
-        raise ValueError(
-            f"epsilon={epsilon}, delta={delta}, size={size}: need epsilon >= 0, delta in [0, 1], size >= 1"
-        )
+        raise Refusal(f"epsilon={epsilon}, delta={delta}, size={size}: need epsilon >= 0, delta in [0, 1], size >= 1")
     growth = float(size) if epsilon == 0 else math.exp(_log_expm1(size * epsilon) - _log_expm1(epsilon))
     return size * epsilon, min(1.0, delta * growth)
 
@@ -98,7 +97,7 @@ def _by_moments(
     _check(delta, mean, failure, orders, steps)
     union = 0.0 if mean == "exact" else failure * steps.total * len(orders)
     if union >= delta:
-        raise ValueError(
+        raise Refusal(
             f"failure={failure}: {steps.total} steps and {len(orders)} orders make it {union:.3g}, more than "
             f"delta={delta}; choose a smaller one or fewer orders"
         )
@@ -116,15 +115,15 @@ def _by_moments(
 
 def _check(delta: float, mean: MeanRule, failure: float, orders: Sequence[float], steps: Steps) -> None:
     if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: must be in (0, 1)")
+        raise Refusal(f"delta={delta}: must be in (0, 1)")
     if mean not in MEAN_RULES:
-        raise ValueError(f"mean={mean!r}: must be one of {', '.join(MEAN_RULES)}")
+        raise Refusal(f"mean={mean!r}: must be one of {', '.join(MEAN_RULES)}")
     if not 0 < failure < 1:
-        raise ValueError(f"failure={failure}: must be in (0, 1)")
+        raise Refusal(f"failure={failure}: must be in (0, 1)")
     if not orders or min(orders) <= 0:
-        raise ValueError(f"orders={tuple(orders)}: must be numbers > 0, and at least one")
+        raise Refusal(f"orders={tuple(orders)}: must be numbers > 0, and at least one")
     if mean == "exact" and not steps.exact:
-        raise ValueError("mean='exact': needs weights for every value; a sample has none, use 'student-t'")
+        raise Refusal("mean='exact': needs weights for every value; a sample has none, use 'student-t'")
 
 
 def _cost(rule: str, steps: Steps, order: float, mean: MeanRule, failure: float) -> float:

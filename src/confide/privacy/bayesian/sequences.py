@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from confide.privacy.accountants.bound import UnsupportedEvents
+from confide.errors import Refusal, UnsupportedEvents
 from confide.privacy.accountants.composition import Composition
 from confide.privacy.accountants.losses import Grid, LossPmf, Unit, loss_pmf, reach_for
 from confide.privacy.accountants.profiles import Array, gaussian_delta
@@ -64,23 +64,23 @@ class Sequences:
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts, dtype=np.int64)
         if counts.ndim != 2 or counts.shape[1] != len(self.kinds) or not len(counts) or np.any(counts < 0):
-            raise ValueError(f"counts of shape {counts.shape}: need rows of {len(self.kinds)} counts >= 0")
+            raise Refusal(f"counts of shape {counts.shape}: need rows of {len(self.kinds)} counts >= 0")
         if any(not 0 <= distance <= 1 for _, distance in self.kinds):
-            raise ValueError("kinds: every distance must lie in [0, 1], in units of the clipping bound")
+            raise Refusal("kinds: every distance must lie in [0, 1], in units of the clipping bound")
         for event, _ in self.kinds:
             _check_event(event)
         steps = self._steps_by_event(counts)
         if np.any(steps != steps[0]) or not steps[0].sum():
-            raise ValueError("counts: every record must meet the same number of steps of each event, and at least one")
+            raise Refusal("counts: every record must meet the same number of steps of each event, and at least one")
         object.__setattr__(self, "counts", counts)
         repeats = np.ones(len(counts), dtype=np.int64) if self.repeats is None else np.asarray(self.repeats)
         if repeats.shape != (len(counts),) or np.any(repeats < 1):
-            raise ValueError(f"repeats of shape {repeats.shape}: need a number >= 1 for each row")
+            raise Refusal(f"repeats of shape {repeats.shape}: need a number >= 1 for each row")
         object.__setattr__(self, "repeats", repeats)
         if self.weights is not None and (
             len(self.weights) != len(counts) or abs(float(np.sum(self.weights)) - 1) > 1e-9
         ):
-            raise ValueError(f"weights of length {len(self.weights)}: need a probability per row, summing to 1")
+            raise Refusal(f"weights of length {len(self.weights)}: need a probability per row, summing to 1")
 
     def _steps_by_event(self, counts: Counts) -> Counts:
         events = self._events
@@ -121,7 +121,7 @@ def _check_event(event: GaussianEvent) -> None:
     if not isinstance(event, GaussianEvent) or event.sampling not in ("poisson", "full-batch"):
         raise UnsupportedEvents(f"event={event!r}: distance sequences are known for Gaussian releases, poisson or full")
     if event.count != 1:
-        raise ValueError(f"count={event.count}: a kind of step is one step; its counts stand in `counts`")
+        raise Refusal(f"count={event.count}: a kind of step is one step; its counts stand in `counts`")
 
 
 def constant_sequences(distances: Array, events: Sequence[GaussianEvent], weights: Array | None = None) -> Sequences:
@@ -136,7 +136,7 @@ def sequences_of(distances: Array, event: GaussianEvent, levels: int = 64) -> Se
     """Records with a matrix (records, steps) of distances, rounded up to multiples of 1 / levels."""
     matrix = np.asarray(distances, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[1] != event.count:
-        raise ValueError(f"distances of shape {matrix.shape}: need one row per record and {event.count} steps")
+        raise Refusal(f"distances of shape {matrix.shape}: need one row per record and {event.count} steps")
     index = level_of(matrix, levels)
     flat = (np.arange(len(matrix))[:, None] * (levels + 1) + index).ravel()
     counts = np.bincount(flat, minlength=len(matrix) * (levels + 1)).reshape(len(matrix), levels + 1)

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.errors import Refusal
 from confide.privacy.accountants.bound import DATA_DEPENDENT, Bound, infinite
 from confide.privacy.accountants.profiles import Array
 from confide.privacy.bayesian.moments import log_sampled_moment, renyi_gaussians
@@ -75,9 +76,9 @@ def free_variational_inference(
     with_drift also follow `pairs` records through the whole run, each left out from the start
     """
     if rule not in ("product", "hoelder"):
-        raise ValueError(f"rule={rule!r}: must be product or hoelder")
+        raise Refusal(f"rule={rule!r}: must be product or hoelder")
     if not (0 < rate <= 1 and 0 < delta < 1 and steps >= 1 and 3 <= pairs <= records):
-        raise ValueError(
+        raise Refusal(
             f"rate={rate}, delta={delta}, steps={steps}, pairs={pairs}: need rate in (0, 1], delta in (0, 1), "
             f"at least one step and between 3 and records={records} pairs"
         )
@@ -136,7 +137,7 @@ def _epsilon(log_moments: Array, rule: Rule, delta: float, failure: float, order
     power = float(steps) if rule == "hoelder" else 1.0
     beta = delta - failure * steps * len(orders)
     if beta <= 0:
-        raise ValueError(f"failure={failure}: times {steps} steps and {len(orders)} orders exceeds delta={delta}")
+        raise Refusal(f"failure={failure}: times {steps} steps and {len(orders)} orders exceeds delta={delta}")
     finite = np.isfinite(log_moments).all(axis=(0, 1))
     if not finite.any():
         return math.inf

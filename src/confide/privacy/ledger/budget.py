@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 from typing import TypeAlias
 
+from confide.errors import UnsupportedEvents
 from confide.privacy.events import Adjacency, Event, GaussianEvent, PureEvent
 
 Multiset: TypeAlias = dict[Event, int]
@@ -111,8 +112,6 @@ def _check_moving_record(parts: Iterable[Multiset]) -> None:
         fixed_number = isinstance(event, GaussianEvent) and event.sampling in ("fixed-size", "shuffle")
         replacement_only = isinstance(event, PureEvent) and event.adjacency == "replace-one"
         if fixed_number or replacement_only:
-            from confide.privacy.accountants import UnsupportedEvents
-
             raise UnsupportedEvents(
                 f"adjacency='replace-one': no sound bound for {event!r} in a partition, as a replaced record "
                 "may change the partition's size; charge it to the whole data set, or sample by 'poisson'"

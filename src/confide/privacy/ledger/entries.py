@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
+from confide.errors import Refusal
 from confide.privacy.events import (
     ADJACENCIES,
     Adjacency,
@@ -30,11 +31,11 @@ class Limit:
 
     def __post_init__(self) -> None:
         if not (is_real(self.epsilon) and math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ValueError(f"epsilon={self.epsilon!r}: must be a finite number > 0")
+            raise Refusal(f"epsilon={self.epsilon!r}: must be a finite number > 0")
         if not (is_real(self.delta) and 0 < self.delta < 1):
-            raise ValueError(f"delta={self.delta!r}: must lie strictly between 0 and 1")
+            raise Refusal(f"delta={self.delta!r}: must lie strictly between 0 and 1")
         if self.adjacency not in ADJACENCIES:
-            raise ValueError(f"adjacency={self.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
+            raise Refusal(f"adjacency={self.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,15 @@ def entry_of(record: Record) -> Entry:
     values = dict(record.values)
     kind, stamp = values.pop("type"), values.pop("time")
     if not isinstance(stamp, str):
-        raise ValueError(f"time={stamp!r}")
+        raise Refusal(f"time={stamp!r}")
     if kind == "limit":
         return Entry(record.position, stamp, record.hash, limit=Limit(**values))
     if kind != "charge":
-        raise ValueError(f"type={kind!r}")
+        raise Refusal(f"type={kind!r}")
     event = plain_event(values.pop("event"), 1)
     names = {name: values.pop(name) for name in ("purpose", "dataset", "partition")}
     if values:
-        raise ValueError(f"unknown: {', '.join(values)}")
+        raise Refusal(f"unknown: {', '.join(values)}")
     check_names(**names)
     return Entry(record.position, stamp, record.hash, event=event, **names)
 
@@ -125,7 +126,7 @@ def _is_whole(value: object) -> TypeGuard[int]:
 
 def _check_count(name: str, value: object) -> int:
     if not _is_whole(value) or value < 1:
-        raise ValueError(f"{name}={value!r}: must be a whole number >= 1")
+        raise Refusal(f"{name}={value!r}: must be a whole number >= 1")
     return int(value)
 
 

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
+from confide.errors import BudgetExceeded, LedgerError, Refusal, UnsupportedEvents
 from confide.privacy.events import Adjacency, Event, NonPrivateEvent, event_to_dict
 from confide.privacy.ledger.budget import Account, Multiset, Prices, compose, single
 from confide.privacy.ledger.entries import (
@@ -30,7 +31,7 @@ from confide.privacy.ledger.entries import (
     row_key,
     summary,
 )
-from confide.privacy.ledger.store import Head, LedgerError, Record, Store, for_reading
+from confide.privacy.ledger.store import Head, Record, Store, for_reading
 
 __all__ = ["BudgetExceeded", "Entry", "Head", "Ledger", "LedgerError", "Limit", "for_reading"]
 
@@ -39,19 +40,6 @@ __all__ = ["BudgetExceeded", "Entry", "Head", "Ledger", "LedgerError", "Limit", 
 _TRIES_OUTSIDE_THE_LOCK = 3
 # Charges smaller than this part of what is there already come in a run of many; prepare for the next ones.
 _SMALL = 0.25
-
-
-class BudgetExceeded(RuntimeError):  # noqa: N818 (the name says what happened)
-    """The charge would exceed the ceiling; nothing was written and nothing may be read."""
-
-    def __init__(self, message: str, epsilon_after: float, limit: float, delta: float) -> None:
-        super().__init__(message, epsilon_after, limit, delta)  # all of them, so that it survives pickling
-        self.epsilon_after = epsilon_after
-        self.limit = limit
-        self.delta = delta
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class Ledger:
@@ -94,7 +82,7 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> None:
         if not (is_real(timeout) and math.isfinite(timeout) and timeout >= 0):
-            raise ValueError(f"timeout={timeout!r}: must be a finite number of seconds >= 0")
+            raise Refusal(f"timeout={timeout!r}: must be a finite number of seconds >= 0")
         self._store = Store(None if path is None else Path(os.path.realpath(path)), float(timeout))
         self._seen = self._store.origin
         self._accounts: dict[str, Account] = {}
@@ -323,7 +311,7 @@ class Ledger:
 
     def _question(self, delta: float | None, adjacency: Adjacency | None) -> tuple[float, Adjacency]:
         if delta is None and self._limit is None:
-            raise ValueError("delta=None: there is no ceiling to take it from, so give a delta")
+            raise Refusal("delta=None: there is no ceiling to take it from, so give a delta")
         default = self._limit if self._limit is not None else Limit(1.0, 0.5)
         asked = Limit(1.0, default.delta if delta is None else delta, adjacency or default.adjacency)
         return asked.delta, asked.adjacency
@@ -388,7 +376,6 @@ class Ledger:
     ) -> float | None:
         if account is None or question is None or run[0].event is None:
             return None
-        from confide.privacy.accountants import UnsupportedEvents
 
         try:
             return self._epsilon(account.worlds(question[1]), *question)

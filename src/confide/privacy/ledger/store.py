@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from confide.errors import LedgerError
+
 FORMAT = 1
 _APPLICATION = 0x636F6E66  # "conf": stands in the file's header and tells a ledger from any other SQLite file
 _POLL_SECONDS = 0.25
@@ -65,10 +67,6 @@ _REASONS: dict[int | None, str] = {
     sqlite3.SQLITE_CANTOPEN: "cannot be opened; the file and its folder must exist and be writable",
     sqlite3.SQLITE_FULL: "the disk is full, so nothing was charged; free some space",
 }
-
-
-class LedgerError(ValueError):
-    """The ledger cannot be opened, read or written, or its entries were tampered with."""
 
 
 @dataclass(frozen=True)

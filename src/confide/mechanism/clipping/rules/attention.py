@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from confide.errors import Refusal
 from confide.mechanism.clipping.rules.explicit import Linear, explicit_forward_for
 
 
@@ -32,7 +33,7 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The same function of the same arguments as MultiheadAttention, with records on axis 0 inside."""
     if query.dim() != 3:
-        raise ValueError(f"query={tuple(query.shape)}: attention needs (records, positions, features)")
+        raise Refusal(f"query={tuple(query.shape)}: attention needs (records, positions, features)")
     same = query is key, key is value
     if not layer.batch_first:
         query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))

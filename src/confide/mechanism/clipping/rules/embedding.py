@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.rules.refusals import UnclippableError
+from confide.errors import UnclippableError
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Weighted, rule_for
 from confide.mechanism.clipping.rules.squares import expanded, squared_norms_of
 

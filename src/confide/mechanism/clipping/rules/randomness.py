@@ -46,7 +46,7 @@ _DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d}
 
 
 @dataclass
-class Draws:
+class KeptRandomness:
     """The draws of one forward pass, in order."""
 
     values: list[Tensor] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Intercepting(TorchFunctionMode):
 
 
 class Keeping(_Intercepting):
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: KeptRandomness) -> None:
         super().__init__()
         self.draws = draws
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from confide.errors import Refusal
 from confide.mechanism.clipping.rules.explicit import Linear, explicit_forward_for
 
 
@@ -23,7 +24,7 @@ def _supported(layer: nn.RNNBase) -> bool:
 def recurrent(linear: Linear, layer: Any, inputs: Any, state: Any = None) -> tuple[Tensor, Any]:
     """The same function of the same arguments as the layer."""
     if isinstance(inputs, PackedSequence) or inputs.dim() != 3:
-        raise ValueError(f"{type(layer).__name__}: needs a padded tensor (records, positions, features)")
+        raise Refusal(f"{type(layer).__name__}: needs a padded tensor (records, positions, features)")
     sequence = inputs if layer.batch_first else inputs.transpose(0, 1)
     directions = 2 if layer.bidirectional else 1
     initial = _initial_states(layer, sequence, state, directions)

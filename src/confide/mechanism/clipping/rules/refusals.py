@@ -8,9 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-
-class UnclippableError(ValueError):
-    """A module whose per-record gradients do not exist or cannot be found."""
+from confide.errors import UnclippableError
 
 
 def refuse(layer: nn.Module) -> None:

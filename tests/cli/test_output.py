@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import confide
-from confide.cli import plan, shell, training
+from confide.cli import output, plan, training
 from confide.cli.app import main
 from tests.cli.conftest import Result, is_refusal
 
@@ -61,14 +61,14 @@ def test_an_unforeseen_error_is_one_sentence_with_the_way_to_see_more(
         raise KeyError("inner\nworkings")
 
     monkeypatch.setattr(training, "load", broken)
-    monkeypatch.delenv(shell.DEBUG_VARIABLE, raising=False)
+    monkeypatch.delenv(output.DEBUG_VARIABLE, raising=False)
     words = ("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run")
     result = run(*words)
     assert is_refusal(result, code=1)
     assert "KeyError" in result.err
     assert "--debug" in result.err
     assert "Traceback" in run(*words, "--debug").err
-    monkeypatch.setenv(shell.DEBUG_VARIABLE, "1")
+    monkeypatch.setenv(output.DEBUG_VARIABLE, "1")
     assert "Traceback" in run(*words).err
 
 
@@ -125,12 +125,12 @@ def test_bad_words_give_the_nearest_command(run: Run) -> None:
 
 def test_one_line_hides_what_a_terminal_would_obey() -> None:
     """A file name may hold escape codes; printed raw they would write to the terminal."""
-    assert shell.one_line("a\n b\x1b[31m\u202e") == "a b\\x1b[31m\\u202e"
-    assert len(shell.one_line("x" * 10_000)) <= 600
+    assert output.one_line("a\n b\x1b[31m\u202e") == "a b\\x1b[31m\\u202e"
+    assert len(output.one_line("x" * 10_000)) <= 600
 
 
 def test_json_has_no_infinity() -> None:
-    values = shell.strict({"a": float("inf"), "b": [float("nan"), 1.5], "c": (True, None, "x")})
+    values = output.strict({"a": float("inf"), "b": [float("nan"), 1.5], "c": (True, None, "x")})
     assert values == {"a": None, "b": [None, 1.5], "c": [True, None, "x"]}
 
 

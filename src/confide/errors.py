@@ -1,0 +1,62 @@
+"""Every error that confide raises on purpose, and its warning.
+
+A `Refusal` is one sentence for the user: it names the argument, its value and the way out, and nothing was spent. The
+command line exits with 2 on any of them and with 3 on `BudgetExceeded`; what is neither was not foreseen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Refusal(ValueError):  # noqa: N818 (the name says what happened)
+    """What was asked for cannot be done, told in one sentence."""
+
+
+class CommandError(Refusal):
+    """Bad arguments or bad input of the command line; the sentence names the option."""
+
+
+class DataError(Refusal):
+    """Bad input, told in one sentence to the data curator, before anything is charged or released.
+
+    Whether it is raised may depend on the records, so the message is for the curator's own eyes and not for
+    publication. It names the argument or the column and the way out, and never quotes the value of a cell.
+    """
+
+
+class UnclippableError(Refusal):
+    """A module whose per-record gradients do not exist or cannot be found."""
+
+
+class UnsupportedEvents(Refusal):
+    """No sound bound is known for these events under this adjacency; the message names the way out."""
+
+
+class LedgerError(Refusal):
+    """The ledger cannot be opened, read or written, or its entries were tampered with."""
+
+
+class BudgetExceeded(RuntimeError):  # noqa: N818 (the name says what happened)
+    """The charge would exceed the ceiling; nothing was written and nothing may be read."""
+
+    def __init__(self, message: str, epsilon_after: float, limit: float, delta: float) -> None:
+        super().__init__(message, epsilon_after, limit, delta)  # all of them, so that it survives pickling
+        self.epsilon_after = epsilon_after
+        self.limit = limit
+        self.delta = delta
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Unfinished(RuntimeError):  # noqa: N818 (the name says what happened)
+    """Saving failed after the posterior was written; `kept` is the directory that holds it."""
+
+    def __init__(self, message: str, kept: Path) -> None:
+        super().__init__(message)
+        self.kept = kept
+
+
+class PrivacyWarning(UserWarning):
+    """Something beside the boundary reads records, or weakens what a statement would suggest."""
