@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
+from confide.methods.base import Method
 from confide.models import networks
 
 FEATURES, CLASSES, ORDINARY_RECORDS = 16, 4, 32
@@ -32,7 +32,7 @@ class AuditProblem:
         return Schema(classes=self.classes, records=records)
 
 
-def problem_for(method: Any, seed: int = 0) -> AuditProblem:
+def problem_for(method: Method, seed: int = 0) -> AuditProblem:
     """Few ordinary records, for the first task that the method says it is for."""
     task = first_task(method, ("classification", "regression", "mixture"))
     generator = torch.Generator().manual_seed(seed)
@@ -48,7 +48,7 @@ def problem_for(method: Any, seed: int = 0) -> AuditProblem:
     return AuditProblem(x, y, MixtureOfGaussians(COMPONENTS, FEATURES, generator=generator), None)
 
 
-def mislabelled(method: Any, canaries: int, seed: int = 0) -> AuditProblem:
+def mislabelled(method: Method, canaries: int, seed: int = 0) -> AuditProblem:
     """Records with random features and labels that follow from nothing, for a network that can learn them by heart."""
     task = first_task(method, ("classification", "regression"))
     generator = torch.Generator().manual_seed(seed)
@@ -60,9 +60,8 @@ def mislabelled(method: Any, canaries: int, seed: int = 0) -> AuditProblem:
     return AuditProblem(x, y, networks.linear(LEAKY_FEATURES), None)
 
 
-def first_task(method: Any, known: tuple[str, ...]) -> str:
-    tasks: tuple[str, ...] = getattr(method, "tasks", ("classification",))
-    for task in tasks:
+def first_task(method: Method, known: tuple[str, ...]) -> str:
+    for task in method.tasks:
         if task in known:
             return task
-    raise Refusal(f"method={method.name!r}: is for {', '.join(tasks)}; this audit is for {', '.join(known)}")
+    raise Refusal(f"method={method.name!r}: is for {', '.join(method.tasks)}; this audit is for {', '.join(known)}")

@@ -229,7 +229,7 @@ class _Contest:
 
         names, not_run = [], {}
         for name in asked or methods.names():
-            tasks = getattr(methods.get(name), "tasks", (self.task,))
+            tasks = methods.get(name).tasks
             if self.task in tasks:
                 names.append(name)
             elif asked is None:

@@ -114,8 +114,8 @@ class Model:
 
 def model_of(method: Any, hidden: tuple[int, ...], noise_scale: float | None, seed: int | None) -> Model:
     """The model; a method that would learn the noise of the target by itself keeps to a noise that was typed."""
-    if noise_scale is not None and getattr(method, "noise", None) == "learnt":
-        method = replace(method, noise="fixed")
+    if noise_scale is not None and method.learns_noise:
+        method = method.with_given_noise()
     return Model(method, hidden, noise_scale, seed)
 
 

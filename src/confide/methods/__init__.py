@@ -8,20 +8,21 @@ confide.methods.SGLD          the same class as an attribute
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from confide.errors import Refusal
 from confide.methods.base import Method, Problem
 
-__all__ = ["Method", "Problem", "all_methods", "get", "names"]
+__all__ = ["Method", "Problem", "all_methods", "for_task", "get", "names", "samplers"]
 
 
 @cache
-def all_methods() -> dict[str, type[Any]]:
+def all_methods() -> dict[str, type[Method]]:
     """Every method class by name, in alphabetical order."""
-    found: dict[str, type[Any]] = {}
+    found: dict[str, type[Method]] = {}
     for info in pkgutil.iter_modules(__path__):
         if info.name == "base" or info.name.startswith("_"):
             continue
@@ -34,13 +35,8 @@ def all_methods() -> dict[str, type[Any]]:
     return dict(sorted(found.items()))
 
 
-def _is_method(value: object) -> bool:
-    parts = ("init", "ask", "tell", "posterior")
-    return (
-        isinstance(value, type)
-        and isinstance(getattr(value, "name", None), str)
-        and all(hasattr(value, part) for part in parts)
-    )
+def _is_method(value: object) -> TypeGuard[type[Method]]:
+    return isinstance(value, type) and issubclass(value, Method) and not inspect.isabstract(value)
 
 
 def names() -> tuple[str, ...]:
@@ -48,7 +44,17 @@ def names() -> tuple[str, ...]:
     return tuple(all_methods())
 
 
-def get(name: str) -> type[Any]:
+def samplers() -> tuple[str, ...]:
+    """The names of the methods that keep draws along a chain."""
+    return tuple(name for name, method in all_methods().items() if method().draws_of(1) is not None)
+
+
+def for_task(task: str) -> tuple[str, ...]:
+    """The names of the methods that can learn it."""
+    return tuple(name for name, method in all_methods().items() if task in method.tasks)
+
+
+def get(name: str) -> type[Method]:
     """The method class of that name."""
     try:
         return all_methods()[name]

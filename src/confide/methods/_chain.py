@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.methods.base import Problem
+from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior, Prior
 from confide.posteriors.draws import Draws
 from confide.sources.queries import GradientQuery
@@ -31,7 +31,7 @@ StateType = TypeVar("StateType", bound=ChainState)
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Method):
     """Settings of every sampler.
 
     prior       over all parameters, outside the clip

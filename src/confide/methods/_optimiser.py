@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.methods.base import Problem
+from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior, Prior
 from confide.sources.queries import Release
 
@@ -38,7 +38,7 @@ class DescentState:
 
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(Method):
     """Settings of every method that descends.
 
     prior          over all parameters, outside the clip

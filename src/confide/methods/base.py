@@ -10,9 +10,10 @@ No function takes data. A method never learns which records exist, only the nois
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class Problem:
     @property
     def curvature(self) -> float:
         """Of the loss in an output; step sizes that follow from a public rule are divided by it."""
-        return max(1.0, getattr(self.likelihood, "curvature", 1.0))
+        return max(1.0, self.likelihood.curvature)
 
     @cached_property
     def gradient_query(self) -> GradientQuery:
@@ -55,24 +56,63 @@ class Problem:
         return GradientQuery(self.module, self.likelihood.loss)
 
 
-@runtime_checkable
-class Method(Protocol):
-    """The protocol; see CONTRIBUTING for a skeleton to copy.
+@dataclass(frozen=True)
+class Method(ABC):
+    """The base of every method: a frozen dataclass of settings that derives from it; docs/skeletons/method.py to copy.
 
-    A method that trains another network than the user's own (a distribution in place of every weight, say) also has
-    `prepare(module) -> module`, which is given a copy of the user's module before anything else happens.
+    Four functions must be written. The others are traits, each with a default that says "nothing special".
+
+    What `tell` returns is the state of the run, together with `problem.position`, which it moves in place: a network's
+    parameters are its views, so that no step copies them. A checkpoint keeps both.
+
+    name    the method's name on the command line; a class without one is a base of others and is not listed
+    tasks   what it can learn, in the words of the command line; the first one that an audit knows is audited
     """
 
     name: ClassVar[str]
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "binary", "regression")
 
+    @abstractmethod
     def init(self, problem: Problem) -> Any:
         """The state before any data."""
 
+    @abstractmethod
     def ask(self, problem: Problem, state: Any) -> Query:
         """What is asked of one record at this step."""
 
+    @abstractmethod
     def tell(self, problem: Problem, state: Any, release: Release) -> Any:
         """The next state."""
 
+    @abstractmethod
     def posterior(self, problem: Problem, state: Any) -> Posterior:
         """The result after the last step."""
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """The network that is trained: given a copy of the user's own, before anything else happens.
+
+        A method that puts a distribution in place of every weight, say, gives back another network here.
+        """
+        return module
+
+    def draws_of(self, steps: int) -> int | None:
+        """How many draws a run of so many steps keeps; None for a method that is no sampler, so has no chains."""
+        return None
+
+    @property
+    def learns_noise(self) -> bool:
+        """Whether the noise of a Gaussian target is learnt by the method itself, within its own releases."""
+        return False
+
+    def with_given_noise(self) -> Method:
+        """The same method, which keeps to the noise scale of the likelihood instead of learning it."""
+        return self
+
+
+def check_method(method: object) -> None:
+    """Refuse what is no method, in one sentence."""
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"method={method!r}: must be a method, such as confide.methods.SGLD(); one of your own derives from "
+            "confide.methods.Method"
+        )

@@ -12,7 +12,7 @@ from torch import Tensor
 from confide.errors import Refusal
 from confide.expectation.mixture import MixtureOfGaussians, log_joint
 from confide.expectation.natural import GaussianFamily
-from confide.methods.base import Problem
+from confide.methods.base import Method, Problem
 from confide.posteriors.natural import NaturalGaussian
 from confide.sources.queries import Release, StatisticQuery
 
@@ -30,7 +30,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class EM:
+class EM(Method):
     """Expectation maximisation for the means of a mixture with known covariances S_j and weights.
 
     init       the module's means; each component holds the share of records that its weight promises

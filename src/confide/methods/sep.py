@@ -25,7 +25,7 @@ from confide.expectation.mixture import MixtureOfGaussians, MixtureSites
 from confide.expectation.natural import COVARIANCES, Covariance, LocalChart
 from confide.expectation.sites import NetworkSites, PlainChart
 from confide.expectation.standardise import InputMoments, centre_of, standardiser
-from confide.methods.base import Problem
+from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior
 from confide.posteriors.natural import NaturalGaussian
 from confide.sources.queries import Release, Statistic, StatisticQuery
@@ -64,7 +64,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class SEP:
+class SEP(Method):
     """Every record's likelihood is replaced by the same factor f, so q = prior * f^n: theta = theta_0 + n theta_f.
 
     init       theta_f such that q is narrow about a public starting point
@@ -180,6 +180,13 @@ class SEP:
         found = NaturalGaussian(problem.module, problem.likelihood, natural, noise, state.inputs, facts)
         problem.position.copy_(found.mean())
         return found
+
+    @property
+    def learns_noise(self) -> bool:
+        return self.noise == "learnt"
+
+    def with_given_noise(self) -> SEP:
+        return replace(self, noise="fixed")
 
     def _variant(self, problem: Problem) -> str:
         mechanism = problem.plan.mechanism

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from confide import methods
 from confide.errors import Refusal
 from confide.evaluate.chains import effective_sample_size, split_r_hat
 from confide.mechanism.plan import Plan
-from confide.methods.base import Method
+from confide.methods.base import Method, check_method
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.draws import Draws
 from confide.privacy.statement import Privacy
@@ -62,13 +63,13 @@ def fit_chains(
 
 def _check_draws(method: Method, plan: Plan) -> None:
     """Refuse what `_pooled` could not pool, before anything is charged."""
-    draws_of = getattr(method, "draws_of", None)
-    if draws_of is None:
+    check_method(method)
+    draws = method.draws_of(plan.steps)
+    if draws is None:
         raise Refusal(
             f"method={method.name!r}: chains need a sampler, which says by draws_of(steps) how many draws it keeps; "
-            "use sgld, psgld, sghmc or sgnht"
+            f"use one of {', '.join(methods.samplers())}"
         )
-    draws = draws_of(plan.steps)
     if draws < FEWEST_DRAWS:
         raise Refusal(
             f"steps={plan.steps}: this sampler would keep {draws} draws of a chain, and R-hat needs {FEWEST_DRAWS}; "

@@ -19,7 +19,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
-from confide.methods.base import Method, Problem
+from confide.methods.base import Method, Problem, check_method
 from confide.models.flat import flatten_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import Recipe
@@ -109,6 +109,7 @@ def rehearse(
     seed: int | None = None,
 ) -> tuple[Problem, Any]:
     """Everything that a fit refuses before it charges, and nothing else: the problem and the method's first state."""
+    check_method(method)
     _check_sizes(data.schema, plan)
     problem = make_problem(method, module, data.schema, plan, likelihood, seed)
     state = method.init(problem)
@@ -132,9 +133,7 @@ def make_problem(
     seed: int | None = None,
 ) -> Problem:
     """The public side of a fit, from a copy of the user's module that the method may have prepared for itself."""
-    own = copy.deepcopy(module)
-    prepare = getattr(method, "prepare", None)
-    own = (own if prepare is None else prepare(own)).train()
+    own = method.prepare(copy.deepcopy(module)).train()
     generator = torch.Generator()
     if seed is None:
         generator.seed()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -169,14 +169,14 @@ def method_of(request: Request) -> Method:
             raise Refusal(f"prior={prior!r}: give it to the method itself, or name the method")
         return given
     cls = methods.get(DEFAULT_METHOD if given == "auto" else given)
-    if request.task not in getattr(cls, "tasks", (request.task,)):
-        fitting = [name for name, one in methods.all_methods().items() if request.task in getattr(one, "tasks", [])]
-        raise Refusal(f"method={given!r}: is not for {request.task}; try sgld{', '.join(['', *fitting])}")
+    if request.task not in cls.tasks:
+        raise Refusal(f"method={given!r}: is not for {request.task}; try {', '.join(methods.for_task(request.task))}")
     if prior is None:
-        return cls()  # type: ignore[no-any-return]
+        return cls()
     if "prior" not in {field.name for field in fields(cls)}:
         raise Refusal(f"prior={prior!r}: {given} has no prior of its own; leave it out")
-    return cls(prior=prior)  # type: ignore[no-any-return]
+    make: Callable[..., Method] = cls
+    return make(prior=prior)
 
 
 # -- table ---------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def histogram_for(
     method: Method, epsilon: float, delta: float, adjacency: Adjacency = "add-remove", secure: bool = False
 ) -> SampledGaussian | None:
     """The mechanism of the histogram, for SHARE of epsilon; None where the method learns the noise by itself."""
-    if getattr(method, "noise", None) == "learnt":
+    if method.learns_noise:
         return None
     noise = noise_multiplier_for(SHARE * epsilon, delta, 1, 1.0, "full-batch", adjacency)
     return SampledGaussian(noise, 1.0, 1.0, 1, "full-batch", secure=secure)
