@@ -63,7 +63,7 @@ class TestSave:
     def test_record_is_complete(self, saved: Path, class_run: Run) -> None:
         record = read(saved)
         assert record["method"]["name"] == "sgld"
-        assert record["method"]["parameters"]["prior"] == {"type": "Gaussian", "scale": 1.0}
+        assert record["method"]["parameters"]["prior"] == {"type": "GaussianPrior", "scale": 1.0}
         assert record["plan"]["steps"] == 4
         assert record["plan"]["blocks"][0]["noise_multiplier"] == 8.0
         assert tuple(event_from_dict(event) for event in record["events"]) == class_run.privacy.events
