@@ -37,6 +37,17 @@ class LedgerError(Refusal):
     """The ledger cannot be opened, read or written, or its entries were tampered with."""
 
 
+class StepsClaimed(LedgerError):  # noqa: N818 (the name says what happened)
+    """Another attempt has claimed these steps of a run; pay for them again. `highest`: the last one claimed."""
+
+    def __init__(self, message: str, highest: int) -> None:
+        super().__init__(message, highest)
+        self.highest = highest
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class BudgetExceeded(RuntimeError):  # noqa: N818 (the name says what happened)
     """The charge would exceed the ceiling; nothing was written and nothing may be read."""
 

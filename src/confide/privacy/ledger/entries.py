@@ -39,12 +39,29 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Steps:
+    """Steps first, ..., last of a run, counted from 1, that one attempt claims for itself."""
+
+    first: int
+    last: int
+
+    def __post_init__(self) -> None:
+        if not (_is_whole(self.first) and _is_whole(self.last) and 1 <= self.first <= self.last):
+            raise Refusal(
+                f"first_step={self.first!r}, last_step={self.last!r}: must be whole numbers with 1 <= first <= last"
+            )
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One entry of the chain: a charge (`event` is set) or a new ceiling (`limit` is set).
+    """One entry of the chain: a charge (`event` is set), a new ceiling (`limit` is set), or a claim of paid steps.
 
     position   from 1, without gaps
     time       when it was written, UTC, ISO 8601
     hash       stands for this entry and all before it
+    plan       position of the first entry that was charged together with this one, as one plan
+    run        the run that pays or claims, and the steps it claims by this entry
+    who        who wrote it, as given or as the system knows them, and with which version of confide
     """
 
     position: int
@@ -55,6 +72,11 @@ class Entry:
     purpose: str = ""
     dataset: str = ""
     partition: str | None = None
+    run: str | None = None
+    steps: Steps | None = None
+    who: str = ""
+    version: str = ""
+    plan: int = 0
 
     @property
     def head(self) -> Head:
@@ -74,27 +96,36 @@ def summary(event: Event) -> str:
     return f"{event.count} non-private: {event.reason}"
 
 
+def kind_of(entry: Entry) -> str:
+    """What an entry is, in one word."""
+    return "charge" if entry.event is not None else "limit" if entry.limit is not None else "claim"
+
+
 def row_key(entry: Entry) -> tuple[Any, ...]:
     if entry.event is None:
-        return ("limit", entry.position)
-    return ("charge", entry.purpose, entry.dataset, entry.partition, single(entry.event))
+        return (kind_of(entry), entry.position)
+    return ("charge", entry.purpose, entry.dataset, entry.partition, entry.who, single(entry.event))
 
 
 def row(run: Sequence[Entry]) -> dict[str, Any]:
     last = run[-1]
     if last.limit is not None:
         words = f"ceiling epsilon {last.limit.epsilon:.6g}, delta {last.limit.delta:g}, {last.limit.adjacency}"
+    elif last.event is None:
+        assert last.steps is not None
+        words = f"steps {last.steps.first} to {last.steps.last} claimed, paid for before"
     else:
         events = [entry.event for entry in run if entry.event is not None]
         words = summary(replace(events[0], count=sum(event.count for event in events)))
     return {
         "time": last.time,
-        "kind": "charge" if last.limit is None else "limit",
-        "charges": len(run) if last.limit is None else 0,
+        "kind": kind_of(last),
+        "charges": 0 if last.event is None else len(run),
         "purpose": last.purpose,
         "dataset": last.dataset,
         "partition": last.partition,
         "event": words,
+        "who": last.who,
     }
 
 
@@ -104,16 +135,27 @@ def entry_of(record: Record) -> Entry:
     kind, stamp = values.pop("type"), values.pop("time")
     if not isinstance(stamp, str):
         raise Refusal(f"time={stamp!r}")
+    written = {name: values.pop(name, "") for name in ("who", "version")}
+    for name, value in written.items():
+        if not isinstance(value, str):
+            raise Refusal(f"{name}={value!r}")
     if kind == "limit":
-        return Entry(record.position, stamp, record.hash, limit=Limit(**values))
-    if kind != "charge":
+        return Entry(record.position, stamp, record.hash, limit=Limit(**values), **written)
+    if kind not in ("charge", "claim"):
         raise Refusal(f"type={kind!r}")
-    event = plain_event(values.pop("event"), 1)
+    event = plain_event(values.pop("event"), 1) if kind == "charge" else None
     names = {name: values.pop(name) for name in ("purpose", "dataset", "partition")}
+    run, steps, plan = values.pop("run", None), values.pop("steps", None), values.pop("plan", record.position)
+    if not _is_whole(plan) or not 1 <= plan <= record.position:
+        raise Refusal(f"plan={plan!r}")
     if values:
         raise Refusal(f"unknown: {', '.join(values)}")
     check_names(**names)
-    return Entry(record.position, stamp, record.hash, event=event, **names)
+    check_run(run, steps is not None)
+    claimed = None if steps is None else Steps(*steps)
+    return Entry(
+        record.position, stamp, record.hash, event=event, **names, run=run, steps=claimed, plan=plan, **written
+    )
 
 
 def is_real(value: object) -> bool:
@@ -148,3 +190,16 @@ def check_names(purpose: str, dataset: str, partition: str | None) -> None:
             raise TypeError(f"{name}={value!r}: must be a string")
     if partition is not None and (not isinstance(partition, str) or not partition):
         raise TypeError(f"partition={partition!r}: must be a name, or None for the whole data set")
+
+
+def check_run(run: str | None, claims: bool) -> None:
+    if run is None and not claims:
+        return
+    if not isinstance(run, str) or not run:
+        raise TypeError(f"run={run!r}: must be the identity of a run, and steps are claimed for a run only")
+
+
+def check_who(who: str) -> str:
+    if not isinstance(who, str) or not who.strip() or not who.isprintable():
+        raise Refusal(f"who={who!r}: must be a name of printable characters")
+    return who

@@ -7,23 +7,28 @@ derives nothing from one: a data set is known to it by the name or keyed hash th
 
 from __future__ import annotations
 
+import getpass
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from itertools import count as count_up
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
-from confide.errors import BudgetExceeded, LedgerError, Refusal, UnsupportedEvents
+from confide.errors import BudgetExceeded, LedgerError, Refusal, StepsClaimed, UnsupportedEvents
 from confide.privacy.events import Adjacency, Event, NonPrivateEvent, event_to_dict
 from confide.privacy.ledger.budget import Account, Multiset, Prices, compose, single
 from confide.privacy.ledger.entries import (
     Entry,
     Limit,
+    Steps,
     check_names,
+    check_run,
+    check_who,
     entry_of,
     is_real,
     plain_event,
@@ -40,6 +45,47 @@ __all__ = ["BudgetExceeded", "Entry", "Head", "Ledger", "LedgerError", "Limit", 
 _TRIES_OUTSIDE_THE_LOCK = 3
 # Charges smaller than this part of what is there already come in a run of many; prepare for the next ones.
 _SMALL = 0.25
+try:
+    _VERSION = version("confide")
+except PackageNotFoundError:  # run from its source folder, without having been installed
+    _VERSION = "not installed"
+
+
+@dataclass
+class _Run:
+    """What one run has paid, and the highest step that an attempt of it has claimed."""
+
+    paid: Account = field(default_factory=Account)
+    claimed: int = 0
+
+    def take(self, entry: Entry) -> None:
+        if entry.event is not None:
+            self.paid.add(entry.event, None)
+        if entry.steps is not None:
+            self.claimed = max(self.claimed, entry.steps.last)
+
+
+def _steps(run: str | None, first: int | None, last: int | None) -> Steps | None:
+    check_run(run, first is not None or last is not None)
+    return None if first is None and last is None else Steps(first, last)  # type: ignore[arg-type]
+
+
+def _names(purpose: str, dataset: str, partition: str | None, run: str | None, steps: Steps | None) -> dict[str, Any]:
+    """What an entry says beside its event; what does not apply is left out."""
+    names: dict[str, Any] = {"purpose": purpose, "dataset": dataset, "partition": partition}
+    if run is not None:
+        names["run"] = run
+    if steps is not None:
+        names["steps"] = [int(steps.first), int(steps.last)]
+    return names
+
+
+def _system_user() -> str:
+    """The name the system knows the user by; empty where it knows none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no entry in the password file, no variable set
+        return ""
 
 
 class Ledger:
@@ -50,7 +96,7 @@ class Ledger:
     charge at once; it is created if it does not exist, checked from the first entry to the last when it is
     opened, and refused with `LedgerError` if anything is wrong. Every charge is on disk before `charge`
     returns. Keep the file on a local disk: network file systems do not lock reliably. `timeout`: seconds to
-    wait for a lock while nothing moves.
+    wait for a lock while nothing moves. `who`: named in every entry; the system's name of the user if not given.
 
     The ceiling (`limit`) holds for each data set by itself. All events charged to it, in all runs, are
     composed by privacy loss distributions, which is tighter than adding up epsilons:
@@ -80,12 +126,16 @@ class Ledger:
     arXiv:2602.15815).
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, timeout: float = 5.0, who: str | None = None
+    ) -> None:
         if not (is_real(timeout) and math.isfinite(timeout) and timeout >= 0):
             raise Refusal(f"timeout={timeout!r}: must be a finite number of seconds >= 0")
+        self.who = _system_user() if who is None else check_who(who)
         self._store = Store(None if path is None else Path(os.path.realpath(path)), float(timeout))
         self._seen = self._store.origin
         self._accounts: dict[str, Account] = {}
+        self._runs: dict[str, _Run] = {}
         self._limit: Limit | None = None
         self._prices: dict[tuple[float, Adjacency], Prices] = {}
         try:
@@ -112,14 +162,25 @@ class Ledger:
         dataset: str = "",
         partition: str | None = None,
         count: int = 1,
+        run: str | None = None,
+        first_step: int | None = None,
+        last_step: int | None = None,
     ) -> tuple[Entry, ...]:
-        """Writes down every one of the events, an entry each, or raises `BudgetExceeded` and writes none of them."""
+        """Writes down every one of the events, an entry each, or raises `BudgetExceeded` and writes none of them.
+
+        run          the identity of the run that pays, kept with every entry; see `paid`
+        first_step,  steps of that run, from 1, that this attempt claims by the same transaction: `StepsClaimed` where
+        last_step    another attempt has claimed one of them or a later one, and then nothing is written
+        """
         plain = [plain_event(event_to_dict(event), count) for event in events]
+        steps = _steps(run, first_step, last_step)
         check_names(purpose, dataset, partition)
-        names = {"purpose": purpose, "dataset": dataset, "partition": partition}
+        names = _names(purpose, dataset, partition, run, steps)
         for attempt in count_up():
             with self._store.transaction(write=True):
                 head, limit = self._catch_up(), self._limit
+                if steps is not None:
+                    self._check_unclaimed(names["run"], steps)
                 if limit is None:
                     return self._append_charges(plain, names, head)
                 before = self._account(dataset)
@@ -135,6 +196,23 @@ class Ledger:
                 self._refuse(plain, dataset, worlds_before, worlds, limit)
             self._find_out(worlds, plain, limit)
         raise AssertionError("unreachable")
+
+    def claim(self, run: str, first_step: int, last_step: int, purpose: str = "", dataset: str = "") -> Entry:
+        """Takes steps that the run has paid for before, so that no other attempt can release them at the same price.
+
+        An attempt calls it before it makes these steps. `StepsClaimed`: one of them, or a later one, was taken already,
+        by an earlier attempt or by one that runs from a copy of the same folder; what is to be released again must be
+        charged again. A run that this ledger never charged can claim nothing.
+        """
+        steps = _steps(run, first_step, last_step)
+        assert steps is not None
+        check_names(purpose, dataset, None)
+        with self._store.transaction(write=True):
+            head = self._catch_up()
+            if run not in self._runs:
+                raise LedgerError(f"{self._store.name}: run={run!r} was never charged here; pay for its steps first")
+            self._check_unclaimed(run, steps)
+            return self._append("claim", _names(purpose, dataset, None, run, steps), head)
 
     def limit(self, epsilon: float, delta: float, adjacency: Adjacency = "add-remove") -> Limit:
         """Sets the ceiling for each data set of this ledger; the change itself becomes an entry of the chain.
@@ -206,6 +284,17 @@ class Ledger:
         """All ceilings ever set, in order."""
         return tuple(entry for entry in self._read_all() if entry.limit is not None)
 
+    def claimed(self, run: str) -> int:
+        """The highest step of the run that an attempt has claimed, 0 if none."""
+        self._refresh()
+        return self._runs[run].claimed if run in self._runs else 0
+
+    def paid(self, run: str) -> tuple[Event, ...]:
+        """Everything that was charged under this run's identity, equal events counted together."""
+        with self._store.lock:
+            self._refresh()
+            return self._runs[run].paid.events() if run in self._runs else ()
+
     def datasets(self) -> tuple[str, ...]:
         """The names of the data sets charged so far."""
         self._refresh()
@@ -220,7 +309,7 @@ class Ledger:
     def to_rows(self, delta: float | None = None, adjacency: Adjacency | None = None) -> list[dict[str, Any]]:
         """The ledger as a table, ready to print or to write as JSON.
 
-        Keys: time, kind ("charge" or "limit"), charges, purpose, dataset, partition, event (in words),
+        Keys: time, kind ("charge", "limit" or "claim"), charges, purpose, dataset, partition, event (in words), who,
         epsilon. Equal charges that follow one another make one row: `charges` of them, the last at `time`.
         `epsilon` is what the data set had spent by then, at the given delta and adjacency or the present
         ceiling's; None if neither is there, or no sound bound is known.
@@ -262,7 +351,7 @@ class Ledger:
                 "a ledger in memory cannot be copied or pickled, for the copy could spend the budget again; "
                 "use one in a file: Ledger('budget.db')"
             )
-        return Ledger, (str(self._store.path), self._store.timeout)
+        return Ledger, (str(self._store.path), self._store.timeout, self.who)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -278,17 +367,30 @@ class Ledger:
                 self._limit = entry.limit
             if entry.event is not None:
                 self._accounts.setdefault(entry.dataset, Account()).add(entry.event, entry.partition)
+            if entry.run is not None:
+                self._runs.setdefault(entry.run, _Run()).take(entry)
         self._seen = head
         return head
 
+    def _check_unclaimed(self, run: str, steps: Steps) -> None:
+        highest = self._runs[run].claimed if run in self._runs else 0
+        if steps.first <= highest:
+            raise StepsClaimed(
+                f"{self._store.name}: steps up to {highest} of run {run!r} were claimed already, so {steps.first} "
+                f"to {steps.last} cannot be; pay for what is to be released again",
+                highest,
+            )
+
     def _append(self, kind: str, values: dict[str, Any], head: Head) -> Entry:
         stamp = datetime.now(UTC).isoformat(timespec="microseconds")
-        return self._parse(self._store.append({"type": kind, "time": stamp, **values}, head))
+        written = {"type": kind, "time": stamp, "who": self.who, "version": _VERSION}
+        return self._parse(self._store.append({**written, **values}, head))
 
     def _append_charges(self, events: Sequence[Event], names: dict[str, Any], head: Head) -> tuple[Entry, ...]:
-        entries = []
+        entries: list[Entry] = []
         for event in events:
-            entries.append(self._append("charge", {**names, "event": event_to_dict(event)}, head))
+            plan = {"plan": entries[0].position} if entries else {}
+            entries.append(self._append("charge", {**names, **plan, "event": event_to_dict(event)}, head))
             head = entries[-1].head
         return tuple(entries)
 
