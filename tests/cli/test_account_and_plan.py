@@ -41,7 +41,7 @@ def test_account_for_people_puts_the_sound_number_first(run: Run, monkeypatch: p
     lines = result.out.splitlines()
     assert result.code == 0
     assert lines[0].startswith("epsilon 0.8646 at delta 1e-05")
-    assert result.out.index("(PLD)") < result.out.index("(RDP") < result.out.index("(GDP-CLT)")
+    assert result.out.index("(PLD)") < result.out.index("(RDP") < result.out.index("(GDP, CLT)")
     assert "approximation" in result.out
     assert "upper bound" in result.out
     assert max(len(line) for line in lines) <= 80

@@ -129,11 +129,6 @@ def test_one_line_hides_what_a_terminal_would_obey() -> None:
     assert len(output.one_line("x" * 10_000)) <= 600
 
 
-def test_json_has_no_infinity() -> None:
-    values = output.strict({"a": float("inf"), "b": [float("nan"), 1.5], "c": (True, None, "x")})
-    assert values == {"a": None, "b": [None, 1.5], "c": [True, None, "x"]}
-
-
 def test_as_a_program(tmp_path: Path) -> None:
     """`python -m confide` prices a run without loading what only a fit needs; a closed pipe is no traceback."""
     script = (

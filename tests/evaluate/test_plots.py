@@ -186,7 +186,7 @@ def test_coverage_says_the_metric() -> None:
 
 
 def test_attacker_says_the_bounds_in_per_cent() -> None:
-    assert "at 1% false alarms at most 1.8% of the members" in all_plots()["attacker"].alt
+    assert "at 1% false alarms at most 1.80% of the members" in all_plots()["attacker"].alt
 
 
 def test_global_settings_stay_as_they_were() -> None:

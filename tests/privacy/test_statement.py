@@ -55,11 +55,11 @@ def test_a_statement_says_who_is_protected_how_well_and_by_which_accountant() ->
         "Adding or removing any one person's record",
         "epsilon = 0.8646",
         "delta = 1e-05",
-        "privacy loss distributions, upper bound",
-        "54.6 %",
-        "1.9 %",
+        "privacy loss distributions (PLD), upper bound",
+        "54.6%",
+        "1.9%",
         "3516 sums with Gaussian noise of 1.3 times",
-        "Gaussian DP 0.8346 (approximation)",
+        "Gaussian limit (GDP, CLT) 0.8346 (approximation)",
     ):
         assert part in text
     assert "\n" not in text
@@ -71,7 +71,7 @@ def test_numbers_in_the_statement_are_rounded_up(noise: float) -> None:
     privacy = Privacy((GaussianEvent(noise, "poisson", 0.01, 400),), 1e-5)
     text = privacy.statement()
     printed = float(re.search(r"epsilon = ([0-9.]+)", text)[1])  # type: ignore[index]
-    accuracy = float(re.search(r"at most ([0-9.]+) % of cases", text)[1]) / 100  # type: ignore[index]
+    accuracy = float(re.search(r"at most ([0-9.]+)% of cases", text)[1]) / 100  # type: ignore[index]
     assert privacy.epsilon() <= printed <= privacy.epsilon() * 1.001
     assert privacy.attacker().accuracy <= accuracy <= privacy.attacker().accuracy + 1e-3
 

@@ -16,6 +16,7 @@ from confide.privacy.statement import Privacy
 from confide.report import PUBLIC, SEPARATE, Evaluation, render
 from confide.report.trail import assumptions
 from confide.running.fit import Run
+from confide.wording import share_up
 from tests.report.page_tools import Page
 from tests.report.runs import HOSTILE, class_evaluation, classes_schema, real_evaluation
 
@@ -130,7 +131,7 @@ class TestContent:
 
     def test_attacker_tight_beside_naive(self, class_page: Page, class_run: Run) -> None:
         best = class_run.privacy.attacker()
-        assert f"{100 * best.accuracy:.2f}% {100 * best.naive_accuracy:.2f}% 50.00%" in class_page.text
+        assert f"{share_up(best.accuracy, 2)} {share_up(best.naive_accuracy, 2)} 50.00%" in class_page.text
 
     def test_metrics_plan_method_and_versions(self, class_page: Page) -> None:
         import torch
@@ -139,7 +140,7 @@ class TestContent:
             "Expected calibration error",
             "Noise multiplier",
             "full-batch, rate 1",
-            "Gaussian (scale = 1)",
+            "GaussianPrior (scale = 1)",
             "Temperature",
             "Burn in steps",
             torch.__version__,

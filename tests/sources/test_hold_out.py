@@ -20,11 +20,12 @@ from confide.methods.sgd import SGD
 from confide.models import networks
 from confide.privacy.bayesian import averaged, hoelder, product
 from confide.privacy.events import GaussianEvent
-from confide.running.artefacts import HIDDEN, save_run
+from confide.running.artefacts import save_run
 from confide.running.fit import fit
 from confide.sources.hold_out import HoldOut, Watch, contributions
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
+from confide.wording import WITHHELD
 
 RECORDS = 120
 IDENTITY = StatisticQuery(lambda x, y: x.double(), 3)
@@ -313,7 +314,7 @@ class TestAsAUserWouldWriteIt:
         hidden = averaged(held.sequences(), 1e-5)
         save_run(run, tmp_path / "hidden", config={"bayesian": hidden})
         said = json.loads((tmp_path / "hidden" / "run.json").read_text())["config"]["bayesian"]
-        assert said == HIDDEN
+        assert said == WITHHELD
         shown = hidden.release(acknowledge="made-up records")
         save_run(run, tmp_path / "run", config={"bayesian": shown.to_dict()})
         kept = json.loads((tmp_path / "run" / "run.json").read_text())["config"]["bayesian"]

@@ -392,13 +392,10 @@ def summary_of(found: Comparison, contest: _Contest) -> dict[str, Any]:
 
 
 def _save(found: Comparison, summary: dict[str, Any], contest: _Contest, directory: Path) -> None:
-    import json
-
     from confide.report.comparison import render_comparison
-    from confide.running.artefacts import strict
+    from confide.wording import json_text
 
-    text = json.dumps(strict(summary), allow_nan=False, indent=2, ensure_ascii=False)
-    (directory / "comparison.json").write_text(text + "\n", encoding="utf-8")
+    (directory / "comparison.json").write_text(json_text(summary, pretty=True), encoding="utf-8")
     page = render_comparison(found, summary, contest.prepared.encoder.schema)
     (directory / "report.html").write_text(page, encoding="utf-8")
 

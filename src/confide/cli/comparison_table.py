@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -10,21 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from confide.cli.output import one_line, remarks
+from confide.wording import METRICS, up
 
 if TYPE_CHECKING:
     from confide.workflow.compare import Comparison
-
-TITLES = {
-    "accuracy": "accuracy",
-    "nll": "NLL",
-    "brier": "Brier",
-    "ece": "ECE",
-    "rmse": "RMSE",
-    "log_likelihood": "log-lik.",
-    "coverage_90": "90% inside",
-    "width_90": "width",
-    "crps": "CRPS",
-}
 
 
 def show(console: Console, found: Comparison, summary: dict[str, Any]) -> None:
@@ -32,11 +20,12 @@ def show(console: Console, found: Comparison, summary: dict[str, Any]) -> None:
     console.print(_table(found))
     console.print()
     console.print(
-        f"* the best by {TITLES[found.utility]}; ~ not told from it by {found.inputs} test records ({found.source}; "
-        "not protected). ± is one standard error; memory is the most that a fit held beyond what was in use before it."
+        f"* the best by {METRICS[found.utility].full}; ~ not told from it by {found.inputs} test records "
+        f"({found.source}; not protected). ± is one standard error; memory is the most that a fit held beyond what "
+        "was in use before it."
     )
     baseline = "most frequent class" if found.utility == "accuracy" else "mean of the test records"
-    console.print(f"Without learning, the {baseline} gives {TITLES[found.utility]} {found.baseline:.4f}.")
+    console.print(f"Without learning, the {baseline} gives {METRICS[found.utility].full} {found.baseline:.4f}.")
     for name, reason in found.not_run.items():
         console.print(escape(one_line(f"{name} did not run: {reason}")))
     console.print()
@@ -52,20 +41,16 @@ def cost_sentence(found: Comparison) -> str:
         return "Seeded: no privacy claim. The noise can be computed by anyone who knows the seed."
     return (
         f"Each fit alone costs epsilon {found.epsilon_each:g}. Comparing reads the records once per fit: the "
-        f"{found.fits} fits of this table together cost epsilon {_upward(found.total_epsilon)} at delta "
+        f"{found.fits} fits of this table together cost epsilon {up(found.total_epsilon, decimals=3)} at delta "
         f"{found.delta:g}, and that is what was spent."
     )
 
 
-def _upward(epsilon: float) -> str:
-    return f"{math.ceil(epsilon * 1e3 * (1 - 1e-12)) / 1e3:.3f}" if math.isfinite(epsilon) else "infinite"
-
-
 def _table(found: Comparison) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("method", no_wrap=True)
+    table.add_column("Method", no_wrap=True)
     columns = [name for name in found.columns if name not in ("brier", "width_90", "crps")]  # in the report
-    for name in (*(TITLES[column] for column in columns), "time", "memory", "stored"):
+    for name in (*(METRICS[column].short for column in columns), "Time", "Memory", "Stored"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
         mark = " *" if row.best else " ~" if row.as_good else ""

@@ -17,20 +17,8 @@ from confide.errors import Unfinished
 from confide.report import Evaluation
 from confide.running.artefacts import POSTERIOR, RECORD, REPORT, save_run
 from confide.running.fit import Run
+from confide.wording import METRICS
 from confide.workflow.rules import assumed_facts
-
-METRIC_NAMES = {
-    "accuracy": "accuracy",
-    "nll": "negative log-likelihood",
-    "brier": "Brier score",
-    "ece": "calibration error, mean (ECE)",
-    "mce": "calibration error, largest (MCE)",
-    "rmse": "root mean square error",
-    "log_likelihood": "log-likelihood",
-    "coverage_90": "share inside the 90% intervals",
-    "width_90": "width of the 90% intervals",
-    "crps": "CRPS",
-}
 
 
 def save(
@@ -119,8 +107,8 @@ def metric_table(metrics: dict[str, float]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     for name, value in metrics.items():
-        if name in METRIC_NAMES:
-            table.add_row(METRIC_NAMES[name], f"{value:.4f}")
+        if name in METRICS:
+            table.add_row(METRICS[name].heading, f"{value:.4f}")
     return table
 
 

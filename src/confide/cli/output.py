@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
-import math
 import os
 import sys
 import traceback
@@ -28,6 +26,7 @@ import typer
 from rich.console import Console
 
 from confide.errors import BudgetExceeded, Refusal, Unfinished
+from confide.wording import json_text
 
 SUCCESS, UNFORESEEN, REFUSED, OVER_BUDGET, INTERRUPTED = 0, 1, 2, 3, 130
 DEBUG_VARIABLE = "CONFIDE_DEBUG"
@@ -146,22 +145,7 @@ def _quiet(debug: bool) -> Iterator[None]:
 
 def emit_json(values: Mapping[str, Any]) -> None:
     """One strict JSON object on stdout. What JSON cannot say (infinity, not a number) is null."""
-    sys.stdout.write(json.dumps(strict(values), allow_nan=False) + "\n")
-
-
-def strict(value: Any) -> Any:
-    """The value in the types that JSON knows."""
-    if isinstance(value, Mapping):
-        return {str(key): strict(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if hasattr(value, "item"):
-        return strict(value.item())
-    return str(value)
+    sys.stdout.write(json_text(values) + "\n")
 
 
 def output() -> Console:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from confide.cli.privacy_table import show_privacy
 from confide.errors import CommandError
 from confide.mechanism.plan import Plan
 from confide.privacy.events import Event
+from confide.wording import up
 
 SAMPLERS = ("sgld", "sghmc", "sgnht")
 STEP_SIZE_CONVENTION = "w' = w - eta (mean clipped gradient + prior / n) + N(0, eta / n)"
@@ -215,7 +215,7 @@ def _show(found: Plan, values: dict[str, Any]) -> None:
     console = output()
     mechanism = found.mechanism
     steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
-    noise = f"[bold]noise multiplier {_up(mechanism.noise_multiplier)}[/bold]"
+    noise = f"[bold]noise multiplier {up(mechanism.noise_multiplier, decimals=4)}[/bold]"
     console.print(f"{noise} for {steps} at rate {mechanism.rate:.6g}")
     console.print()
     show_privacy(console, values)
@@ -235,11 +235,6 @@ def _step_size_table(sizes: dict[str, float]) -> Table:
     for name, size in sizes.items():
         table.add_row(titles[name], f"{size:.4g}")
     return table
-
-
-def _up(value: float) -> str:
-    """Rounded up, so that the noise as printed still keeps the budget."""
-    return f"{math.ceil(value * 1e4) / 1e4:.4f}"
 
 
 def register(app: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,18 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-NAMES = {
-    "pld": "privacy loss distribution (PLD)",
-    "rdp": "Renyi (RDP, moments)",
-    "gdp_clt": "Gaussian limit (GDP-CLT)",
-    "zcdp": "concentrated (zCDP)",
-    "advanced_composition": "advanced composition",
-}
+from confide.wording import accountant, share_up, up
 
 
 def show_privacy(console: Console, values: Mapping[str, Any], what: str = "") -> None:
     """`values` is what `Privacy.to_dict` gives."""
-    console.print(f"[bold]epsilon {shown(values, 'pld')}[/bold] at delta {values['delta']:g}")
+    console.print(f"[bold]epsilon {shown(values, 'pld')}[/bold] at delta {up(values['delta'], digits=6)}")
     sampling = values.get("sampling")
     facts = [what, f"{sampling} sampling" if sampling else "", f"{values['adjacency']} adjacency"]
     console.print(escape(", ".join(fact for fact in facts if fact)), style="dim")
@@ -40,7 +33,7 @@ def epsilon_table(values: Mapping[str, Any]) -> Table:
     table.add_column("kind")
     for name in values["epsilon"]:
         style = "bold" if name == "pld" else ""
-        table.add_row(NAMES.get(name, name), shown(values, name), escape(values["kind"][name]), style=style)
+        table.add_row(accountant(name).heading, shown(values, name), escape(values["kind"][name]), style=style)
     return table
 
 
@@ -49,10 +42,10 @@ def attacker_sentence(attacker: Mapping[str, Any] | None) -> str:
     if not attacker or attacker.get("accuracy") is None:
         return ""
     caught = attacker.get("tpr_at_fpr_0.01")
-    also = "" if caught is None else f", and finds at most {_share(caught)} of those present at 1% false alarms"
+    also = "" if caught is None else f", and finds at most {share_up(caught)} of those present at 1% false alarms"
     return (
         "An attacker who knows every other record tells whether one person is in the data with "
-        f"at most {_share(attacker['accuracy'])} accuracy, where 50% is a coin toss{also}."
+        f"at most {share_up(attacker['accuracy'])} accuracy, where 50% is a coin toss{also}."
     )
 
 
@@ -62,8 +55,4 @@ def shown(values: Mapping[str, Any], name: str) -> str:
     if epsilon is None:
         return "infinite" if values["kind"][name].startswith("infinite") else "-"
     is_bound = values["kind"][name].startswith("upper bound")
-    return f"{math.ceil(epsilon * 1e4 * (1 - 1e-12)) / 1e4 if is_bound else epsilon:.4f}"
-
-
-def _share(share: float) -> str:
-    return f"{min(100.0, math.ceil(share * 1000 * (1 - 1e-12)) / 10):.1f}%"
+    return up(epsilon, decimals=4) if is_bound else f"{epsilon:.4f}"

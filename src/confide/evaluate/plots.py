@@ -25,16 +25,9 @@ from confide.evaluate.drawing import (
 )
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.privacy.accountants.bound import Bound
+from confide.wording import accountant, share_up, up
 
 MOST_POINTS = 200
-ACCOUNTANTS = {
-    "pld": "Privacy loss distribution",
-    "rdp": "Rényi (moments)",
-    "gdp_clt": "Gaussian limit (CLT)",
-    "zcdp": "Concentrated (zCDP)",
-    "advanced_composition": "Advanced composition",
-    "bayesian": "Bayesian",
-}
 _SOLID = {"color": BLUE}
 _HATCHED = {"facecolor": "#FFFFFF", "edgecolor": ORANGE, "hatch": "////", "linewidth": 1.4}
 
@@ -221,7 +214,7 @@ def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
         for place, ((_, bound), value) in enumerate(zip(rows, values, strict=True)):
             axes.barh(place, value, 0.62, **(_SOLID if bound.sound else _HATCHED))
             axes.annotate(_upward(value), (value, place), (5, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(rows)), [ACCOUNTANTS.get(name, name) for name, _ in rows])
+        axes.set_yticks(range(len(rows)), [accountant(name).heading for name, _ in rows])
         axes.tick_params("y", length=0)
         axes.invert_yaxis()
         axes.set_xlabel(f"Epsilon at delta = {delta:g}" + (", logarithmic" if wide else ""))
@@ -232,7 +225,7 @@ def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
         key(axes, [("a guarantee", _SOLID), ("an approximation", _HATCHED)])
 
     said = ", ".join(
-        f"{ACCOUNTANTS.get(name, name)} {_upward(value)} ({bound.kind})"
+        f"{accountant(name).heading} {_upward(value)} ({bound.kind})"
         for (name, bound), value in zip(rows, values, strict=True)
     )
     alt = f"Epsilon at delta {delta:g} by accountant: {said or 'no accountant gives a finite number'}."
@@ -265,7 +258,9 @@ def attacker_curve(tpr_at_fpr: Mapping[float, float], naive: Mapping[float, floa
         legend(axes, 3)
 
     shown = [pair for pair in points if pair[0] in (0.001, 0.01, 0.1)] or points[:3]
-    said = "; ".join(f"at {100 * fpr:.3g}% false alarms at most {100 * tpr:.3g}% of the members" for fpr, tpr in shown)
+    said = "; ".join(
+        f"at {100 * fpr:.3g}% false alarms at most {share_up(tpr, 2)} of the members" for fpr, tpr in shown
+    )
     reading = "The nearer to the dashed line, the less an attacker gains over guessing. Both scales are logarithmic."
     alt = f"Bound on any attacker: {said}."
     return plot("attacker", "What the strongest attacker can find", alt, reading, draw, 300)
@@ -287,7 +282,7 @@ def _stacked_bars(axes: Any, names: Sequence[str], parts: Sequence[tuple[float, 
 
 def _upward(value: float) -> str:
     """Rounded up: a claim may be weaker than what holds, never stronger."""
-    return f"{math.ceil(value):,}" if value >= 100 else f"{math.ceil(value * 1000 - 1e-6) / 1000:.3f}"
+    return f"{math.ceil(value):,}" if value >= 100 else up(value, decimals=3)
 
 
 def _percent_ticks(axes: Any, lowest: float) -> None:

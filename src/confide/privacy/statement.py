@@ -11,17 +11,11 @@ from confide.privacy.accountants import PLD, Bound, epsilons, sound_epsilon
 from confide.privacy.accountants.bound import check_question, known, non_private, slack
 from confide.privacy.events import Adjacency, Event, GaussianEvent, NonPrivateEvent, PureEvent
 from confide.privacy.interpretation import Attacker, attacker
+from confide.wording import accountant, share_up, up
 
 SEEDED = "seeded: no privacy claim"
 # From this accuracy of the best attack on, the statement says that the protection is nominal.
 _MEANINGLESS = 0.95
-_TITLES = {
-    "pld": "privacy loss distributions",
-    "rdp": "Renyi",
-    "gdp_clt": "Gaussian DP",
-    "zcdp": "zCDP",
-    "advanced_composition": "advanced composition",
-}
 
 
 @dataclass(frozen=True)
@@ -100,13 +94,14 @@ class Privacy:
 
     def _protection(self, epsilon: float) -> str:
         change = "Adding or removing" if self.adjacency == "add-remove" else "Replacing the content of"
-        bound = self.bounds()[PLD().name]
+        sound = PLD().name
+        kind = self.bounds()[sound].kind
         verb = "would change" if self.seeded else "changes"
         return (
             f"{change} any one person's record {verb} the probability of any outcome by at most a factor e^epsilon, "
-            f"plus delta, with epsilon = {_up(epsilon)} and delta = {self.delta:g} (differential privacy, "
-            f"{self.adjacency} adjacency; accountant: {_TITLES[PLD().name]}, {bound.kind}). One record stands for one "
-            "person; whoever has several records is protected less."
+            f"plus delta, with epsilon = {up(epsilon)} and delta = {up(self.delta, digits=6)} (differential "
+            f"privacy, {self.adjacency} adjacency; accountant: {accountant(sound).full}, {kind}). One record "
+            "stands for one person; whoever has several records is protected less."
         )
 
     def _attack(self, best: Attacker) -> str:
@@ -114,19 +109,19 @@ class Privacy:
         if self.adjacency == "replace-one":
             what = "which of two versions of a given record was used"
         rates = "; ".join(
-            f"at {100 * rate:g} % false alarms they recognise at most {_percent(power)} of the records"
+            f"at {100 * rate:g}% false alarms they recognise at most {share_up(power)} of the records"
             for rate, power in best.tpr_at_fpr.items()
             if rate == 0.01
         )
         return (
             f"Whoever sees everything that was released, and knows all other records, can tell {what} in at most "
-            f"{_percent(best.accuracy)} of cases, where guessing blindly gives 50 %; {rates}."
+            f"{share_up(best.accuracy)} of cases, where guessing blindly gives 50%; {rates}."
         )
 
     def _basis(self) -> str:
         released = "; ".join(_describe(event) for event in self.events) or "nothing"
         others = "; ".join(
-            f"{_TITLES[name]} {_up(bound.epsilon)} ({bound.kind})"
+            f"{accountant(name).full} {up(bound.epsilon)} ({bound.kind})"
             for name, bound in self.bounds().items()
             if name != PLD().name and bound.epsilon is not None
         )
@@ -149,8 +144,8 @@ def _seeded_sentence() -> str:
 def _no_protection(events: tuple[Event, ...], delta: float, adjacency: Adjacency) -> str:
     if non_private(events) is None and slack(events, adjacency) > delta:
         return (
-            f"No privacy is claimed at delta = {delta:g}: it is below what the releases leave open by themselves, "
-            f"{_up(slack(events, adjacency))}."
+            f"No privacy is claimed at delta = {up(delta, digits=6)}: it is below what the releases leave open by "
+            f"themselves, {up(slack(events, adjacency))}."
         )
     reasons = [event.reason for event in events if isinstance(event, NonPrivateEvent)]
     why = f" ({'; '.join(reasons)})" if reasons else ""
@@ -172,7 +167,7 @@ def _describe(event: Event) -> str:
         )
     if isinstance(event, PureEvent):
         times = "" if event.count == 1 else f"{event.count} times "
-        pure, beside = ("", f" and delta {_up(event.slack)}") if event.slack else ("pure ", "")
+        pure, beside = ("", f" and delta {up(event.slack)}") if event.slack else ("pure ", "")
         return f"{times}a result with {pure}epsilon {event.epsilon:.6g}{beside} ({event.adjacency})"
     return f"without protection: {event.reason}"
 
@@ -185,16 +180,3 @@ def _kind(bound: Bound) -> str:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _up(value: float | None, digits: int = 4) -> str:
-    """The number with so many significant digits, rounded up: a claim must not be better than the bound."""
-    if value is None or value <= 0 or not math.isfinite(value):
-        return "0" if value == 0 else str(value)
-    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
-    return f"{math.ceil(value * scale * (1 - 1e-12)) / scale:.{digits}g}"
-
-
-def _percent(share: float) -> str:
-    """The share in per cent to one decimal, rounded up."""
-    return f"{min(100.0, math.ceil(share * 1000 * (1 - 1e-12)) / 10):.1f} %"

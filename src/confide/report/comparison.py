@@ -10,22 +10,11 @@ from confide.privacy.events import merged
 from confide.report import words
 from confide.report.render import figures, style, template
 from confide.report.trail import event_rows, fact_rows, versions
+from confide.wording import METRICS, SHARES, epsilon, share
 
 if TYPE_CHECKING:
     from confide.data.schema import Schema
     from confide.workflow.compare import Comparison, Row
-
-SHORT = {
-    "accuracy": "Right",
-    "nll": "NLL",
-    "brier": "Brier",
-    "ece": "ECE",
-    "rmse": "RMSE",
-    "log_likelihood": "Log-likelihood",
-    "coverage_90": "Inside 90%",
-    "width_90": "Width",
-    "crps": "CRPS",
-}
 
 
 def render_comparison(found: Comparison, summary: Mapping[str, Any], schema: Schema) -> str:
@@ -38,7 +27,7 @@ def render_comparison(found: Comparison, summary: Mapping[str, Any], schema: Sch
         seeded=found.seeded,
         lead=_lead(found),
         cost=_cost(found),
-        columns=[(SHORT[name], *words.METRICS[name]) for name in found.columns],
+        columns=[METRICS[name] for name in found.columns],
         rows=[_row(row, found) for row in found.rows],
         note=_note(found),
         plots=figures(_plots(found)),
@@ -58,8 +47,8 @@ def _lead(found: Comparison) -> str:
     others = [row.method for row in found.rows[1:] if row.as_good]
     value, error = best.metrics[found.utility], best.errors[found.utility]
     if found.utility == "accuracy":
-        said = f"was right {words.share(value)} of the time, give or take {words.share(error)} (one standard error)"
-        beside = f"always naming the most frequent class is right {words.share(found.baseline)} of the time"
+        said = f"was right {share(value)} of the time, give or take {share(error)} (one standard error)"
+        beside = f"always naming the most frequent class is right {share(found.baseline)} of the time"
     else:
         said = f"was typically off by {words.number(value)}, give or take {words.number(error)} (one standard error)"
         beside = f"always naming the mean of the test records is off by {words.number(found.baseline)}"
@@ -73,7 +62,7 @@ def _cost(found: Comparison) -> str:
     return (
         f"Each fit alone satisfies epsilon = {found.epsilon_each:g} at delta = {words.small(found.delta)}. But every "
         f"fit read the private records: the {found.fits} fits behind this page together satisfy epsilon = "
-        f"{words.epsilon(found.total_epsilon)} at the same delta. Whoever publishes this page, or chooses a method by "
+        f"{epsilon(found.total_epsilon)} at the same delta. Whoever publishes this page, or chooses a method by "
         "it, has spent that. No setting was tuned on the records: all of them follow from public rules."
     )
 
@@ -83,8 +72,8 @@ def _row(row: Row, found: Comparison) -> dict[str, Any]:
     for name in found.columns:
         shown = words.metric(name, row.metrics[name])["value"]
         error = row.errors.get(name)
-        spread = "" if error is None else f"± {100 * error:.1f}" if name in words.SHARES else f"± {error:.2g}"
-        cells.append({"name": SHORT[name], "value": shown, "spread": spread})
+        spread = "" if error is None else f"± {100 * error:.1f}" if name in SHARES else f"± {error:.2g}"
+        cells.append({"name": METRICS[name].short, "value": shown, "spread": spread})
     memory = "not known" if row.peak_mb is None else f"{row.peak_mb:.0f} MB"
     cells += [
         {"name": "Time", "value": f"{row.seconds:.1f} s", "spread": ""},

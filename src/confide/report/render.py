@@ -11,6 +11,7 @@ from confide.report import words
 from confide.report.evaluation import PUBLIC, Evaluation
 from confide.report.trail import assumptions, event_rows, fact_rows, trail_parts, versions
 from confide.report.verdict import Verdict, attacker_curve, cards, cautions, lead, stamps, statement_of
+from confide.wording import accountant, epsilon, share, share_up
 
 if TYPE_CHECKING:
     from confide.running.fit import Run
@@ -161,8 +162,8 @@ def _cost(verdict: Verdict) -> str:
 def _epsilon_rows(verdict: Verdict) -> list[dict[str, Any]]:
     return [
         {
-            "name": words.ACCOUNTANTS.get(entry.name, entry.name),
-            "value": words.epsilon(entry.bound.epsilon),
+            "name": accountant(entry.name).heading,
+            "value": epsilon(entry.bound.epsilon),
             "kind": entry.kind,
             "assumes": entry.assumes,
             "note": entry.note,
@@ -198,6 +199,6 @@ def _attacker_rows(verdict: Verdict) -> list[dict[str, str]]:
         for fpr, tpr in sorted(attacker.tpr_at_fpr.items())
     ]
     return [
-        {"name": name, "tight": words.share(tight, 2), "naive": words.share(loose, 2), "guess": words.share(guess, 2)}
+        {"name": name, "tight": share_up(tight, 2), "naive": share_up(loose, 2), "guess": share(guess, 2)}
         for name, tight, loose, guess in rows
     ]

@@ -15,6 +15,8 @@ from confide.privacy.interpretation import Attacker
 from confide.privacy.statement import SEEDED, Privacy
 from confide.report import words
 from confide.report.evaluation import Evaluation
+from confide.wording import accountant, share, share_up
+from confide.wording import epsilon as shown_epsilon
 
 if TYPE_CHECKING:
     from confide.running.fit import Run
@@ -61,7 +63,7 @@ class NamedBound:
         """What a finite number rests on."""
         if not self.finite:
             return ""
-        return "Exact for these events." if self.bound.kind == EXACT else words.ASSUMES.get(self.name, "")
+        return "Exact for these events." if self.bound.kind == EXACT else accountant(self.name).meaning
 
     @property
     def note(self) -> str:
@@ -176,7 +178,7 @@ def lead(verdict: Verdict) -> str:
         most = verdict.attacker.accuracy
         sentences.append(
             f"{'Even an' if most < 0.75 else 'An'} attacker who knows every other record, asked whether a given one "
-            f"was used, is right at most {words.share(most)} of the time; a coin toss is right 50% of the time."
+            f"was used, is right at most {share_up(most)} of the time; a coin toss is right 50% of the time."
         )
     return " ".join(sentences)
 
@@ -184,10 +186,10 @@ def lead(verdict: Verdict) -> str:
 def _quality(verdict: Verdict) -> str:
     metrics, inputs = verdict.metrics, _on_inputs(verdict.evaluation)
     if "accuracy" in metrics:
-        return f"On {inputs} it was right {words.share(metrics['accuracy'])} of the time."
+        return f"On {inputs} it was right {share(metrics['accuracy'])} of the time."
     if "rmse" in metrics:
         covered = metrics.get("coverage_90")
-        inside = "" if covered is None else f", and {words.share(covered)} of its 90% intervals held the actual value"
+        inside = "" if covered is None else f", and {share(covered)} of its 90% intervals held the actual value"
         return f"On {inputs} it was typically off by {words.number(metrics['rmse'])}{inside}."
     return "Its quality was not measured."
 
@@ -213,7 +215,7 @@ def cards(verdict: Verdict) -> list[Card]:
             "Share of actual values that its intervals held. Near 90% is honest, far below is overconfident, far above "
             "overcautious."
         )
-        found.append(Card("Inside the 90% intervals", words.share(metrics["coverage_90"]), explained))
+        found.append(Card("Inside the 90% intervals", share(metrics["coverage_90"]), explained))
     return [*found, _privacy_card(verdict)]
 
 
@@ -226,15 +228,15 @@ def _accuracy_card(accuracy: float, evaluation: Evaluation | None) -> Card:
         low, high = proportion_interval(accuracy, evaluation.inputs)
         explained = (
             f"Share of {evaluation.inputs:,} test inputs for which its best guess was right. As many inputs as these "
-            f"pin it down to between {words.share(low)} and {words.share(high)} (95% interval)."
+            f"pin it down to between {share(low)} and {share(high)} (95% interval)."
         )
-    return Card("Right answers", words.share(accuracy), explained)
+    return Card("Right answers", share(accuracy), explained)
 
 
 def _privacy_card(verdict: Verdict) -> Card:
     if not verdict.protected:
         return Card("Privacy loss", "no bound", "The people in the data have no guarantee.", bad=True)
-    value, label = words.epsilon(verdict.epsilon), f"Privacy loss ε, at δ = {words.small(verdict.delta)}"
+    value, label = shown_epsilon(verdict.epsilon), f"Privacy loss ε, at δ = {words.small(verdict.delta)}"
     if verdict.seeded:
         explained = "What a run with fresh noise would cost. This one was seeded and carries no claim."
         return Card(f"Not claimed: {label.lower()}", value, explained, bad=True)
@@ -295,7 +297,7 @@ def cautions(verdict: Verdict) -> list[Remark]:
         found.append(
             Remark(
                 "Weak protection.",
-                f"An epsilon of {words.epsilon(epsilon)} is a true bound but a loose one: look at what an attacker can "
+                f"An epsilon of {shown_epsilon(epsilon)} is a true bound but a loose one: look at what an attacker can "
                 "do before relying on it.",
             )
         )

@@ -30,19 +30,18 @@ from torch import nn
 from confide.data.schema import Schema
 from confide.errors import Refusal, Unfinished
 from confide.posteriors.draws import load_posterior
-from confide.privacy.bayesian.result import Trusted
 from confide.privacy.events import event_from_dict, event_to_dict
 from confide.privacy.statement import Privacy
 from confide.report import Evaluation, render
 from confide.report.trail import versions
 from confide.report.verdict import bounds_of, statement_of
 from confide.report.words import settings
+from confide.wording import json_text
 
 if TYPE_CHECKING:
     from confide.running.fit import Run
 
 FORMAT = 1
-HIDDEN = "not written: computed from private records without protection"
 POSTERIOR, RECORD, REPORT = "posterior.safetensors", "run.json", "report.html"
 
 
@@ -97,8 +96,8 @@ def save_run(
 
 
 def _write_record(record: Mapping[str, Any], directory: Path) -> None:
-    text = json.dumps(strict(record), allow_nan=False, indent=2, ensure_ascii=False)
-    (directory / RECORD).write_text(text + "\n", encoding="utf-8")
+    text = json_text(record, pretty=True, infinity_as_text=True)
+    (directory / RECORD).write_text(text, encoding="utf-8")
 
 
 def _reason(error: BaseException) -> str:
@@ -298,27 +297,3 @@ def sha256(path: Path) -> str:
     """Of a file's bytes, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def strict(value: Any) -> Any:
-    """The value in the types that JSON knows; settings objects become mappings that name their type.
-
-    What was computed from records without protection is left out, and a sentence stands in its place.
-    """
-    if isinstance(value, Trusted):
-        return HIDDEN
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {str(key): strict(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | range):
-        return [strict(inner) for inner in value]
-    if hasattr(value, "tolist"):
-        return strict(value.tolist())
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return {"type": type(value).__name__, **{name: strict(inner) for name, inner in settings(value).items()}}
-    return str(value)

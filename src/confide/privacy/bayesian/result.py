@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 from confide.errors import Refusal
 from confide.privacy.accountants.bound import DATA_DEPENDENT, Bound
 from confide.privacy.events import PureEvent
+from confide.wording import Withheld
 
 
-class Trusted:
+class Trusted(Withheld):
     """Holds what was computed from records: hidden from print, copy, pickle and JSON."""
 
     def __repr__(self) -> str:

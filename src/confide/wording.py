@@ -1,0 +1,196 @@
+"""How confide writes things down: titles, numbers that are claims, and JSON. The same words everywhere.
+
+A claim may be weaker than what holds, never stronger, so bounds are rounded up, and exactly: the decimal that is
+printed, read back as a double, is never below the number it stands for. The arithmetic is decimal, for binary tricks
+(scaling, forgiving the last digits, rounding up) can come out below.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, Context, Decimal
+from typing import Any
+
+# -- titles --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Title:
+    """What a number is called: in a sentence, at the head of a narrow column, and what it means."""
+
+    full: str
+    short: str
+    meaning: str
+
+    @property
+    def heading(self) -> str:
+        """The full title where a line begins."""
+        return self.full[:1].upper() + self.full[1:]
+
+
+METRICS: Mapping[str, Title] = {
+    "accuracy": Title(
+        "accuracy", "Accuracy", "share of test inputs whose most probable class was right; higher is better"
+    ),
+    "nll": Title(
+        "negative log-likelihood", "NLL", "surprise at the right class, in nats; 0 is perfect, smaller is better"
+    ),
+    "brier": Title(
+        "Brier score", "Brier", "squared error of the probabilities, summed over classes; 0 is perfect, 2 the worst"
+    ),
+    "ece": Title(
+        "expected calibration error",
+        "ECE",
+        "average gap between stated confidence and share right; smaller is better",
+    ),
+    "mce": Title(
+        "maximum calibration error", "MCE", "the same gap in the worst bin; noisy where a bin holds few inputs"
+    ),
+    "adaptive_ece": Title(
+        "adaptive calibration error", "Adaptive ECE", "the same average over bins of equally many inputs"
+    ),
+    "classwise_ece": Title(
+        "classwise calibration error", "Classwise ECE", "the average gap for each class's probability, over classes"
+    ),
+    "rmse": Title(
+        "root mean squared error",
+        "RMSE",
+        "typical miss of the prediction, in units of the target; smaller is better",
+    ),
+    "log_likelihood": Title(
+        "log-likelihood", "Log-lik.", "mean log density of the actual values, in nats; higher is better"
+    ),
+    "coverage_90": Title(
+        "coverage of 90% intervals", "90% inside", "share of actual values inside their interval; 90% is honest"
+    ),
+    "width_90": Title("width of 90% intervals", "Width", "mean width, in units of the target; smaller is sharper"),
+    "crps": Title(
+        "ranked probability score",
+        "CRPS",
+        "distance of the whole prediction from the actual value; smaller is better",
+    ),
+}
+SHARES = ("accuracy", "coverage_90")
+"""Metrics that are shares of the test records, written in per cent."""
+
+ACCOUNTANTS: Mapping[str, Title] = {
+    "pld": Title(
+        "privacy loss distributions (PLD)",
+        "PLD",
+        "Proven for these events: the exact distribution of the privacy loss, composed numerically and rounded up.",
+    ),
+    "rdp": Title(
+        "Rényi divergences (RDP)",
+        "RDP",
+        "Proven for these events: Rényi divergences, composed and converted; some tightness is lost on the way.",
+    ),
+    "gdp_clt": Title(
+        "Gaussian limit (GDP, CLT)",
+        "GDP",
+        "A limit for many steps. Its error is not bounded, so it may claim too little.",
+    ),
+    "zcdp": Title(
+        "concentrated privacy (zCDP)", "zCDP", "Proven, but blind to sampling: it counts every record in every step."
+    ),
+    "advanced_composition": Title(
+        "advanced composition",
+        "Advanced",
+        "Proven, but generic: it knows each step's epsilon and delta, not its noise.",
+    ),
+}
+
+
+def accountant(name: str) -> Title:
+    """The title of an accountant; one that is not listed is called by its own name."""
+    return ACCOUNTANTS.get(name, Title(name.replace("_", " "), name, ""))
+
+
+# -- numbers that are claims ---------------------------------------------------------------------------------------
+
+_EXACT = Context(prec=800, rounding=ROUND_CEILING, Emax=MAX_EMAX, Emin=MIN_EMIN)
+"""A double has at most 17 digits in its shortest form, and at most 309 before and 324 after the point."""
+
+
+def up(value: float, *, decimals: int | None = None, digits: int | None = None) -> str:
+    """The number rounded up, to so many decimals or to so many significant digits (then without trailing zeros).
+
+    The shortest decimal that stands for the double is what is rounded, so 0.1 stays 0.1.
+    """
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite" if value > 0 else "-infinite"
+    exact = Decimal(repr(float(value)))
+    if decimals is not None:
+        return f"{exact.quantize(Decimal(1).scaleb(-decimals), context=_EXACT):f}"
+    if exact == 0:
+        return "0"
+    wanted = 4 if digits is None else digits
+    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - wanted + 1), context=_EXACT)
+    return f"{float(rounded):.{wanted}g}"
+
+
+def epsilon(value: float | None) -> str:
+    """An epsilon as pages show it: rounded up to three decimals, and to two digits where it is smaller than that."""
+    if value is None:
+        return "none"
+    if not math.isfinite(value):
+        return "∞"
+    return up(value, decimals=max(3, 1 - Decimal(repr(float(value))).adjusted()) if value > 0 else 3)
+
+
+def share(value: float, decimals: int = 1) -> str:
+    """A measured share in per cent, to the nearest."""
+    return f"{100 * value:.{decimals}f}%" if math.isfinite(value) else "not a number"
+
+
+def share_up(value: float, decimals: int = 1) -> str:
+    """A share that bounds an attacker, in per cent: rounded up, and at most 100%."""
+    if math.isnan(value):
+        return "not a number"
+    percent = _EXACT.multiply(Decimal(repr(float(min(1.0, value)))), Decimal(100))
+    return f"{percent.quantize(Decimal(1).scaleb(-decimals), context=_EXACT):f}%"
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------------
+
+WITHHELD = "not written: computed from private records without protection"
+
+
+class Withheld:
+    """What was computed from private records without protection: no file and no page shows it."""
+
+
+def json_text(value: Any, *, pretty: bool = False, infinity_as_text: bool = False) -> str:
+    """Strict JSON: one line of ASCII, or for a file that people open, indented text with a line's end."""
+    found = plain(value, infinity_as_text=infinity_as_text)
+    if not pretty:
+        return json.dumps(found, allow_nan=False)
+    return json.dumps(found, allow_nan=False, indent=2, ensure_ascii=False) + "\n"
+
+
+def plain(value: Any, *, infinity_as_text: bool = False) -> Any:
+    """The value in the types that JSON knows; settings objects become mappings that name their type.
+
+    NaN is null. An infinity is null too, or the text "Infinity", which `float` reads back. What is `Withheld` is left
+    out, and a sentence stands in its place.
+    """
+    if isinstance(value, Withheld):
+        return WITHHELD
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return ("Infinity" if value > 0 else "-Infinity") if infinity_as_text and math.isinf(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner, infinity_as_text=infinity_as_text) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [plain(inner, infinity_as_text=infinity_as_text) for inner in value]
+    if hasattr(value, "tolist"):  # arrays, tensors and their numbers
+        return plain(value.tolist(), infinity_as_text=infinity_as_text)
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {"type": type(value).__name__, **plain(inside, infinity_as_text=infinity_as_text)}
+    return str(value)
