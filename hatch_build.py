@@ -1,4 +1,4 @@
-"""Build hook: compile the optional native noise kernel where a C++ compiler exists, else go on without it."""
+"""Build hook: compile the optional native library where a C++ compiler exists, else go on without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NativeKernelHook(BuildHookInterface):  # type: ignore[type-arg]
         builder = runpy.run_path(str(Path(self.root) / NATIVE / "build.py"))
         reason: str = builder["build"]()
         if reason:
-            self.app.display_warning(f"no native noise kernel, the torch path will be used: {reason}")
+            self.app.display_warning(f"no native library, the torch path will be used: {reason}")
             return
         build_data["artifacts"].append(f"/{NATIVE.as_posix()}/{builder['LIBRARY'].name}")
         build_data["pure_python"] = False

@@ -17,6 +17,7 @@ from scipy import stats
 
 from confide import _native
 from confide._native import build as native_build
+from confide._native import loader
 from confide.mechanism import noise
 from confide.mechanism.noise import NoiseStream
 from tests.mechanism.noise_tools import AVAILABLE, LEVEL, Array, draw
@@ -209,7 +210,8 @@ def test_no_noise_is_asked_for_by_zero_alone() -> None:
 
 
 def test_without_the_kernel_the_torch_path_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_native, "LIBRARY", tmp_path / "missing.so")
+    monkeypatch.setattr(native_build, "LIBRARY", tmp_path / "missing.so")
+    loader.library.cache_clear()
     _native.kernel.cache_clear()
     try:
         assert _native.kernel() is None
@@ -217,6 +219,7 @@ def test_without_the_kernel_the_torch_path_serves(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ValueError, match="not installed"):
             NoiseStream(backend="aes-ctr-native")
     finally:
+        loader.library.cache_clear()
         _native.kernel.cache_clear()
 
 

@@ -5,56 +5,19 @@ Each function is None-able like the noise kernel: where the library is missing, 
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from confide import _native
+from confide._native.known_answers import ClipLayer as ClipLayer
+from confide._native.loader import library
 from confide._native.threads import threads
 
 THREAD_ENTRIES = 1 << 17  # so many weights are worth a thread
 THREAD_SQUARES = 1 << 20  # so many squares
 THREAD_PRODUCTS = 1 << 21  # and so many multiply-adds
-
-
-class Layer(ctypes.Structure):
-    """Output gradients (records, outputs), inputs (records, inputs), and where the sums go."""
-
-    _fields_ = (
-        ("outputs", ctypes.c_int64),
-        ("inputs", ctypes.c_int64),
-        ("left", ctypes.c_void_p),
-        ("right", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-    )
-
-
-@cache
-def _library() -> Any:
-    if _native.kernel() is None:
-        return None
-    library = ctypes.CDLL(str(_native.LIBRARY))
-    address, count, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    try:
-        for function in (library.confide_clip_float, library.confide_clip_double):
-            function.argtypes = [count, count, address, address, real, real, real]
-            function.restype = ctypes.c_int
-        for function in (library.confide_gram_float, library.confide_gram_double):
-            function.argtypes = [count] * 4 + [address] * 3 + [real] * 2
-            function.restype = None
-        for function in (library.confide_squares_float, library.confide_squares_double):
-            function.argtypes = [count] * 3 + [address] * 2
-            function.restype = None
-        library.confide_mean_field.argtypes = [address] * 5 + [count]
-        library.confide_mean_field.restype = None
-    except AttributeError:  # a library built before there were any
-        return None
-    return library
 
 
 @cache
@@ -63,22 +26,22 @@ def clip_kernel(dtype: torch.dtype) -> Callable[..., int] | None:
 
     Only then anything is added.
     """
-    library = _library()
-    if library is None or dtype not in (torch.float32, torch.float64):
+    opened = library()
+    if opened is None or dtype not in (torch.float32, torch.float64):
         return None
-    function: Callable[..., int] = library.confide_clip_float if dtype == torch.float32 else library.confide_clip_double
+    function: Callable[..., int] = opened.confide_clip_float if dtype == torch.float32 else opened.confide_clip_double
     return function
 
 
 def row_squares(values: Tensor) -> Tensor | None:
     """The squared norm of every row of a matrix, without a temporary; None where the kernel does not fit."""
-    library = _library()
-    if library is None or values.device.type != "cpu" or values.stride(1) != 1:
+    opened = library()
+    if opened is None or values.device.type != "cpu" or values.stride(1) != 1:
         return None
     if values.dtype == torch.float32:
-        kernel = library.confide_squares_float
+        kernel = opened.confide_squares_float
     elif values.dtype == torch.float64:
-        kernel = library.confide_squares_double
+        kernel = opened.confide_squares_double
     else:
         return None
     rows, entries = values.shape
@@ -102,12 +65,12 @@ def gram_norms(left: Tensor, right: Tensor, slack: float, tiny: float) -> Tensor
     `slack` times the product of the norms is added, and what underflow below `tiny` may have hidden. None without the
     library, or where the tensors are not laid out for it.
     """
-    library = _library()
-    if library is None or not all(value.is_contiguous() and value.device.type == "cpu" for value in (left, right)):
+    opened = library()
+    if opened is None or not all(value.is_contiguous() and value.device.type == "cpu" for value in (left, right)):
         return None
     if left.dtype != right.dtype or left.dtype not in (torch.float32, torch.float64):
         return None
-    kernel = library.confide_gram_float if left.dtype == torch.float32 else library.confide_gram_double
+    kernel = opened.confide_gram_float if left.dtype == torch.float32 else opened.confide_gram_double
     records, positions, outputs = left.shape
     inputs = right.shape[2]
     norms = left.new_empty(records)
@@ -134,9 +97,9 @@ def _share(fill: Callable[[int], None], workers: int) -> None:
 
 def mean_field(mean: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
     """mean + softplus(rho) * noise and sigmoid(rho) * noise for every draw, noise (draws, *shape); None without it."""
-    library = _library()
+    opened = library()
     tensors = (mean, rho, noise)
-    if library is None or any(value.dtype != torch.float32 or value.device.type != "cpu" for value in tensors):
+    if opened is None or any(value.dtype != torch.float32 or value.device.type != "cpu" for value in tensors):
         return None
     if not all(value.is_contiguous() for value in tensors):
         return None
@@ -150,7 +113,7 @@ def mean_field(mean: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
         start, count = 4 * bounds[part], bounds[part + 1] - bounds[part]
         for draw in range(len(noise)):
             shift = 4 * size * draw + start
-            library.confide_mean_field(*(a + start for a in given), *(a + shift for a in each), count)
+            opened.confide_mean_field(*(a + start for a in given), *(a + shift for a in each), count)
 
     _share(fill, workers)
     return weight, jacobian

@@ -6,18 +6,14 @@
 // `confide_mean_field` makes a weight draw and its derivative in one pass over memory. As in gaussian.cpp the loops are
 // plain ones that the compiler turns into vector instructions, and the caller asks `confide_supported` first.
 
+#include "kernels.h"
+
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define CONFIDE_VECTOR __attribute__((target("avx2,fma")))
-#else
-#define CONFIDE_VECTOR
 #endif
-#define CONFIDE_INLINE CONFIDE_VECTOR static inline __attribute__((always_inline))
 
 namespace {
 
@@ -52,24 +48,14 @@ CONFIDE_INLINE void add_scaled(T* __restrict__ into, const T* __restrict__ value
   for (std::int64_t i = 0; i < count; ++i) into[i] += scale * values[i];
 }
 
-// One layer: output gradients `left` (records, outputs), inputs `right` (records, inputs), and where its sums go.
 template <typename T>
-struct Layer {
-  std::int64_t outputs, inputs;
-  const T* left;
-  const T* right;
-  T* weight;
-  T* bias;  // null without one
-};
-
-template <typename T>
-CONFIDE_INLINE bool clipped_sum(std::int64_t records, std::int64_t count, const Layer<T>* layers, T* norms, T bound,
+CONFIDE_INLINE bool clipped_sum(std::int64_t records, std::int64_t count, const ClipLayer<T>* layers, T* norms, T bound,
                                 T gamma, T tiny) {
   T check = 0;
   for (std::int64_t record = 0; record < records; ++record) {
     T total = 0;
     for (std::int64_t k = 0; k < count; ++k) {
-      const Layer<T>& layer = layers[k];
+      const ClipLayer<T>& layer = layers[k];
       // as for every layer: what underflow may have hidden is added, so that the product stays an upper bound
       const T extra = layer.bias != nullptr ? T(1) : tiny * static_cast<T>(layer.inputs);
       const T right = sum_of_squares(layer.right + record * layer.inputs, layer.inputs) + extra;
@@ -84,7 +70,7 @@ CONFIDE_INLINE bool clipped_sum(std::int64_t records, std::int64_t count, const 
     const T norm = norms[record];
     const T factor = gamma > T(0) ? (T(1) / (norm + gamma)) * bound : std::min((T(1) / norm) * bound, T(1));
     for (std::int64_t k = 0; k < count; ++k) {
-      const Layer<T>& layer = layers[k];
+      const ClipLayer<T>& layer = layers[k];
       const T* right = layer.right + record * layer.inputs;
       for (std::int64_t output = 0; output < layer.outputs; ++output) {
         const T scale = factor * layer.left[record * layer.outputs + output];
@@ -256,13 +242,13 @@ CONFIDE_INLINE float log_one_plus(float t) {
 
 extern "C" {
 
-CONFIDE_VECTOR int confide_clip_float(std::int64_t records, std::int64_t count, const Layer<float>* layers,
+CONFIDE_VECTOR int confide_clip_float(std::int64_t records, std::int64_t count, const ClipLayer<float>* layers,
                                       float* norms, double bound, double gamma, double tiny) {
   return clipped_sum<float>(records, count, layers, norms, static_cast<float>(bound), static_cast<float>(gamma),
                             static_cast<float>(tiny));
 }
 
-CONFIDE_VECTOR int confide_clip_double(std::int64_t records, std::int64_t count, const Layer<double>* layers,
+CONFIDE_VECTOR int confide_clip_double(std::int64_t records, std::int64_t count, const ClipLayer<double>* layers,
                                        double* norms, double bound, double gamma, double tiny) {
   return clipped_sum<double>(records, count, layers, norms, bound, gamma, tiny);
 }

@@ -5,16 +5,9 @@
 // caller. The library itself is built for the oldest machine of its kind, and the loop for AVX2 besides, so the
 // caller asks `confide_supported` first.
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include "kernels.h"
 
-#if defined(__x86_64__)
-#define CONFIDE_VECTOR __attribute__((target("avx2,fma")))
-#else
-#define CONFIDE_VECTOR  // AArch64 has the vectors the loop needs in its base instruction set
-#endif
-#define CONFIDE_INLINE CONFIDE_VECTOR static inline __attribute__((always_inline))
+#include <cmath>
 
 CONFIDE_INLINE float as_float(std::int32_t bits) {
   float value;
@@ -105,7 +98,10 @@ CONFIDE_VECTOR static std::int32_t transform_block(const std::int32_t* __restric
 
 extern "C" {
 
-int confide_abi() { return 1; }
+// With the words before it, so that it can be read from the file without running anything in it.
+static const char sources[] = "confide sources " CONFIDE_SOURCES;
+
+const char* confide_sources() { return sources; }
 
 int confide_supported() {
 #if defined(__x86_64__)

@@ -6,19 +6,12 @@
 // registers, six rows of weights by two vectors of records; everything else is plain loops that the compiler turns into
 // vector instructions. As in gaussian.cpp the caller asks `confide_supported` first.
 
+#include "kernels.h"
+
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
-
-#if defined(__x86_64__)
-#define CONFIDE_VECTOR __attribute__((target("avx2,fma")))
-#else
-#define CONFIDE_VECTOR
-#endif
-#define CONFIDE_INLINE CONFIDE_VECTOR static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 8")  // early, so that small arrays become registers
 
 namespace {
@@ -41,27 +34,8 @@ struct alignas(128) Row {
 enum Activation : Count { NONE, RELU, TANH, SIGMOID, SILU };
 enum Kind : Count { OUTPUTS, CLASSES, TWO_CLASSES, REALS };  // two classes come from one output, the logit of the second
 
-// Where a layer's numbers stand in a draw; no bias is a negative place.
-struct Layer {
-  Count outputs, inputs, weight, bias, activation;
-};
-
-// Results of every draw are written to `out` (draws, stride, outputs), and weighted sums added to `sums` (rows, stride),
-// each where there is one. For classes the results are probabilities, and the sums a row per class and one of entropies.
-// For reals the sums are a row of the first draw's values, and rows of differences from it and of their squares.
-struct Task {
-  const Layer* layers;
-  Count layer_count;
-  const float* draws;
-  Count draw_count, parameters;
-  const float* x;
-  Count records, stride;
-  Kind kind;
-  float* out;
-  double* sums;
-  const float* weights;
-  Count first;  // the number of the first draw
-};
+using Layer = PredictionLayer;
+using Task = PredictionTask;
 
 CONFIDE_INLINE Vector load(const float* place) {
   Vector value;

@@ -4,16 +4,9 @@
 // `pairs` values round(sigma R sin), in double precision. Where rounding errors, or bits that were not drawn, could
 // change the whole number, its place is reported and the caller works it out exactly.
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include "kernels.h"
 
-#if defined(__x86_64__)
-#define CONFIDE_VECTOR __attribute__((target("avx2,fma")))
-#else
-#define CONFIDE_VECTOR
-#endif
-#define CONFIDE_INLINE CONFIDE_VECTOR static inline __attribute__((always_inline))
+#include <cmath>
 
 namespace {
 

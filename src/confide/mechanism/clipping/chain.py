@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from confide._native.arithmetic import Layer, clip_kernel
+from confide._native.arithmetic import ClipLayer, clip_kernel
 from confide.mechanism.clipping.anatomy import Anatomy, Choices, Slot
 from confide.mechanism.clipping.factors import GAMMA, PRECISION, shrunk
 from confide.mechanism.clipping.losses import output_gradient
@@ -94,7 +94,7 @@ class LayerChain:
         # hidden values forwards, their gradients backwards, with room to align each
         numbers = sum(outputs for outputs, _ in shapes) + sum(inputs for _, inputs in shapes[1:])
         self.row_bytes = numbers * links[0].layer.weight.element_size() + 64 * 2 * len(shapes)
-        self.places = (Layer * len(links))(*(Layer(*shape) for shape in shapes))
+        self.places = (ClipLayer * len(links))(*(ClipLayer(*shape) for shape in shapes))
 
     def fits(self, x: Inputs, out: Tensor) -> bool:
         """Whether this batch may take the chain: no hooks, nothing converted on the way."""

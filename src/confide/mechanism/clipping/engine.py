@@ -128,7 +128,7 @@ class Engine:
         clusters = [Cluster([member], anatomy, self.space) for member in found]
         squares = group_squares(clusters)
         total = squared_total(squares)
-        if math.isfinite(total.sum().item()):
+        if all_finite(total):
             return add_clipped(clusters, squares, total, anatomy, bound, self._views(anatomy, bound.out))
         chosen = torch.isfinite(total).nonzero().flatten()
         norms = bound.out.new_zeros(x.shape[0])
@@ -150,7 +150,7 @@ class Engine:
         clusters = clusters_of(found, anatomy, self.space)
         squares = group_squares(clusters)
         total = squared_total(squares)
-        if math.isfinite(total.sum().item()):
+        if all_finite(total):
             return add_clipped(clusters, squares, total, anatomy, bound, self._views(anatomy, bound.out))
         return self._sum_of_finite(anatomy, run, gradients, layouts, bound, torch.isfinite(total))
 
@@ -223,6 +223,11 @@ def group_squares(clusters: Sequence[Cluster]) -> dict[int, Tensor]:
 def squared_total(squares: dict[int, Tensor]) -> Tensor:
     first, *rest = squares.values()
     return sum(rest, start=first)
+
+
+def all_finite(total: Tensor) -> bool:
+    """Whether every record has a finite norm: asked of each, for the sum of finite squares may overflow."""
+    return bool(torch.isfinite(total).all())
 
 
 def add_clipped(

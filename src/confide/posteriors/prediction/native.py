@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from confide import _native
+from confide._native.known_answers import PredictionLayer, PredictionTask
+from confide._native.loader import library
 from confide._native.threads import threads
 from confide.errors import Refusal
 
@@ -38,38 +39,12 @@ _WORTH_THREADS = 1 << 22  # multiplications
 _WORTH_A_CALL = 1 << 24
 
 
-class _Layer(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("outputs", "inputs", "weight", "bias", "activation"))
-
-
-class _Task(ctypes.Structure):
-    _fields_ = (
-        ("layers", ctypes.c_void_p),
-        ("layer_count", ctypes.c_int64),
-        ("draws", ctypes.c_void_p),
-        ("draw_count", ctypes.c_int64),
-        ("parameters", ctypes.c_int64),
-        ("x", ctypes.c_void_p),
-        ("records", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("kind", ctypes.c_int64),
-        ("out", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("first", ctypes.c_int64),
-    )
-
-
 @cache
 def _kernel() -> Callable[[Any], None] | None:
-    if _native.kernel() is None:
+    opened = library()
+    if opened is None:
         return None
-    try:
-        function = ctypes.CDLL(str(_native.LIBRARY)).confide_predict
-    except (OSError, AttributeError):  # a library built before there was one
-        return None
-    function.argtypes = [ctypes.POINTER(_Task)]
-    function.restype = None
+    function: Callable[[Any], None] = opened.confide_predict
     return function
 
 
@@ -110,7 +85,7 @@ class Network:
             raise Refusal(f"out of shape {tuple(out.shape)}: must be {(len(draws), len(x), width)} and contiguous")
 
         def work(start: int, count: int) -> None:
-            task = _Task(
+            task = PredictionTask(
                 ctypes.addressof(self.layers),
                 len(self.layers),
                 draws.data_ptr(),
@@ -143,16 +118,16 @@ def network_of(chain: tuple[Layer, ...], x: Tensor) -> Network | None:
         return None
     slices = [part for layer in chain for part in (layer.weight, layer.bias) if part is not None]
     end = max(part.stop for part in slices)
-    return Network(kernel, (_Layer * len(layers))(*layers), widths[0][1], widths[-1][0], end)
+    return Network(kernel, (PredictionLayer * len(layers))(*layers), widths[0][1], widths[-1][0], end)
 
 
-def _described(chain: tuple[Layer, ...]) -> list[_Layer]:
+def _described(chain: tuple[Layer, ...]) -> list[PredictionLayer]:
     """One entry per linear layer and the activation behind it; none where the kernel lacks one."""
-    found: list[_Layer] = []
+    found: list[PredictionLayer] = []
     for layer in chain:
         if layer.weight is not None:
             bias = -1 if layer.bias is None else layer.bias.start
-            found.append(_Layer(*layer.shape, layer.weight.start, bias, _PLAIN))
+            found.append(PredictionLayer(*layer.shape, layer.weight.start, bias, _PLAIN))
         elif type(layer.activation) is not nn.Identity:
             code = None if layer.activation is None else _ACTIVATIONS.get(type(layer.activation))
             if code is None or found[-1].activation != _PLAIN:
