@@ -170,7 +170,10 @@ def test_import_leaves_scikit_learn_out() -> None:
         ({"steps": 0}, r"steps=0: must be greater than 0"),
         ({"clip": 0.0}, r"clip=0.0: must be"),
         ({"method": "magic"}, r"method='magic': unknown; known: "),
-        ({"method": confide.methods.get("sgd")(), "prior": confide.priors.FlatPrior()}, r"prior=Flat\(\): give it to"),
+        (
+            {"method": confide.methods.get("sgd")(), "prior": confide.priors.FlatPrior()},
+            r"prior=FlatPrior\(\): give it to",
+        ),
         ({"schema": Schema(classes=2)}, r"classes: given as a parameter and in schema="),
         ({"schema": Schema(target_bounds=(0, 1)), "classes": None}, r"use PrivateBayesRegressor"),
         ({"bounds": {"a": (0, 1)}}, r"declared by name, but the data is a plain array"),

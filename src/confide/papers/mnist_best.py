@@ -76,13 +76,14 @@ def _private(data: Set, train: Tensor, context: Context) -> Any:
 def _measured(
     data: Set, private: Any, test: Tensor, setting: Setting, epsilon: float, context: Context
 ) -> tuple[Measured, Measured, float]:
-    import confide
     from confide.evaluate import metrics
+    from confide.mechanism.plan import plan
     from confide.methods.sgd import SGD
     from confide.models.networks import softmax
     from confide.models.priors import FlatPrior
+    from confide.running.fit import fit
 
-    plan = confide.plan(
+    made = plan(
         epsilon=epsilon,
         delta=DELTA,
         records=data.records,
@@ -97,7 +98,7 @@ def _measured(
 
     accuracies, errors, spent = [], [], 0.0
     for seed in context.seeds:
-        run = confide.fit(method, softmax(test.shape[1], 10), private, plan, seed=seed, progress=told)
+        run = fit(method, softmax(test.shape[1], 10), private, made, seed=seed, progress=told)
         predictive: Any = run.posterior.predict(test)
         accuracies.append(metrics.accuracy(predictive.probabilities, data.y_test))
         errors.append(metrics.ece(predictive.probabilities, data.y_test))

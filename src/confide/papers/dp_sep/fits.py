@@ -127,14 +127,15 @@ def _score(
     noise_scale: float | None,
     steps: int,
 ) -> Score:
-    import confide
+    from confide.mechanism.plan import plan
     from confide.models.likelihoods import Gaussian, HeteroscedasticGaussian
+    from confide.running.fit import fit
 
     settings: dict[str, Any] = {"delta": DELTA, "records": given.records, "batch": batch_of(given), "steps": steps}
     privacy = {"private": False} if epsilon is None else {"epsilon": epsilon}
-    plan = confide.plan(**settings, **privacy, clip=clip)
+    made = plan(**settings, **privacy, clip=clip)
     likelihood = HeteroscedasticGaussian() if noise_scale is None else Gaussian(noise_scale)
-    run = confide.fit(method, module, given.private(context), plan, likelihood=likelihood, seed=seed)
+    run = fit(method, module, given.private(context), made, likelihood=likelihood, seed=seed)
     return Score(*_quality(run.posterior.predict(given.x_test), given), run.privacy.epsilon(), run.seconds)
 
 

@@ -122,18 +122,19 @@ def ep(clusters: Clusters, seed: int, passes: int) -> Any:
 
 def fitted(method: Any, clusters: Clusters, context: Context, seed: int, epsilon: float | None, clip: float) -> Any:
     """A run from the public start; epsilon None: without noise, and full batches."""
-    import confide
+    from confide.mechanism.plan import plan
+    from confide.running.fit import fit
 
     records = len(clusters.x)
     steps = STEPS // 2 if context.quick else STEPS
     if epsilon is None:
-        plan = confide.plan(delta=DELTA, records=records, steps=steps, sampling="full-batch", private=False, clip=clip)
+        made = plan(delta=DELTA, records=records, steps=steps, sampling="full-batch", private=False, clip=clip)
     else:
         batch = round(BATCH_SHARE * records)
-        plan = confide.plan(delta=DELTA, records=records, batch=batch, steps=steps, epsilon=epsilon, clip=clip)
+        made = plan(delta=DELTA, records=records, batch=batch, steps=steps, epsilon=epsilon, clip=clip)
     schema = Schema(records=records)
     data = PrivateData(clusters.x, torch.zeros(records), schema=schema, name="mixture", seed=context.noise_seed)
-    return confide.fit(method, clusters.module(seed), data, plan, seed=seed)
+    return fit(method, clusters.module(seed), data, made, seed=seed)
 
 
 def ring(mean: Tensor, covariance: Tensor, level: float = 0.98) -> Tensor:

@@ -101,9 +101,10 @@ def _network(inputs: int, setting: Setting, seed: int) -> nn.Module:
 
 def fitted(data: Set, name: str, setting: Setting, epsilon: float, context: Context, seed: int) -> Found:
     """One fit at a sound epsilon, on all training records."""
-    import confide
+    from confide.mechanism.plan import plan
+    from confide.running.fit import fit
 
-    plan = confide.plan(
+    made = plan(
         epsilon=epsilon,
         delta=DELTA,
         records=data.records,
@@ -111,11 +112,11 @@ def fitted(data: Set, name: str, setting: Setting, epsilon: float, context: Cont
         epochs=setting.epochs,
         clip=setting.clip,
     )
-    run = confide.fit(
+    run = fit(
         method(name, setting),
         _network(data.x.shape[1], setting, seed),
         data.private(context),
-        plan,
+        made,
         seed=seed,
         progress=lambda done, total: context.progress(f"{name}, epsilon {epsilon:g}, seed {seed}", done, total),
     )
