@@ -26,7 +26,8 @@ from confide.mechanism.gaussian import SampledGaussian
 from confide.methods.sgd import SGD
 from confide.privacy import bayesian
 from confide.privacy.events import GaussianEvent
-from confide.running.fit import Source, make_problem
+from confide.running.fit import make_problem
+from confide.sources.base import Source
 from confide.sources.hold_out import HoldOut, Watch
 
 MODELS = ("logistic", "cnn", "mlp1200")
@@ -43,7 +44,7 @@ def step_of(model: str, wrap: Callable[[_models.Case, Watch | None], Source], wa
     plan = confide.plan(records=records, batch=case.batch, steps=10_000_000, noise_multiplier=1.0, delta=1e-5)
     problem = make_problem(SGD(), case.module, source.schema, plan, likelihood=_Loss(case))  # type: ignore[arg-type]
     method, state = SGD(), SGD().init(problem)
-    source.charge(plan.mechanism, plan.steps)
+    source.charge(plan.blocks)
 
     def step() -> None:
         method.tell(problem, state, source.answer(method.ask(problem, state), plan.mechanism))

@@ -226,7 +226,7 @@ def test_limit_refuses_the_fold_that_would_exceed_it() -> None:
     x, y = blobs()
     book = Ledger()
     book.limit(1.2, 1e-4)
-    model = PrivateBayesClassifier("sgd", **BLOBS, epsilon=1.0, ledger=book)
+    model = PrivateBayesClassifier("sgd", **{**BLOBS, "seed": None}, epsilon=1.0, ledger=book)
     with pytest.raises(BudgetExceeded):
         cross_val_score(model, x, y, cv=3, error_score="raise")
     assert len(book.entries()) == 1

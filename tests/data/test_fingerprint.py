@@ -35,10 +35,10 @@ def test_the_same_records_meet_the_same_ceiling() -> None:
     plan = confide.plan(epsilon=0.9, delta=1e-5, records=6, batch=3, steps=2)
     for name in (fingerprint(X, Y, KEY), fingerprint(X + 1, Y, KEY)):
         data = confide.PrivateData(X, Y, schema=schema, ledger=ledger, name=name)
-        data.charge(plan.mechanism, plan.steps)
+        data.charge(plan.blocks)
     again = confide.PrivateData(X, Y, schema=schema, ledger=ledger, name=fingerprint(X, Y, KEY))
     with pytest.raises(confide.BudgetExceeded):
-        again.charge(plan.mechanism, plan.steps)
+        again.charge(plan.blocks)
 
 
 @pytest.mark.parametrize(

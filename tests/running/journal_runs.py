@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 import confide
 from confide.mechanism.gaussian import SampledGaussian
 from confide.running.journal import Checkpoints
+from confide.sources.base import Receipt
 from confide.sources.queries import Query, Release
 
 STEPS, EVERY, RECORDS = 20, 3, 40
@@ -33,8 +35,10 @@ class LoggedData(confide.PrivateData):
 
     log: Path
 
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
-        release = super().answer(query, mechanism, purpose)
+    def answer(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
+    ) -> Release:
+        release = super().answer(query, mechanism, receipt, purpose)
         with self.log.open("a") as file:
             file.write(" ".join(value.hex() for value in release.sum[:4].tolist()) + "\n")
         return release
@@ -67,7 +71,13 @@ def die_at(operation: int) -> None:
 
         return called
 
-    for owner, name in ((os, "fsync"), (os, "replace"), (os, "unlink"), (confide.Ledger, "charge")):
+    for owner, name in (
+        (os, "fsync"),
+        (os, "replace"),
+        (os, "unlink"),
+        (confide.Ledger, "charge_all"),
+        (confide.Ledger, "claim"),
+    ):
         setattr(owner, name, deadly(getattr(owner, name)))
     LoggedData.answer = deadly(LoggedData.answer)  # type: ignore[method-assign]
 
@@ -82,6 +92,9 @@ def attempt(directory: Path, operation: int | None = None, seconds: float | None
                 die_at(operation)
             start(directory)
             code = 0
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
             os._exit(code)
     if seconds is not None:

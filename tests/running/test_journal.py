@@ -18,7 +18,8 @@ import confide
 from confide import methods
 from confide.methods.base import Problem
 from confide.methods.sgd import SGD
-from confide.running.journal import Checkpoints
+from confide.running import checkpoint_files
+from confide.running.journal import Checkpoints, Kept, KeptJournal
 from confide.sources.queries import Release
 from confide.sources.replay import Recorder, Replay
 from tests.conformance.conftest import Case, case_for, classification, small_plan
@@ -75,18 +76,17 @@ def test_a_checkpoint_without_the_generator_is_caught(tmp_path: Path, monkeypatc
     plan = small_plan(case)
     releases = recorded(method, case, plan)
     whole = confide.fit(method, case.module, Replay(releases, case.schema), plan, seed=5).posterior
-    monkeypatch.setattr(confide.running.journal.KeptJourney, "_restore", _restore_all_but_the_generator)
+    monkeypatch.setattr(KeptJournal, "_put_back", _put_back_all_but_the_generator)
     assert not same(whole, interrupted(method, case, plan, tmp_path / "run", releases))
 
 
-_restore = confide.running.journal.KeptJourney._restore
+_put_back = KeptJournal._put_back
 
 
-def _restore_all_but_the_generator(self: Any) -> int:
+def _put_back_all_but_the_generator(self: KeptJournal, kept: Kept) -> None:
     state = self.problem.generator.get_state()
-    done = _restore(self)
+    _put_back(self, kept)
     self.problem.generator.set_state(state)
-    return done
 
 
 class TestCharging:
@@ -221,7 +221,7 @@ class TestDamage:
             whole = path.read_bytes()
             for place in range(0, 8 * len(whole), max(1, 8 * len(whole) // 40)):
                 path.write_bytes(flipped(whole, place))
-                found = confide.running.journal._unsealed(path)
+                found = checkpoint_files.unsealed(path)
                 # A flip inside JSON's own white space or in the key names may still be refused; it is never believed.
                 assert found is None or found == json.loads(json.loads(whole)["body"])
             path.write_bytes(whole)
@@ -302,7 +302,7 @@ class TestRefusals:
 
 def test_old_checkpoints_are_swept_and_draws_written_once(tmp_path: Path) -> None:
     case, wrote = classification(), []
-    write = confide.running.journal._write
+    write = checkpoint_files.write
 
     def counted(path: Path, content: bytes) -> None:
         wrote.append(path)
@@ -310,7 +310,7 @@ def test_old_checkpoints_are_swept_and_draws_written_once(tmp_path: Path) -> Non
 
     method = methods.SGLD(burn_in=0.0, thinning=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confide.running.journal, "_write", counted)
+        patch.setattr(checkpoint_files, "write", counted)
         plan = small_plan(case)
         confide.fit(method, case.module, case.data(), plan, checkpoint=Checkpoints(tmp_path / "run", every=1))
     assert len(list((tmp_path / "run").glob("step-*.json"))) == 2

@@ -28,8 +28,8 @@ def records(count: int = 120) -> tuple[Tensor, Tensor]:
     return x, (x @ torch.tensor([3.0, -3.0, 0.0]) > 0.5).long()
 
 
-def private(schema: Schema = SCHEMA) -> PrivateData:
-    return PrivateData(*records(), schema=schema, seed=1)
+def private(schema: Schema = SCHEMA, seed: int | None = 1) -> PrivateData:
+    return PrivateData(*records(), schema=schema, seed=seed)
 
 
 def accuracy(posterior: object) -> float:
@@ -70,7 +70,7 @@ def test_hybrid_starts_from_the_draw_and_pays_for_both() -> None:
 
 def test_ledger_and_statement_know_that_the_sampler_is_inexact() -> None:
     """An event without the slack would let both claim a delta that the draws do not keep."""
-    data = private()
+    data = private(seed=None)
     sampled = one_posterior_sample(data, 3, MECHANISM, delta=1e-5, draws=3)
     missed = 3 * (1 + math.exp(2.0)) * 1e-9
     for spent in (data.ledger.spent, lambda delta: sampled.privacy.epsilon(delta)):
@@ -84,7 +84,7 @@ def test_ledger_and_statement_know_that_the_sampler_is_inexact() -> None:
 
 
 def test_a_ceiling_counts_the_slack() -> None:
-    data = private()
+    data = private(seed=None)
     data.ledger.limit(100.0, delta=MECHANISM.slack / 2)
     with pytest.raises(confide.BudgetExceeded):
         data.draw(MECHANISM)

@@ -63,7 +63,7 @@ def test_releases_are_those_of_the_present_clip() -> None:
 
 def test_counting_is_paid_before_the_first_record_and_stated() -> None:
     ledger = confide.Ledger()
-    source = AdaptiveClip(private(ledger=ledger, name="d"), count_noise=8.0)
+    source = AdaptiveClip(private(ledger=ledger, name="d", seed=None), count_noise=8.0)
     module = confide.networks.linear(1)
     plan = confide.plan(noise_multiplier=2.0, delta=1e-5, records=RECORDS, batch=500, steps=10)
     run = confide.fit(methods.SGD(), module, source, plan, seed=0)
@@ -77,7 +77,7 @@ def test_counting_is_paid_before_the_first_record_and_stated() -> None:
 def test_counts_of_several_chains_are_stated_once_each() -> None:
     """A statement from the plan alone would leave the counts out; one from all counts would state some twice."""
     ledger = confide.Ledger()
-    source = AdaptiveClip(private(ledger=ledger, name="d"), count_noise=8.0)
+    source = AdaptiveClip(private(ledger=ledger, name="d", seed=None), count_noise=8.0)
     plan = confide.plan(noise_multiplier=2.0, delta=1e-5, records=RECORDS, batch=500, steps=10, chains=2)
     run = confide.fit_chains(methods.SGLD(), confide.networks.linear(1), source, plan, chains=2, seed=0)
     stated = {event.noise_multiplier: event.count for event in run.privacy.events}
@@ -89,7 +89,7 @@ def test_a_budget_for_the_releases_alone_pays_nothing() -> None:
     ledger = confide.Ledger()
     plan = confide.plan(noise_multiplier=2.0, delta=1e-5, records=RECORDS, batch=500, steps=10)
     ledger.limit(sound_epsilon(plan.events(), 1e-5) * 1.01, 1e-5)
-    source = AdaptiveClip(private(ledger=ledger, name="d"), count_noise=2.0)
+    source = AdaptiveClip(private(ledger=ledger, name="d", seed=None), count_noise=2.0)
     with pytest.raises(confide.BudgetExceeded):
         confide.fit(methods.SGD(), confide.networks.linear(1), source, plan)
     assert ledger.events("d") == ()
@@ -100,9 +100,9 @@ def test_the_clip_is_a_function_of_releases() -> None:
     module = confide.networks.linear(1)
     plan = confide.plan(noise_multiplier=2.0, delta=1e-5, records=RECORDS, batch=500, steps=10)
     recorder = Recorder(private())
-    first = confide.fit(methods.SGD(), module, AdaptiveClip(recorder), plan, seed=0)  # type: ignore[arg-type]
+    first = confide.fit(methods.SGD(), module, AdaptiveClip(recorder), plan, seed=0)
     replay = Replay(recorder.releases, confide.Schema(records=RECORDS))
-    again = confide.fit(methods.SGD(), module, AdaptiveClip(replay), plan, seed=0)  # type: ignore[arg-type]
+    again = confide.fit(methods.SGD(), module, AdaptiveClip(replay), plan, seed=0)
     assert torch.equal(first.posterior.draws, again.posterior.draws)
 
 

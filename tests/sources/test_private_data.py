@@ -100,14 +100,14 @@ class TestPayFirst:
 
     def test_prepaid_answers_are_charged_once_and_the_next_again(self) -> None:
         data, mechanism = private(torch.ones(10, 2)), full_batch(10)
-        data.charge(mechanism, 3)
+        data.charge([(mechanism, 3)])
         for _ in range(4):
             data.answer(StatisticQuery(identity, 2), mechanism)
         assert sum(event.count for event in data.ledger.events("")) == 4
 
     def test_a_prepaid_answer_of_another_mechanism_does_not_count(self) -> None:
         data = private(torch.ones(10, 2))
-        data.charge(full_batch(10, noise_multiplier=9.0), 3)
+        data.charge([(full_batch(10, noise_multiplier=9.0), 3)])
         data.answer(StatisticQuery(identity, 2), full_batch(10, noise_multiplier=1.0))
         assert sum(event.count for event in data.ledger.events("")) == 4
 
@@ -239,7 +239,7 @@ class TestSampling:
             sampler.draw(mechanism)
         data = PrivateData(torch.zeros(11, 1), torch.zeros(11), schema=Schema(records=10), seed=1)
         with pytest.raises(ValueError, match="use poisson sampling"):
-            data.charge(mechanism, 3)
+            data.charge([(mechanism, 3)])
         assert not data.ledger.entries(), "refused before it was paid for"
 
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+from confide._native.process import mark
+
 _pool: ThreadPoolExecutor | None = None
+_pool_mark = b""
 
 
 def threads() -> ThreadPoolExecutor:
-    """Made when first needed."""
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(os.cpu_count(), "confide")
+    """Made when first needed, and again after a fork, which threads do not survive."""
+    global _pool, _pool_mark
+    if _pool is None or _pool_mark != mark():
+        _pool, _pool_mark = ThreadPoolExecutor(os.cpu_count(), "confide"), mark()
     return _pool
-
-
-def _forget() -> None:
-    global _pool
-    _pool = None  # threads do not survive a fork
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from confide.mechanism.clipping import Call, rule_for
 from confide.mechanism.gaussian import SampledGaussian
+from confide.sources.base import Receipt, Wrapper
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Loss, Query, Release, StatisticQuery
 
@@ -129,7 +130,7 @@ def unit_directions(count: int, size: int, dtype: torch.dtype, seed: int) -> Ten
     return rows.to(dtype).contiguous()
 
 
-class CanarySource:
+class CanarySource(Wrapper):
     """Answers a method's queries from private data with canaries among the records, and keeps the scores.
 
     data      rows made by `marked_rows`
@@ -148,28 +149,25 @@ class CanarySource:
         seed: int = 0,
         modules: dict[int, Marked] | None = None,
     ) -> None:
-        self.schema, self.seeded = data.schema, data.seeded
+        super().__init__(data)
         self.scores = np.zeros(canaries)
         self.in_order_scores = np.zeros(canaries)
-        self._data, self._shape, self._seed, self._rows = data, shape, seed, rows
+        self._shape, self._seed, self._rows = shape, seed, rows
         self._places = np.arange(rows - canaries, rows)
         self._directions: dict[tuple[int, torch.dtype], Tensor] = {}
         self._modules = {} if modules is None else modules
         self._step = 0
 
     def rehearse(self, query: Query) -> None:
-        self._data.rehearse(self._marked(query, self.directions(query.size, query.dtype), 1.0))
+        super().rehearse(self._marked(query, self.directions(query.size, query.dtype), 1.0))
 
-    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
-        self._data.charge(mechanism, steps, purpose)
-
-    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
-        self._data.charge_all(parts, purpose)
-
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
+    def answer(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
+    ) -> Release:
         sign = -1.0 if self._step % 2 else 1.0
         directions = self.directions(query.size, query.dtype)
-        release = self._data.answer(self._marked(query, directions, sign * RAW * mechanism.clip), mechanism, purpose)
+        marked = self._marked(query, directions, sign * RAW * mechanism.clip)
+        release = super().answer(marked, mechanism, receipt, purpose)
         found = (directions @ release.sum).double().numpy() * (sign / (release.noise_std or 1.0))
         self.scores += found
         self.in_order_scores += np.where(self._due(mechanism), found, 0.0)

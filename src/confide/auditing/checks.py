@@ -180,7 +180,7 @@ def _inclusion(mechanism: SampledGaussian, make_data: MakeData, seed: int) -> np
     data = make_data(rows, torch.zeros(ROWS), schema=Schema(records=ROWS), seed=seed)
     asked = replace(silent(mechanism), clip=1.0, records=ROWS)
     query = StatisticQuery(lambda x, y: torch.eye(ROWS, dtype=torch.float64)[x[:, 0].long()], ROWS)
-    data.charge(asked, BATCHES)
+    data.charge([(asked, BATCHES)])
     answers = [data.answer(query, asked).sum.clone() for _ in range(BATCHES)]
     return np.asarray(torch.stack(answers).round().numpy())
 

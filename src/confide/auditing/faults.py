@@ -19,6 +19,7 @@ from confide.errors import Refusal
 from confide.mechanism.clipping.anatomy import anatomy_of
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
+from confide.sources.base import Receipt
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Query, Release
 
@@ -101,6 +102,9 @@ class FaultyData(PrivateData):
         for name, part in self._fault.parts(len(x)).items():
             setattr(self, f"_PrivateData__{name}", part)
 
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
-        release = super().answer(query, self._fault.runs(mechanism, query), purpose)
+    def answer(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
+    ) -> Release:
+        # Without the receipt, which is not good for another mechanism than the one that was paid for.
+        release = super().answer(query, self._fault.runs(mechanism, query), None, purpose)
         return replace(release, noise_std=mechanism.noise_std, event=mechanism.event())

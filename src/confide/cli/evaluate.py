@@ -143,7 +143,7 @@ def evaluate(
             x,
             y,
             schema=replace(encoder.schema, records=records),
-            ledger=training.book_of(ledger),
+            ledger=ledger,
             name=name or Path(data).name,
             seed=seed,
         ),

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -30,7 +30,7 @@ from confide.models.likelihoods import Gaussian
 from confide.models.networks import MLP, Recipe
 from confide.models.predictive import RealPredictive
 from confide.privacy.events import Event
-from confide.privacy.ledger import Entry, Ledger
+from confide.privacy.ledger import Ledger
 from confide.report import PUBLIC, SEPARATE, Evaluation
 from confide.running.fit import Run, default_likelihood
 from confide.sources.private_data import PrivateData
@@ -82,21 +82,6 @@ class Schedule:
     clip: float
     sampling: str
     adjacency: str
-
-
-@dataclass(frozen=True)
-class LateLedger:
-    """A ledger whose file is made at the first charge, so that a run refused earlier leaves no file behind."""
-
-    path: Path
-
-    def charge(self, event: Event, purpose: str = "", dataset: str = "") -> Entry:
-        with Ledger(self.path) as ledger:
-            return ledger.charge(event, purpose=purpose, dataset=dataset)
-
-    def charge_all(self, events: Sequence[Event], purpose: str = "", dataset: str = "") -> tuple[Entry, ...]:
-        with Ledger(self.path) as ledger:
-            return ledger.charge_all(events, purpose=purpose, dataset=dataset)
 
 
 @dataclass(frozen=True)
@@ -291,17 +276,11 @@ def run_fit(
     module = make_network(model, prepared)
     scale = DEFAULT_NOISE_SCALE if model.noise_scale is None else model.noise_scale
     likelihood = Gaussian(scale) if schema.classes is None else default_likelihood(module, schema)
-    book = book_of(ledger)
-    data = PrivateData(prepared.x, prepared.y, schema=schema, ledger=book, name=name, seed=model.seed)
+    data = PrivateData(prepared.x, prepared.y, schema=schema, ledger=ledger, name=name, seed=model.seed)
     rest: dict[str, Any] = {"likelihood": likelihood, "seed": model.seed, "progress": progress}
     run = fit_learning_noise(model.method, module, data, plan, histogram, **rest)
     _check_finite(run)
     return replace(run, privacy=replace(run.privacy, assumptions=assumptions_of(schema)))
-
-
-def book_of(ledger: Path | None) -> Ledger:
-    """The ledger to charge: the file, opened at each charge, or one in memory."""
-    return Ledger() if ledger is None else cast("Ledger", LateLedger(ledger))
 
 
 def _check_finite(run: Run) -> None:

@@ -18,12 +18,21 @@ from confide.privacy.events import Adjacency, Event, Sampling
 
 @dataclass(frozen=True)
 class Plan:
-    """Blocks of (mechanism, steps), run one after the other; nearly always a single block."""
+    """Blocks of (mechanism, steps), run one after the other; nearly always a single block.
+
+    target_epsilon  what the noise was calibrated for; None: the noise was given
+    chains          how often the plan may be run within the target
+    spent           releases that share the target with all runs
+    counted         releases beside each run that share the target, such as a clip's counts; see `beside`
+    """
 
     blocks: tuple[tuple[SampledGaussian, int], ...]
     delta: float
     adjacency: Adjacency = "add-remove"
     target_epsilon: float | None = None
+    chains: int = 1
+    spent: tuple[Event, ...] = ()
+    counted: tuple[Event, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.blocks or any(steps < 1 for _, steps in self.blocks):
@@ -55,6 +64,32 @@ class Plan:
     def secured(self) -> Plan:
         """The same plan with noise on a lattice."""
         return replace(self, blocks=tuple((replace(mechanism, secure=True), steps) for mechanism, steps in self.blocks))
+
+    def beside(self, events: tuple[Event, ...]) -> Plan:
+        """The same plan, with as much more noise as its target needs if every run of it releases these events too."""
+        if self.target_epsilon is None or not events or set(events) <= set(self.counted):
+            return self
+        if len(self.blocks) > 1:
+            raise Refusal(
+                f"blocks={len(self.blocks)}: what is released beside a plan can be brought within its target for one "
+                "block of steps; give a plan of one block, or the noise itself by noise_multiplier="
+            )
+        from confide.privacy.calibration import noise_multiplier_for
+
+        ((mechanism, steps),) = self.blocks
+        counted = (*self.counted, *events)
+        found = noise_multiplier_for(
+            epsilon=self.target_epsilon,
+            delta=self.delta,
+            steps=mechanism.event(steps).count * self.chains,
+            rate=mechanism.rate,
+            sampling=mechanism.sampling,
+            adjacency=self.adjacency,
+            records=mechanism.records,
+            spent=(*self.spent, *(replace(event, count=event.count * self.chains) for event in counted)),
+        )
+        noisier = replace(mechanism, noise_multiplier=max(found, mechanism.noise_multiplier))
+        return replace(self, blocks=((noisier, steps),), counted=counted)
 
     def mechanisms(self) -> Iterator[SampledGaussian]:
         """The mechanism of every step, in order."""
@@ -106,6 +141,7 @@ def plan(
         return Plan(((draft, count),), delta, adjacency)
     from confide.privacy.calibration import noise_multiplier_for
 
+    before = tuple(spent)
     passes_or_steps = draft.event(count).count
     found = noise_multiplier_for(
         epsilon=epsilon,
@@ -115,9 +151,10 @@ def plan(
         sampling=sampling,
         adjacency=adjacency,
         records=records,
-        spent=spent,
+        spent=before,
     )
-    return Plan(((replace(draft, noise_multiplier=found), count),), delta, adjacency, epsilon)
+    calibrated = replace(draft, noise_multiplier=found)
+    return Plan(((calibrated, count),), delta, adjacency, epsilon, chains, before)
 
 
 def _rate(records: int, batch: int | None, sampling: Sampling) -> float:

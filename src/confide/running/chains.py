@@ -24,7 +24,8 @@ from confide.methods.base import Method, check_method
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.draws import Draws
 from confide.privacy.statement import Privacy
-from confide.running.fit import Run, Source, fit
+from confide.running.fit import Run, fit
+from confide.sources.base import Source
 from confide.sources.together import PaidTogether
 
 FEWEST_DRAWS = 4
@@ -58,7 +59,7 @@ def fit_chains(
     posterior = _pooled([run.posterior for run in runs])
     events = tuple(event for run in runs for event in run.privacy.events)  # what sources charge beside the plan, too
     privacy = Privacy(events, plan.delta, plan.adjacency, seeded=data.seeded)
-    return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
+    return Run(posterior, privacy, runs[0].plan, method, data.schema, time.perf_counter() - started)
 
 
 def _check_draws(method: Method, plan: Plan) -> None:

@@ -1,6 +1,6 @@
 """The loop. Every method is this:
 
-config -> plan (calibrated) -> PrivateData + Ledger -> init -> [ask -> answer -> tell] x T -> posterior
+plan (calibrated) -> rehearse -> charge -> [ask -> answer -> tell -> keep] x T -> posterior
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import copy
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
-from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.flat import flatten_
@@ -25,21 +24,8 @@ from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelih
 from confide.models.networks import Recipe
 from confide.posteriors.draws import Posterior
 from confide.privacy.statement import Privacy
-from confide.running.journal import Checkpoints, begin
-from confide.sources.queries import Query, Release
-
-
-class Source(Protocol):
-    """Whatever answers queries: PrivateData, or a recording of an earlier run."""
-
-    schema: Schema
-    seeded: bool
-
-    def rehearse(self, query: Query) -> None: ...
-
-    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None: ...
-
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release: ...
+from confide.running.journal import Checkpoints, journal
+from confide.sources.base import Source
 
 
 @dataclass(frozen=True)
@@ -82,21 +68,32 @@ def fit(
     puts the noise on a lattice, against attacks on low-order bits; see `confide.mechanism.secure`.
     """
     started = time.perf_counter()
-    plan = plan.secured() if secure else plan
     if progress is not None and not callable(progress):
         raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
+    plan = data.within(plan.secured() if secure else plan)
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
-    with begin(checkpoint, method, problem, data, state) as journey:
-        state = journey.state
-        for done, mechanism in journey.steps():
-            release = data.answer(method.ask(problem, state), mechanism)
+    public = make_problem(method, module, data.schema, plan, likelihood, seed)  # never shown a record
+    with journal(checkpoint, method, problem, data, state) as book:
+        book.charge(plan)  # before any record is read
+        state = book.state
+        for step, mechanism in book.left():
+            release = data.answer(method.ask(problem, state), mechanism, book.receipt)
             state = method.tell(problem, state, release)
-            journey.keep(done, state)
+            book.keep(step, state)
             if progress is not None:
-                progress(done, plan.steps)
-    posterior = method.posterior(problem, state)
-    privacy = Privacy(journey.events(), plan.delta, plan.adjacency, seeded=data.seeded)
+                progress(step, plan.steps)
+    posterior = method.posterior(_moved(public, problem), state)
+    privacy = Privacy(book.events, plan.delta, plan.adjacency, seeded=data.seeded)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
+
+
+def _moved(public: Problem, problem: Problem) -> Problem:
+    """The problem as it was before the first record, at the position of the last step.
+
+    A forward may have written anything into the module that saw the records, so that one never leaves.
+    """
+    public.position.copy_(problem.position)
+    return replace(public, generator=problem.generator)
 
 
 def rehearse(
@@ -139,7 +136,8 @@ def make_problem(
         generator.seed()
     else:
         generator.manual_seed(seed)
-    return Problem(own, flatten_(own), likelihood or default_likelihood(own, schema), plan, generator)
+    explained = default_likelihood(own, schema) if likelihood is None else copy.deepcopy(likelihood)
+    return Problem(own, flatten_(own), explained, plan, generator)
 
 
 def default_likelihood(module: nn.Module, schema: Schema) -> Any:

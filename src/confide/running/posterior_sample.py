@@ -15,10 +15,9 @@ Draws predict from features as they are: choose a `feature_bound` by which none 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from confide.errors import Refusal
 from confide.mechanism.posterior_sampling import PosteriorSampling
@@ -29,21 +28,12 @@ from confide.posteriors.draws import Draws
 from confide.privacy.accountants.bound import slack
 from confide.privacy.events import Adjacency, PureEvent
 from confide.privacy.statement import Privacy
-from confide.sources.queries import GradientQuery, Query
+from confide.sources.base import Source
+from confide.sources.queries import GradientQuery
 
 if TYPE_CHECKING:
     from confide.mechanism.plan import Plan
     from confide.running.fit import Run
-
-
-class DrawSource(Protocol):
-    """Private data that can make a posterior draw: charge the mechanism's event, then read."""
-
-    seeded: bool
-
-    def rehearse(self, query: Query) -> None: ...
-
-    def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +45,7 @@ class Sampled:
 
 
 def one_posterior_sample(
-    data: DrawSource, features: int, mechanism: PosteriorSampling, *, delta: float, draws: int = 1
+    data: Source, features: int, mechanism: PosteriorSampling, *, delta: float, draws: int = 1
 ) -> Sampled:
     """`draws` independent draws of a logistic regression on so many features; the cost adds up over them."""
     if draws < 1:
@@ -83,7 +73,7 @@ def _check_delta(delta: float, event: PureEvent, adjacency: Adjacency) -> None:
 
 
 def hybrid(
-    data: Any, features: int, mechanism: PosteriorSampling, method: Any, plan: Plan, *, seed: int | None = None
+    data: Source, features: int, mechanism: PosteriorSampling, method: Any, plan: Plan, *, seed: int | None = None
 ) -> Run:
     """A sampler that starts from one posterior sample. Both are paid for, and the statement covers both."""
     from confide.running.fit import fit, rehearse

@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -32,75 +31,82 @@ from torch import Tensor
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.plan import Plan
 from confide.privacy.events import Event
+from confide.sources.base import Part, Receipt, Source, Stretch, Wrapper
 from confide.sources.queries import GradientQuery, Loss, Query, Release, StatisticQuery
-
-if TYPE_CHECKING:
-    from confide.sources.private_data import PrivateData
 
 WIDEST = 1e6
 """The clip stays within this factor of its start, so that noise alone cannot carry it off."""
 
 
-class AdaptiveClip:
+class AdaptiveClip(Wrapper):
     """A source that answers with the clip that fits, and counts to find it.
 
-    data           where the records are
+    source         where the records are
     quantile       share of the records that the clip should leave alone
     learning_rate  how fast the clip follows
     count_noise    noise multiplier of the counts, in units of one record's 1/2; None: a tenth of the expected batch
     """
 
     def __init__(
-        self, data: PrivateData, *, quantile: float = 0.5, learning_rate: float = 0.2, count_noise: float | None = None
+        self, source: Source, *, quantile: float = 0.5, learning_rate: float = 0.2, count_noise: float | None = None
     ) -> None:
         if not 0 < quantile < 1:
             raise Refusal(f"quantile={quantile}: must be in (0, 1)")
         if not (math.isfinite(learning_rate) and learning_rate > 0):
             raise Refusal(f"learning_rate={learning_rate}: must be a finite number > 0")
-        self.schema, self.seeded = data.schema, data.seeded
+        super().__init__(source)
         self.quantile, self.learning_rate, self.count_noise = quantile, learning_rate, count_noise
-        self._data = data
         self._factor = 1.0
-        self._counted: list[Event] = []
 
     @property
     def factor(self) -> float:
         """The present clip over the plan's; a function of releases, so it may be shown."""
         return self._factor
 
-    def events_beside(self) -> tuple[Event, ...]:
-        """What was charged for counting, oldest first; a run's statement adds its own part to the plan."""
-        return tuple(self._counted)
-
     def counting(self, mechanism: SampledGaussian) -> SampledGaussian:
         """The mechanism of the counts that go with a release."""
         noise = mechanism.expected_batch / 10 if self.count_noise is None else self.count_noise
         return replace(mechanism, noise_multiplier=noise if mechanism.private else 0.0, clip=0.5, clipping="flat")
 
+    def within(self, plan: Plan) -> Plan:
+        """The plan with noise such that releases and counts together keep its target."""
+        plan = super().within(plan)
+        counts = self._source.price([(self.counting(mechanism), steps) for mechanism, steps in plan.blocks])
+        return plan.beside(counts)
+
+    def price(self, parts: Sequence[Part]) -> tuple[Event, ...]:
+        return super().price(self._with_counts(parts))
+
     def rehearse(self, query: Query) -> None:
-        self._data.rehearse(query)
-        self._data.rehearse(under(query, 1.0))
+        super().rehearse(query)
+        super().rehearse(under(query, 1.0))
 
-    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
+    def charge(self, parts: Sequence[Part], purpose: str = "", stretch: Stretch | None = None) -> Receipt:
         """Pay for the releases and for the counts that go with them, before a record is read."""
-        self.charge_all([(mechanism, steps)], purpose)
+        if stretch is not None:
+            beside = self._with_counts(stretch.beside)
+            stretch = replace(stretch, parts=self._with_counts(stretch.parts), beside=beside)
+        return super().charge(self._with_counts(parts), f"{purpose}, with counts for the clip", stretch)
 
-    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
-        """Pay for everything, or, if the budget does not suffice for that, for nothing."""
-        counts = [(self.counting(mechanism), steps) for mechanism, steps in parts]
-        self._data.charge_all([*parts, *counts], f"{purpose}, with counts for the clip")
-        self._counted += [mechanism.event(steps) for mechanism, steps in counts]
-
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
+    def answer(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
+    ) -> Release:
         clip = mechanism.clip * self._factor
-        counted = self._data.answer(under(query, clip), self.counting(mechanism), purpose)
+        counted = super().answer(under(query, clip), self.counting(mechanism), receipt, purpose)
         share = counted.sum.item() / counted.expected_batch + 0.5
-        release = self._data.answer(scaled(query, 1 / self._factor), mechanism, purpose)
+        release = super().answer(scaled(query, 1 / self._factor), mechanism, receipt, purpose)
         answer = replace(release, sum=release.sum.mul_(self._factor), noise_std=release.noise_std * self._factor)
         moved = self._factor * math.exp(-self.learning_rate * (min(max(share, 0.0), 1.0) - self.quantile))
         self._factor = min(max(moved, 1 / WIDEST), WIDEST)
         return answer
+
+    def check_resumable(self) -> None:
+        raise Refusal("checkpoint: a source that adapts itself has a state of its own, which is not kept")
+
+    def _with_counts(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        return (*parts, *((self.counting(mechanism), steps) for mechanism, steps in parts))
 
 
 def scaled(query: Query, factor: float) -> Query:

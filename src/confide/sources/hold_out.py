@@ -12,7 +12,6 @@ hold private things: nothing of them can be printed, copied or pickled, and meth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +27,11 @@ from confide.mechanism.noise import NoiseStream
 from confide.mechanism.sampling import poisson_batch
 from confide.privacy.bayesian import Distances, Sequences, Trusted, covering_counts, level_kinds, level_of
 from confide.privacy.events import GaussianEvent
+from confide.sources.base import Receipt, Source, Wrapper
+from confide.sources.queries import GradientQuery, Query, Release
 
 if TYPE_CHECKING:
     from confide.data.schema import Schema
-    from confide.running.fit import Source
-    from confide.sources.queries import Query, Release
 
 # So many steps are joined at a time.
 _PENDING = 512
@@ -99,7 +98,7 @@ def _distances(mechanism: SampledGaussian, norms: Tensor) -> Distances:
     return Distances(single_event(mechanism), np.ones(_FEWEST) if few else contributions(norms.numpy(), mechanism))
 
 
-class HoldOut(Trusted):
+class HoldOut(Trusted, Wrapper):
     """A source that passes everything on, and looks at fresh records along the run.
 
     source  what answers the queries, such as PrivateData
@@ -135,9 +134,7 @@ class HoldOut(Trusted):
             raise Refusal(f"missed={missed}: must be in (0, 1)")
         if levels < 1 or micro_batch < 1:
             raise Refusal(f"levels={levels}, micro_batch={micro_batch}: must be at least 1")
-        self.schema: Schema = source.schema
-        self.seeded: bool = source.seeded
-        self.__source = source
+        super().__init__(source)
         self.__records = _Records(x, y, source.schema)
         self.__looks, self.__levels, self.__missed = looks, levels, missed
         self.__micro_batch = micro_batch
@@ -145,26 +142,18 @@ class HoldOut(Trusted):
         self.__seen: dict[SampledGaussian, NDArray[np.int64]] = {}
         self.__steps: dict[SampledGaussian, int] = {}
 
-    def rehearse(self, query: Query) -> None:
-        """Passed on."""
-        self.__source.rehearse(query)
-
-    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
-        """Passed on: looking at hold-out records releases nothing, so it costs nothing."""
-        self.__source.charge(mechanism, steps, purpose)
-
-    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
-        """Passed on, in one entry where the source can do that."""
-        if hasattr(self.__source, "charge_all"):
-            self.__source.charge_all(parts, purpose)
-            return
-        for mechanism, steps in parts:
-            self.__source.charge(mechanism, steps, purpose)
-
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
-        """Look, then pass the query on."""
+    def answer(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
+    ) -> Release:
+        """Look, then pass the query on. Looking releases nothing, so it costs nothing."""
         self.__look(query, mechanism)
-        return self.__source.answer(query, mechanism, purpose)
+        return super().answer(query, mechanism, receipt, purpose)
+
+    def check_resumable(self) -> None:
+        raise Refusal(
+            "checkpoint: what hold-out records met is private and not written down, so a run that goes on would "
+            "have lost it; fit without a checkpoint"
+        )
 
     def sequences(self) -> Sequences:
         """What the hold-out records met, for `averaged`."""
@@ -230,14 +219,13 @@ class _Records:
 
 def _norms(query: Query, mechanism: SampledGaussian, x: Tensor, y: Tensor, micro_batch: int) -> Tensor:
     scratch = torch.zeros(query.size, dtype=query.dtype)
-    module = getattr(query, "module", None)
-    if module is not None:
+    if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"clip": mechanism.clip, "style": mechanism.clipping, "micro_batch": micro_batch}
-        return clipped_sum(module, query.loss, x, y, out=scratch, **options)  # type: ignore[union-attr]
+        return clipped_sum(query.module, query.loss, x, y, out=scratch, **options)
     parts = []
     with torch.no_grad():
         for start in range(0, len(x), micro_batch):
             piece = slice(start, start + micro_batch)
-            answers = query.function(x[piece], y[piece])  # type: ignore[union-attr]
+            answers = query.function(x[piece], y[piece])
             parts.append(clipped_sum_of_rows(answers, clip=mechanism.clip, out=scratch))
     return torch.cat(parts)

@@ -4,19 +4,27 @@
 record, clips every record's answer to C, sums, and adds Gaussian noise. What leaves is a Release; the records, their
 number and everything computed from them stay inside.
 
+The door is locked. One thread of the process at a time is inside, whichever data set it asks: what a query runs
+through (a user's module, workspaces of the clipping engine, streams of noise) may be shared. The sum that leaves
+belongs to the caller. What is paid in advance is a receipt, good once for each answer, in the process that paid.
+
 Errors must not depend on records. A record that cannot answer (features that are not finite, a label outside the
 declared classes, a gradient that overflows) counts as zero; an empty batch is a step of noise alone.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from confide._native.process import ForkAwareLock
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.errors import Refusal
@@ -24,17 +32,22 @@ from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows
 from confide.mechanism.clipping.workspace import keep_pages
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
+from confide.mechanism.plan import Plan
 from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.mechanism.sampling import BatchSampler
 from confide.mechanism.secure import LatticeNoise
-from confide.privacy.events import Event
+from confide.privacy.events import Event, NonPrivateEvent, merged
 from confide.privacy.ledger import Ledger
+from confide.sources.base import Part, Receipt, Stretch, leased, priced
 from confide.sources.queries import GradientQuery, Query, Release
 
 LARGEST_CLIP = 1e30
 """Stands for an infinite clip, which only a run marked as not private may have."""
 ANSWER_BYTES = 8 << 20
 """Statistics are computed for so many bytes of answers at a time."""
+SEEDED = "noise from a seed, which anybody can make again: no privacy"
+"""What a ledger says of releases that a test made reproducible."""
+_DOOR = ForkAwareLock()
 
 
 class PrivateData:
@@ -43,7 +56,8 @@ class PrivateData:
     x, y      features and targets, one row per record; tensors or arrays. More records than memory: x from
               `confide.data.streaming.from_parquet`, which holds the targets too, and y=None
     schema    the public facts: classes, nominal number of records, bounds
-    ledger    where every answer is charged; in memory unless given
+    ledger    where every answer is charged, or the path of its file, which is then made at the first charge; in memory
+              unless given
     name      the data set's name in the ledger, so that budgets add up over runs
     watch     called inside the boundary with every answer's mechanism and per-record norms, for accountants that know
               the data; what it gathers is private and must stay on the trusted side
@@ -56,7 +70,7 @@ class PrivateData:
         y: Any,
         *,
         schema: Schema,
-        ledger: Ledger | None = None,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
         name: str = "",
         watch: Callable[[SampledGaussian, Tensor], None] | None = None,
         seed: int | None = None,
@@ -65,7 +79,7 @@ class PrivateData:
         mapped = isinstance(x, MappedRecords)
         features, targets, valid = (x.features, x.targets, x.usable) if mapped else _as_records(x, y, schema)
         self.schema = schema
-        self.ledger = Ledger() if ledger is None else ledger
+        self.__ledger = Ledger() if ledger is None else ledger
         self.name = name
         self.seeded = seed is not None
         self.__features = features
@@ -75,25 +89,61 @@ class PrivateData:
         self.__noise = NoiseStream(seed)
         self.__lattice = LatticeNoise(self.__noise)
         self.__sampler = BatchSampler(len(features), NoiseStream(None if seed is None else seed + 1))
-        self.__prepaid: dict[SampledGaussian, int] = {}
-        self.__buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+        self.__issued: WeakSet[Receipt] = WeakSet()
+        self.__open: list[Receipt] = []  # what was charged for anybody
 
-    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
-        """Pay for `steps` answers in one entry, before any record is read. A refusal costs nothing."""
-        self.charge_all([(mechanism, steps)], purpose)
+    @property
+    def ledger(self) -> Ledger:
+        """Where answers are charged."""
+        if not isinstance(self.__ledger, Ledger):
+            self.__ledger = Ledger(self.__ledger)
+        return self.__ledger
 
-    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
-        """Pay for the steps of every mechanism, or, if the budget does not suffice for all, for none."""
-        for mechanism, _ in parts:
+    def within(self, plan: Plan) -> Plan:
+        """As it is: nothing is charged beside a plan."""
+        return plan
+
+    def price(self, parts: Sequence[Part]) -> tuple[Event, ...]:
+        """What the mechanisms cost; see `charge` for how a seeded run is booked."""
+        return priced(parts)
+
+    def charge(self, parts: Sequence[Part], purpose: str = "", stretch: Stretch | None = None) -> Receipt:
+        """Pay for all parts, or, if the budget does not suffice for all, for none, before any record is read.
+
+        Noise from a seed protects nobody, so releases of a seeded source are booked as not private.
+        """
+        for mechanism, _ in (*parts, *(() if stretch is None else stretch.parts)):
             self.__sampler.check(mechanism)
-        events: list[Event] = [mechanism.event(steps) for mechanism, steps in parts]
-        if len(events) == 1:
-            self.ledger.charge(events[0], purpose=purpose, dataset=self.name)
-        elif events:
-            self.ledger.charge_all(events, purpose=purpose, dataset=self.name)
-        for (mechanism, steps), event in zip(parts, events, strict=True):
-            paid = steps if mechanism.sampling != "shuffle" else event.count * mechanism.batches_per_pass
-            self.__prepaid[mechanism] = self.__prepaid.get(mechanism, 0) + paid
+        events = priced(parts)
+        with _DOOR.held():
+            self.__book(events, purpose, stretch)
+            receipt = Receipt(events, leased(parts if stretch is None else stretch.parts))
+            self.__issued.add(receipt)
+            if stretch is None:
+                self.__open.append(receipt)
+            elif stretch.beside:
+                self.__open.append(Receipt((), leased(stretch.beside)))
+        return receipt
+
+    def __book(self, events: Sequence[Event], purpose: str, stretch: Stretch | None) -> None:
+        """Write down what is paid and which steps of a run are taken, in one go."""
+        written = self.__booked(events)
+        if stretch is None:
+            self.ledger.charge_all(written, purpose, self.name)
+            return
+        first, last = stretch.claim or (None, None)
+        if written:
+            self.ledger.charge_all(written, purpose, self.name, run=stretch.run, first_step=first, last_step=last)
+        elif stretch.claim is not None:
+            self.ledger.claim(stretch.run, *stretch.claim, purpose, self.name)
+        paid = dict(_counts(self.ledger.paid(stretch.run)))
+        for unit, count in _counts(self.__booked(priced((*stretch.parts, *stretch.beside)))):
+            if count > paid.get(unit, 0):
+                raise Refusal(f"run={stretch.run!r}: has not paid for {count} x {unit}; charge for them")
+
+    def __booked(self, events: Sequence[Event]) -> list[Event]:
+        """The events as a ledger has to hold them."""
+        return [NonPrivateEvent(SEEDED, event.count) if self.seeded else event for event in events]
 
     def rehearse(self, query: Query) -> None:
         """Try the query on made-up records of the right shape: what cannot work fails here, before any charge."""
@@ -104,41 +154,52 @@ class PrivateData:
         trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
         _add_answers(query, x, y, trial, torch.zeros(query.size, dtype=query.dtype))
 
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
-        """One release: pay, then read. An answer that was not paid in advance is charged here."""
-        if not self.__prepaid.get(mechanism):
-            self.charge(mechanism, 1, purpose)
-        self.__prepaid[mechanism] -= 1
-        x, y = self.__batch(mechanism)
-        total, std = self.__buffer(query), mechanism.noise_std
-        if std > 0 and not mechanism.secure:
-            self.__noise.normal_(total, std)
-        else:
-            total.zero_()
-        norms = _add_answers(query, x, y, mechanism, total)
-        if mechanism.secure:
-            std = self.__lattice.add_(total, mechanism)
-        if self.__watch is not None:
-            self.__watch(mechanism, norms)
+    def answer(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
+    ) -> Release:
+        """One release: pay, then read. An answer that was not paid in advance is charged here. The sum is yours."""
+        with _DOOR.held():
+            self.__pay(mechanism, receipt, purpose)
+            x, y = self.__batch(mechanism)
+            total, std = torch.empty(query.size, dtype=query.dtype), mechanism.noise_std
+            if std > 0 and not mechanism.secure:
+                self.__noise.normal_(total, std)
+            else:
+                total.zero_()
+            norms = _add_answers(query, x, y, mechanism, total)
+            if mechanism.secure:
+                std = self.__lattice.add_(total, mechanism)
+            if self.__watch is not None:
+                self.__watch(mechanism, norms)
         return Release(total, std, mechanism.event(), mechanism.expected_batch)
 
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
         """One draw from the tempered posterior of a logistic regression on two classes: pay, then read all records."""
         if self.schema.class_count != 2:
             raise Refusal(f"classes={self.schema.classes}: a posterior draw needs a schema with two classes")
-        self.ledger.charge(mechanism.event(), purpose=purpose, dataset=self.name)
-        return mechanism.draw(self.__features[self.__valid], self.__targets[self.__valid], self.__noise)
+        with _DOOR.held():
+            self.__book((mechanism.event(),), purpose, None)
+            return mechanism.draw(self.__features[self.__valid], self.__targets[self.__valid], self.__noise)
+
+    def check_resumable(self) -> None:
+        """Checkpoints hold functions of releases alone, so nothing of this is lost."""
+
+    def __pay(self, mechanism: SampledGaussian, receipt: Receipt | None, purpose: str) -> None:
+        """Use up one answer that is paid for. Inside the door."""
+        if receipt is None:
+            if not any(paid.take(mechanism) for paid in self.__open):
+                self.charge([(mechanism, 1)], purpose).take(mechanism)
+            self.__open = [paid for paid in self.__open if paid.left]
+        elif receipt not in self.__issued or not receipt.take(mechanism):
+            raise Refusal(
+                "receipt: not good for this answer; each answer can be had once, from the source that was charged, and "
+                "in the process that paid, not in a fork of it: charge again"
+            )
 
     def __batch(self, mechanism: SampledGaussian) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(self.__sampler.draw(mechanism))
         rows = rows[self.__valid[rows]]
         return self.__features[rows], self.__targets[rows]
-
-    def __buffer(self, query: Query) -> Tensor:
-        key = (query.size, query.dtype)
-        if key not in self.__buffers:
-            self.__buffers[key] = torch.empty(query.size, dtype=query.dtype)
-        return self.__buffers[key]
 
     def __repr__(self) -> str:
         return f"PrivateData({self.name!r}, records hidden)"
@@ -147,6 +208,10 @@ class PrivateData:
         raise TypeError("PrivateData: records cannot be listed, counted, copied or pickled; ask through answer()")
 
     __iter__ = __len__ = __getitem__ = __contains__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
+
+
+def _counts(events: Sequence[Event]) -> list[tuple[Event, int]]:
+    return [(replace(event, count=1), event.count) for event in merged(events)]
 
 
 def _add_answers(query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian, total: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ Query: TypeAlias = GradientQuery | StatisticQuery
 class Release:
     """A noisy sum over a batch: the only thing about the records that a method ever sees.
 
-    sum             the clipped answers of the batch, summed, plus Gaussian noise. The buffer belongs to the boundary
-                    and is overwritten by its next answer: clone it to keep it
+    sum             the clipped answers of the batch, summed, plus Gaussian noise. It belongs to whoever asked, who may
+                    keep it or work in it
     noise_std       standard deviation of that noise in every coordinate; methods credit it against noise they need
     event           what this release costs
     expected_batch  public expected number of records in the batch: divide by this, never by a realised size

@@ -9,55 +9,79 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.plan import Plan
+from confide.mechanism.posterior_sampling import PosteriorSampling
+from confide.privacy.events import Event
+from confide.sources.base import Part, Receipt, Source, Stretch, Wrapper, leased, priced
 from confide.sources.queries import Query, Release
 
 
-class Recorder:
-    """Passes queries on to a source and keeps a copy of every release."""
+class Recorder(Wrapper):
+    """Passes queries on to a source and keeps a copy of every release and of every draw."""
 
-    def __init__(self, source: object) -> None:
-        self._source = source
-        self.schema: Schema = source.schema  # type: ignore[attr-defined]
-        self.seeded: bool = source.seeded  # type: ignore[attr-defined]
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
         self.releases: list[Release] = []
+        self.draws: list[Tensor] = []
 
-    def rehearse(self, query: Query) -> None:
-        self._source.rehearse(query)  # type: ignore[attr-defined]
-
-    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
-        self._source.charge(mechanism, steps, purpose)  # type: ignore[attr-defined]
-
-    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
-        self._source.charge_all(parts, purpose)  # type: ignore[attr-defined]
-
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
-        release: Release = self._source.answer(query, mechanism, purpose)  # type: ignore[attr-defined]
+    def answer(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
+    ) -> Release:
+        release = super().answer(query, mechanism, receipt, purpose)
         self.releases.append(replace(release, sum=release.sum.clone()))
         return release
 
+    def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
+        drawn = super().draw(mechanism, purpose)
+        self.draws.append(drawn.clone())
+        return drawn
+
 
 class Replay:
-    """Answers from recorded releases, in order; holds no data and charges nothing."""
+    """Answers from recorded releases and draws, in order; holds no data and charges nothing."""
 
-    def __init__(self, releases: list[Release], schema: Schema, seeded: bool = False) -> None:
-        self._left = iter(releases)
+    name = ""
+    ledger = None
+
+    def __init__(
+        self, releases: Sequence[Release], schema: Schema, seeded: bool = False, draws: Sequence[Tensor] = ()
+    ) -> None:
+        self._releases, self._draws = iter(releases), iter(draws)
         self.schema = schema
         self.seeded = seeded
+
+    def within(self, plan: Plan) -> Plan:
+        return plan
+
+    def price(self, parts: Sequence[Part]) -> tuple[Event, ...]:
+        """What the recorded run cost."""
+        return priced(parts)
 
     def rehearse(self, query: Query) -> None:
         """There are no records whose shape could be tried."""
 
-    def charge(self, mechanism: SampledGaussian, steps: int, purpose: str = "") -> None:
+    def charge(self, parts: Sequence[Part], purpose: str = "", stretch: Stretch | None = None) -> Receipt:
         """Nothing is read, so nothing is charged."""
+        return Receipt(priced(parts), leased(parts if stretch is None else stretch.parts))
 
-    def charge_all(self, parts: Sequence[tuple[SampledGaussian, int]], purpose: str = "") -> None:
-        """Nothing is read, so nothing is charged."""
-
-    def answer(self, query: Query, mechanism: SampledGaussian, purpose: str = "") -> Release:
-        release = next(self._left, None)
+    def answer(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
+    ) -> Release:
+        release = next(self._releases, None)
         if release is None:
             raise Refusal("releases: the recording is shorter than the run; record the whole run first")
         return replace(release, sum=release.sum.clone())
+
+    def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
+        drawn = next(self._draws, None)
+        if drawn is None:
+            raise Refusal("draws: the recording holds no further draw; record the whole run first")
+        return drawn.clone()
+
+    def check_resumable(self) -> None:
+        """A recording can be read from any step on."""

@@ -33,7 +33,8 @@ from confide.models.likelihoods import Gaussian, Likelihood
 from confide.posteriors.prediction.summary import summary_of
 from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency
-from confide.running.fit import Run, Source, fit
+from confide.running.fit import Run, fit
+from confide.sources.base import Source
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import StatisticQuery
 from confide.sources.together import PaidTogether
@@ -102,8 +103,7 @@ def fit_learning_noise(
     if histogram is None:
         return run
     posterior = with_learnt_noise(run.posterior, data, histogram, plan)
-    privacy = replace(run.privacy, events=(histogram.event(), *run.privacy.events))
-    return replace(run, posterior=posterior, privacy=privacy, seconds=time.perf_counter() - started)
+    return replace(run, posterior=posterior, seconds=time.perf_counter() - started)
 
 
 def with_learnt_noise(posterior: Any, data: PrivateData, histogram: SampledGaussian, plan: Plan) -> Any:

@@ -1,0 +1,58 @@
+"""Which process this is, told so that no fork goes unnoticed.
+
+A fork copies everything: keys of noise, answers that are paid for, locks that are held. Python's hooks see the forks
+that Python makes; one made in C, by a library or by a process that embeds Python, they do not. So every process has a
+mark: random bytes on a page of memory that the system wipes in a child (MADV_WIPEONFORK, Linux 4.14 and later), checked
+together with the process id. Whoever must not be used twice remembers the mark under which it was made, and asks
+`mark()` again at every use.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_SIZE = 16  # random bytes: no two processes ever have the same
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK of <linux/mman.h>, which Python's mmap does not name
+_BLANK = bytes(_SIZE)
+
+
+def _page() -> mmap.mmap | bytearray:
+    """A page that is blank in a child; elsewhere than on Linux plain memory, and the process id has to do."""
+    if os.name != "posix":
+        return bytearray(_SIZE)
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError, ValueError):
+        page.madvise(_WIPE_ON_FORK)
+    return page
+
+
+_memory = _page()
+_process = 0
+
+
+def mark() -> bytes:
+    """Random bytes that stand for this process; a child has others from its first moment on."""
+    global _process
+    found = bytes(_memory[:_SIZE])
+    if found == _BLANK or _process != os.getpid():
+        found = os.urandom(_SIZE)
+        _memory[:_SIZE], _process = found, os.getpid()
+    return found
+
+
+class ForkAwareLock:
+    """A lock that one thread may take several times; a child of a fork has one of its own, which nobody holds."""
+
+    def __init__(self) -> None:
+        self._lock, self._mark = threading.RLock(), mark()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        if self._mark != mark():  # whoever held it in the parent does not exist here
+            self._lock, self._mark = threading.RLock(), mark()
+        with self._lock:
+            yield

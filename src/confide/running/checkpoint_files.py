@@ -1,0 +1,163 @@
+"""The files of a checkpoint: written whole or not at all, named or sealed by their hash, locked against a second run.
+
+Every file is written beside its final name, flushed to the disk and renamed. JSON files carry their own SHA-256,
+tensors are named by theirs: what does not match is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confide.errors import Refusal
+
+TENSORS, LOCK = "tensors", "lock"
+
+
+class Tensors:
+    """Tensors of one directory by the hash of their files, and values that hold tensors, as JSON."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._known: dict[int, tuple[Tensor, str]] = {}
+
+    def write(self, tensor: Tensor) -> str:
+        """Write a tensor, unless it is there already; its name is the hash of its file."""
+        from safetensors.torch import save
+
+        content = save({"value": tensor.detach().contiguous().cpu()})
+        name = hashlib.sha256(content).hexdigest()
+        path = self.directory / TENSORS / name
+        if not path.exists() or path.read_bytes() != content:
+            write(path, content)
+        return name
+
+    def read(self, name: str) -> Tensor:
+        from safetensors.torch import load
+
+        content = (self.directory / TENSORS / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != name:
+            raise Refusal(f"checkpoint={str(self.directory)!r}: tensor {name} is damaged")
+        tensor: Tensor = load(content)["value"]
+        return tensor
+
+    def packed(self, state: Any) -> dict[str, Any]:
+        """The state of a method; its tensors are written."""
+        if not is_dataclass(state) or isinstance(state, type):
+            raise TypeError(f"state={type(state).__name__}: the state of a method must be a dataclass to be kept")
+        known, self._known = self._known, {}
+        inside = {field.name: self._packed(getattr(state, field.name), field.name, known) for field in fields(state)}
+        return {"type": type(state).__qualname__, "fields": inside}
+
+    def _packed(self, value: Any, where: str, known: dict[int, tuple[Tensor, str]], inside: bool = False) -> Any:
+        """A value as JSON, tensors by the names of their files."""
+        if isinstance(value, Tensor):
+            # Members of tuples (draws) are never changed, so one that was written before is not written again.
+            same, name = known.get(id(value), (None, "")) if inside else (None, "")
+            name = name if same is value else self.write(value)
+            if inside:
+                self._known[id(value)] = (value, name)
+            return {"tensor": name, "stride": list(value.stride())}
+        if isinstance(value, tuple):
+            return {"tuple": [self._packed(member, where, known, True) for member in value]}
+        if isinstance(value, float):
+            return {"float": value.hex()}
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        raise TypeError(
+            f"state.{where}: {type(value).__name__} cannot be kept; use tensors, numbers, strings or tuples"
+        )
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """The tensors that a packed value refers to."""
+    if isinstance(value, dict) and "tensor" in value:
+        yield value["tensor"]
+    for member in value if isinstance(value, list) else value.get("tuple", ()) if isinstance(value, dict) else ():
+        yield from names_in(member)
+
+
+def unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of packing one value."""
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return _laid_out(tensors[value["tensor"]], value["stride"])
+    if "float" in value:
+        return float.fromhex(value["float"])
+    return tuple(unpacked(member, tensors) for member in value["tuple"])
+
+
+def _laid_out(tensor: Tensor, stride: list[int]) -> Tensor:
+    """A copy in the memory order the tensor had: sums in another order would differ in their last bits."""
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, stride, strict=True))
+    if 0 in stride or span != tensor.numel():  # parts of the memory are shared or left out; any order is as good
+        return tensor.clone()
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def sealed(body: dict[str, Any]) -> bytes:
+    """The body with the hash of its text."""
+    text = json.dumps(body, sort_keys=True)
+    return json.dumps({"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}).encode()
+
+
+def unsealed(path: Path) -> dict[str, Any] | None:
+    """The body, or None if the file is missing or not as it was written."""
+    try:
+        outer = json.loads(path.read_bytes())
+        text = outer["body"]
+        if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
+            return None
+        body: dict[str, Any] = json.loads(text)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return body
+
+
+def write(path: Path, content: bytes) -> None:
+    """Whole or not at all, and on the disk when this returns."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    if os.name == "posix":  # elsewhere a directory cannot be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Held as long as the run lives; the operating system lets go of it when the process dies."""
+    try:
+        (directory / TENSORS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refusal(f"checkpoint={str(directory)!r}: cannot be written ({error.strerror})") from None
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    with (directory / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refusal(
+                f"checkpoint={str(directory)!r}: another process is using it; wait for it, or name a new directory"
+            ) from None
+        yield
