@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
 import os
 import pickle
@@ -44,12 +45,12 @@ def test_a_seed_repeats_itself_and_another_does_not(backend: str) -> None:
     np.testing.assert_array_equal(draw(NoiseStream(3, backend=backend), 1000, std=4.0), 4.0 * exact)
 
 
-def in_child(work: Callable[[], Array]) -> Array:
+def in_child(work: Callable[[], Array], fork: Callable[[], int] = os.fork) -> Array:
     """What `work` returns in a forked child."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which the child leaves be
-        child = os.fork()
+        child = fork()
     if child == 0:
         os.write(writing, work().tobytes())
         os._exit(0)
@@ -81,9 +82,39 @@ def test_a_forked_child_does_not_share_the_noise(
     assert np.array_equal(sharing, parent)  # without the hook the noise would be shared: the test can fail
 
 
+@pytest.mark.parametrize("seed", [None, 13])
+def test_a_child_of_a_fork_in_c_does_not_share_the_noise(backend: str, seed: int | None) -> None:
+    """Python's own hooks do not see this fork."""
+    stream = NoiseStream(seed, backend=backend)
+    draw(stream, 100)
+
+    def next_values() -> Array:
+        return np.concatenate([draw(stream, 64), stream.uniform(64)])
+
+    library = ctypes.PyDLL(None)  # keeps Python's lock, as an extension that forks would
+    first, second = (in_child(next_values, fork=library.fork) for _ in range(2))
+    parent = next_values()
+    assert len(first) == len(second) == len(parent) == 128
+    assert not np.isin(first, parent).any()
+    assert not np.isin(first, second).any()
+
+
+def test_an_old_key_gets_fresh_bits(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a snapshot of a machine would hold: two copies of one state, a second later."""
+    monkeypatch.setattr("confide.mechanism.noise.REKEYED_SECONDS", -1.0)
+    streams = NoiseStream(backend=backend), NoiseStream(13, backend=backend)
+    before = [draw(stream, 100) for stream in streams]
+    kept = [stream._bulk for stream in streams]
+    assert not np.isin(draw(streams[0], 100), before[0]).any()
+    assert (streams[0]._bulk is kept[0], streams[1]._bulk is kept[1]) == (False, True), "a seed stays a seed"
+    drawn = streams[0].bytes_drawn
+    streams[0].uniform(4)
+    assert streams[0].bytes_drawn > drawn
+
+
 def test_a_lock_held_at_the_fork_does_not_stop_the_child(backend: str) -> None:
     stream = NoiseStream(backend=backend)
-    with stream._lock:
+    with stream._lock.held():
         assert len(in_child(lambda: draw(stream, 8))) == 8
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from confide.methods.base import Problem
 from confide.methods.sgd import SGD
 from confide.running import checkpoint_files
 from confide.running.journal import Checkpoints, Kept, KeptJournal
-from confide.sources.queries import Release
+from confide.sources.queries import Release, StatisticQuery
 from confide.sources.replay import Recorder, Replay
 from tests.conformance.conftest import Case, case_for, classification, small_plan
 from tests.running.journal_runs import EVERY, STEPS
@@ -170,6 +171,95 @@ class TestCharging:
         counts = {event.noise_multiplier: event.count for event in ledger.events("d")}
         assert counts == {1.0: 5 + 1, 2.0: 7 + 3}  # from 4 on; steps 5 to 8 once more
         assert sum(event.count for event in run.privacy.events) == 16
+
+
+class Counted(Recorder):
+    """Counts the releases that were made, whoever made them."""
+
+    made: ClassVar[list[int]] = []
+
+    def answer(self, *arguments: Any, **options: Any) -> Release:
+        release = super().answer(*arguments, **options)
+        self.made.append(1)
+        return release
+
+
+class TestCopies:
+    """A copy of the directory goes on like the original, and pays for what the original may have released."""
+
+    @pytest.fixture(autouse=True)
+    def _none_yet(self) -> None:
+        Counted.made.clear()
+
+    def attempt(self, where: Path, ledger: confide.Ledger, progress: Any = None) -> confide.Run | None:
+        case = classification()
+        source = Counted(case.data(ledger=ledger, name="d", seed=None))
+        plan = small_plan(case, steps=30)
+        try:
+            return confide.fit(
+                methods.SGD(), case.module, source, plan, checkpoint=Checkpoints(where, every=5), progress=progress
+            )
+        except Stop:
+            return None
+
+    def charged(self, ledger: confide.Ledger) -> int:
+        return sum(event.count for event in ledger.events("d"))
+
+    def test_a_copied_directory_cannot_be_run_again_for_nothing(self, tmp_path: Path) -> None:
+        ledger = confide.Ledger(tmp_path / "budget.db")
+        self.attempt(tmp_path / "run", ledger, stop_after(11))
+        for copy in range(4):
+            shutil.copytree(tmp_path / "run", tmp_path / str(copy))
+        for copy in range(4):
+            run = self.attempt(tmp_path / str(copy), ledger)
+            assert run is not None
+            assert sum(event.count for event in run.privacy.events) >= 30
+            assert self.charged(ledger) >= len(Counted.made)
+        assert len(Counted.made) == 11 + 4 * 20
+        assert self.charged(ledger) == 30 + 5 + 3 * 20
+
+    def test_copies_that_run_at_the_same_time(self, tmp_path: Path) -> None:
+        """The second overtakes the first within a checkpoint's stretch: what the first goes on with is paid again."""
+        ledger = confide.Ledger(tmp_path / "budget.db")
+        self.attempt(tmp_path / "run", ledger, stop_after(6))
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+        def overtaken(done: int, total: int) -> None:
+            if done == 12:
+                self.attempt(tmp_path / "copy", ledger)
+            assert self.charged(ledger) >= len(Counted.made)
+
+        self.attempt(tmp_path / "run", ledger, overtaken)
+        assert len(Counted.made) == 6 + 25 + 25
+        assert self.charged(ledger) >= len(Counted.made)
+
+    def test_a_journal_that_ignores_the_others_is_caught(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Planted: what was noted in the folder is believed, as it was before runs had an identity in the ledger."""
+        ledger = confide.Ledger(tmp_path / "budget.db")
+        self.attempt(tmp_path / "run", ledger, stop_after(11))
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        self.attempt(tmp_path / "run", ledger)
+        monkeypatch.setattr(KeptJournal, "_claimed", lambda self: self.mine)
+        monkeypatch.setattr(confide.Ledger, "_check_unclaimed", lambda self, run, steps: None)
+        self.attempt(tmp_path / "copy", ledger)
+        assert self.charged(ledger) < len(Counted.made)
+
+    def test_the_same_object_again_after_an_interrupt(self, tmp_path: Path) -> None:
+        """Fit, interrupt, fit again and then ask: 150 answers were had for 110."""
+        case = classification()
+        data = case.data(name="d", seed=None)
+        plan = small_plan(case, steps=30)
+        for progress in (stop_after(8), None):
+            with contextlib.suppress(Stop):
+                confide.fit(
+                    methods.SGD(), case.module, Counted(data), plan, progress=progress,
+                    checkpoint=Checkpoints(tmp_path / "run", every=5),
+                )  # fmt: skip
+        query = StatisticQuery(lambda x, y: x.flatten(1)[:, :2].double(), 2)
+        for _ in range(40):
+            Counted(data).answer(query, plan.mechanism)
+        assert len(Counted.made) == 8 + 25 + 40
+        assert self.charged(data.ledger) >= len(Counted.made)
 
 
 class TestDamage:

@@ -12,6 +12,7 @@ import confide
 from confide import methods
 from confide.mechanism.gaussian import SampledGaussian
 from confide.privacy.accountants import sound_epsilon
+from confide.privacy.events import GaussianEvent
 from confide.sources.adaptive_clip import AdaptiveClip, norms_of, scaled, under
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
@@ -143,3 +144,41 @@ def test_checkpoints_are_refused(tmp_path: Any) -> None:
 def test_refusals(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdaptiveClip(private(), **options)  # type: ignore[arg-type]
+
+
+class TestTarget:
+    """What is counted beside a plan is inside its target: 1 became 1.002, with count_noise=3 1.41."""
+
+    def run(self, plan: confide.Plan, chains: int = 1, **options: Any) -> confide.Run:
+        source = AdaptiveClip(private(seed=None), **options)
+        if chains > 1:
+            return confide.fit_chains(methods.SGLD(), confide.networks.linear(1), source, plan, chains=chains)
+        return confide.fit(methods.SGD(), confide.networks.linear(1), source, plan)
+
+    @pytest.mark.parametrize("count_noise", [None, 3.0])
+    def test_a_target_is_kept(self, count_noise: float | None) -> None:
+        plan = confide.plan(epsilon=1.0, delta=1e-5, records=RECORDS, batch=200, steps=10)
+        run = self.run(plan, count_noise=count_noise)
+        assert 0.99 < run.privacy.epsilon() <= 1.0
+        assert run.plan.mechanism.noise_multiplier > plan.mechanism.noise_multiplier
+        without = (*plan.events(), *run.privacy.events[1:])
+        assert sound_epsilon(without, 1e-5) > 1.0, "the plan's own noise would not have kept it"
+        assert self.run(run.plan, count_noise=count_noise).plan == run.plan, "done once, it stays"
+
+    def test_of_all_chains_and_with_what_was_spent_before(self) -> None:
+        count = GaussianEvent(4.0)
+        settings: dict[str, Any] = {"delta": 1e-5, "records": RECORDS, "batch": 200, "steps": 10}
+        plan = confide.plan(epsilon=1.0, chains=2, spent=[count], **settings)
+        run = self.run(plan, chains=2, count_noise=5.0)
+        assert 0.98 < sound_epsilon((count, *run.privacy.events), 1e-5) <= 1.0
+
+    def test_counts_that_cost_more_than_the_target_are_refused_before_the_charge(self) -> None:
+        plan = confide.plan(epsilon=0.1, delta=1e-5, records=RECORDS, batch=200, steps=10)
+        data = private(seed=None)
+        with pytest.raises(ValueError, match=r"epsilon=0.1: the releases made so far already cost"):
+            confide.fit(methods.SGD(), confide.networks.linear(1), AdaptiveClip(data, count_noise=0.5), plan)
+        assert not data.ledger.entries()
+
+    def test_noise_that_was_given_stays(self) -> None:
+        plan = confide.plan(noise_multiplier=2.0, delta=1e-5, records=RECORDS, batch=200, steps=10)
+        assert self.run(plan).plan == plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from confide.data.schema import Schema
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.sampling import BatchSampler, poisson_batch
-from confide.privacy.events import GaussianEvent, NonPrivateEvent
+from confide.privacy.events import GaussianEvent, NonPrivateEvent, event_from_dict, event_to_dict
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
 
@@ -285,3 +286,21 @@ class TestMechanism:
         settings = {"noise_multiplier": 1.0, "clip": 1.0, "rate": 0.5, "records": 10, **options}
         with pytest.raises(ValueError, match=message):
             SampledGaussian(**settings)
+
+    @given(records=st.integers(2, 10**12), data=st.data())
+    def test_rates_of_fixed_size_batches_are_exact_fractions(self, records: int, data: st.DataObject) -> None:
+        batch = data.draw(st.integers(1, records))
+        mechanism = SampledGaussian(1.0, 1.0, batch / records, records, "fixed-size")
+        event = mechanism.event(3)
+        assert isinstance(event, GaussianEvent)
+        assert mechanism.batch == event.batch == mechanism.expected_batch == batch
+        assert 0 <= Fraction(event.rate) - Fraction(batch, records) <= Fraction(batch, records) / 2**52
+        assert event_from_dict(event_to_dict(event)) == event
+
+    @pytest.mark.parametrize("rate", [0.3 + 1e-9, 0.3 - 1e-12, 1e-8])
+    def test_a_rate_that_is_no_whole_batch_is_refused(self, rate: float) -> None:
+        """Off by less than a millionth of the records, it passed: the batch was larger than the price said."""
+        with pytest.raises(ValueError, match="must be a whole number of records"):
+            SampledGaussian(1.0, 1.0, rate, 10**7, "fixed-size")
+        with pytest.raises(ValueError, match="must be a whole number of records"):
+            GaussianEvent(1.0, "fixed-size", rate, 1, 10**7)

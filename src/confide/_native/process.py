@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 _SIZE = 16  # random bytes: no two processes ever have the same
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK of <linux/mman.h>, which Python's mmap does not name
@@ -32,27 +33,33 @@ def _page() -> mmap.mmap | bytearray:
 
 _memory = _page()
 _process = 0
+_making = threading.Lock()
 
 
-def mark() -> bytes:
-    """Random bytes that stand for this process; a child has others from its first moment on."""
+def mark() -> int:
+    """A random number that stands for this process; a child has another from its first moment on."""
     global _process
     found = bytes(_memory[:_SIZE])
-    if found == _BLANK or _process != os.getpid():
-        found = os.urandom(_SIZE)
-        _memory[:_SIZE], _process = found, os.getpid()
-    return found
+    if found != _BLANK and _process == os.getpid():
+        return int.from_bytes(found)
+    with _making:
+        if bytes(_memory[:_SIZE]) == _BLANK or _process != os.getpid():
+            _memory[:_SIZE] = os.urandom(_SIZE)
+            _process = os.getpid()
+        return int.from_bytes(_memory[:_SIZE])
 
 
 class ForkAwareLock:
     """A lock that one thread may take several times; a child of a fork has one of its own, which nobody holds."""
 
     def __init__(self) -> None:
-        self._lock, self._mark = threading.RLock(), mark()
+        self._locks: dict[int, Any] = {}
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        if self._mark != mark():  # whoever held it in the parent does not exist here
-            self._lock, self._mark = threading.RLock(), mark()
-        with self._lock:
+        # Whoever held the parent's lock does not exist in a child. Of threads that come first, one makes the new lock.
+        with self._locks.setdefault(mark(), threading.RLock()):
             yield
+
+
+mark()  # the first mark is made while there is one thread

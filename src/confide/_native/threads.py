@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from confide._native.process import mark
 
 _pool: ThreadPoolExecutor | None = None
-_pool_mark = b""
+_pool_mark = 0
 
 
 def threads() -> ThreadPoolExecutor:

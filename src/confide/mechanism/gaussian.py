@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from confide.errors import Refusal
-from confide.privacy.events import SAMPLINGS, Event, GaussianEvent, NonPrivateEvent, Sampling
+from confide.privacy.events import SAMPLINGS, Event, GaussianEvent, NonPrivateEvent, Sampling, above, whole_batch
 
 ClippingStyle: TypeAlias = Literal["flat", "per-layer", "automatic"]
 CLIPPING_STYLES: tuple[ClippingStyle, ...] = ("flat", "per-layer", "automatic")
@@ -23,7 +23,8 @@ CLIPPING_STYLES: tuple[ClippingStyle, ...] = ("flat", "per-layer", "automatic")
 class SampledGaussian:
     """noise_multiplier  z = noise standard deviation / clip
     clip              C, the largest norm of one record's answer
-    rate              probability that a given record is in a batch
+    rate              probability that a given record is in a batch; for fixed-size batches batch / records, exactly
+                      that fraction rounded up
     records           public nominal number of records; the expected batch is rate * records
     private           False permits z = 0 and an infinite clip; such a run is marked as not private everywhere
     secure            noise on a lattice, against attacks on low-order bits; costs time, not epsilon
@@ -60,7 +61,9 @@ class SampledGaussian:
             raise Refusal(f"clipping={self.clipping!r}: must be one of {', '.join(CLIPPING_STYLES)}")
         if self.sampling == "full-batch" and self.rate != 1:
             raise Refusal(f"rate={self.rate}: full-batch sampling uses every record, so the rate must be 1")
-        if self.sampling in ("fixed-size", "shuffle") and round(self.expected_batch) < 1:
+        if self.sampling == "fixed-size":
+            object.__setattr__(self, "rate", above(whole_batch(self.rate, self.records)))
+        if self.sampling == "shuffle" and self.batch < 1:
             raise Refusal(f"rate={self.rate}: gives a batch below one record; raise the rate")
 
     @property
@@ -70,12 +73,17 @@ class SampledGaussian:
 
     @property
     def expected_batch(self) -> float:
-        return self.rate * self.records
+        return float(self.batch) if self.sampling == "fixed-size" else self.rate * self.records
+
+    @property
+    def batch(self) -> int:
+        """Records in a batch, where that number is fixed."""
+        return round(self.rate * self.records)
 
     @property
     def batches_per_pass(self) -> int:
         """Steps in one pass over a shuffled data set."""
-        return math.ceil(self.records / round(self.expected_batch))
+        return math.ceil(self.records / self.batch)
 
     def event(self, steps: int = 1) -> Event:
         """What `steps` releases cost. A shuffled pass is charged whole, however little of it is used."""

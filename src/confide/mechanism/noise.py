@@ -29,9 +29,9 @@ import hashlib
 import itertools
 import math
 import os
-import threading
-import weakref
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, SupportsIndex
 
@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from confide import _native
+from confide._native.process import ForkAwareLock, mark
 from confide._native.threads import threads
 from confide.errors import Refusal
 
@@ -59,6 +60,7 @@ TORCH_CHUNK = 64  # blocks; the torch calls on a smaller chunk would cost more t
 NATIVE_CHUNK = 16  # blocks; half a megabyte of keystream stays in the cache
 THREAD_BLOCKS = 24  # for a thread of its own: 200 000 normals, several times what it costs to wake it
 
+REKEYED_SECONDS = 1.0  # a new key costs tens of microseconds, so every second of drawing has its own
 REFINED_LOG2 = 20  # U < 2^-20 is refined: rare enough to cost nothing
 NORMALS, REFINEMENTS, UNIFORMS = range(3)  # lanes of the counter
 
@@ -262,8 +264,11 @@ class NoiseStream:
     does not move the normals.
 
     Safe to use from several threads. A forked child takes a key of its own (for a seeded stream, from the
-    seed and the process id), so that parent and child never share noise; for the same reason a stream can be
-    neither copied nor pickled. A child that draws also puts torch on one thread, for the others are gone.
+    seed and the process id), so that parent and child never share noise, whoever made the fork: every draw looks at
+    the process's mark (`confide._native.process`). For the same reason a stream can be neither copied nor pickled. A
+    child that draws also puts torch on one thread, for the others are gone. Fresh bits of the operating system are
+    mixed into the key every second in which something is drawn: two copies of a virtual machine that were started from
+    one snapshot share at most what the second before it would have drawn.
     `backend` is "aes-ctr-native" where the native kernel is at hand, "aes-ctr" otherwise.
     """
 
@@ -277,15 +282,28 @@ class NoiseStream:
         self._seed = seed
         self._forked = False
         self._backend = backend or ("aes-ctr" if _native.kernel() is None else "aes-ctr-native")
+        self._lock = ForkAwareLock()
+        self._drawn_before = 0
         self._rekey(os.urandom(32) if seed is None else _derived_key(seed))
-        _alive.add(self)
 
     def _rekey(self, key: bytes) -> None:
-        self._lock = threading.Lock()  # a new one, for a thread that is gone may hold the old
+        self._mark, self._keyed = mark(), time.monotonic()
         self._bulk, self._refinements, self._words = (
             _Keystream(algorithms.AES(key), lane) for lane in (NORMALS, REFINEMENTS, UNIFORMS)
         )
         self._gaussians: dict[torch.dtype, _Gaussian] = {}
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time, with a key that is this process's own and holds fresh bits of the system."""
+        with self._lock.held():
+            if self._mark != mark():
+                self._after_fork()
+            elif self._seed is None and time.monotonic() - self._keyed > REKEYED_SECONDS:
+                old = self._words.words(4).tobytes()
+                self._drawn_before = self.bytes_drawn
+                self._rekey(hashlib.sha256(old + os.urandom(32)).digest())
+            yield
 
     def _after_fork(self) -> None:
         self._forked = True
@@ -304,7 +322,8 @@ class NoiseStream:
     @property
     def bytes_drawn(self) -> int:
         """How far the counters have run, over all lanes. It only grows."""
-        return self._bulk.bytes_drawn + self._refinements.bytes_drawn + self._words.bytes_drawn
+        lanes = (self._bulk, self._refinements, self._words)
+        return self._drawn_before + sum(lane.bytes_drawn for lane in lanes)
 
     def normal_(self, out: Tensor, std: float) -> Tensor:
         """Overwrite `out` (contiguous, float32 or float64) with independent N(0, std^2) draws; return it."""
@@ -313,7 +332,7 @@ class NoiseStream:
         if std == 0.0:
             flat.zero_()
             return out
-        with self._lock:
+        with self._alone():
             if out.dtype not in self._gaussians:
                 if self._forked:  # torch's threads did not survive the fork: waiting for them would never end
                     torch.set_num_threads(1)
@@ -365,13 +384,13 @@ class NoiseStream:
 
     def _fill_words(self, buffer: bytearray, count: int) -> None:
         """The next `count` words of 64 bits into a buffer that has 16 bytes to spare."""
-        with self._lock:
+        with self._alone():
             self._words.fill(buffer, 8 * count)
 
     def _draw(self, count: int) -> NDArray[np.uint64]:
         if count < 0:
             raise Refusal(f"n={count}: must be >= 0")
-        with self._lock:
+        with self._alone():
             return self._words.words(count)
 
     def __repr__(self) -> str:
@@ -403,15 +422,3 @@ def _check_fill(out: Tensor, std: float) -> None:
     # A std that underflows would silently write no noise, and one that overflows infinities.
     if not (std == 0.0 or limits.tiny <= std <= limits.max / 16):
         raise Refusal(f"std={std}: must be 0, or between {limits.tiny:g} and {limits.max / 16:g}")
-
-
-_alive: weakref.WeakSet[NoiseStream] = weakref.WeakSet()
-
-
-def _rekey_all() -> None:
-    for stream in list(_alive):
-        stream._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_rekey_all)

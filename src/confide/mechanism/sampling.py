@@ -63,10 +63,9 @@ class BatchSampler:
         if mechanism.sampling == "full-batch":
             return np.arange(self._size, dtype=np.int64)
         self.check(mechanism)
-        batch = round(mechanism.expected_batch)
         if mechanism.sampling == "fixed-size":
-            return self._stream.choice_without_replacement(self._size, batch)
-        return self._next_of_pass(mechanism, batch)
+            return self._stream.choice_without_replacement(self._size, mechanism.batch)
+        return self._next_of_pass(mechanism, mechanism.batch)
 
     def _next_of_pass(self, mechanism: SampledGaussian, batch: int) -> Indices:
         left = self._passes.get(mechanism)

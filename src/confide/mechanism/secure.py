@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from confide import _native
+from confide._native.process import ForkAwareLock
 from confide._native.threads import threads
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
@@ -126,20 +127,23 @@ class LatticeNoise:
             raise Refusal("native=True: the native kernel is not installed here")
         self._kernels = kernels
         self._spaces: list[_Space] = []
+        self._lock = ForkAwareLock()  # threads must not share a space
 
     def add_(self, total: Tensor, mechanism: SampledGaussian) -> float:
         """Round `total` (contiguous, one dimension) to the lattice and add the noise, in place; its std comes back."""
         lattice = lattice_for(mechanism, total.numel())
-        for start in range(0, total.numel(), GROUP * 2 * CHUNK):
-            group = total[start : start + GROUP * 2 * CHUNK]
-            parts = group.split(2 * CHUNK)
-            for part, noise in zip(parts, self._chunks(group.numel(), lattice.sigma), strict=True):
-                self._add(noise, part, lattice.spacing)
+        with self._lock.held():
+            for start in range(0, total.numel(), GROUP * 2 * CHUNK):
+                group = total[start : start + GROUP * 2 * CHUNK]
+                parts = group.split(2 * CHUNK)
+                for part, noise in zip(parts, self._chunks(group.numel(), lattice.sigma), strict=True):
+                    self._add(noise, part, lattice.spacing)
         return lattice.std
 
     def whole_normals(self, count: int, sigma: float) -> Floats:
         """[sigma Z] for `count` independent normals, at most a group of them."""
-        return np.concatenate([np.empty(0), *self._chunks(count, sigma)])
+        with self._lock.held():
+            return np.concatenate([np.empty(0), *self._chunks(count, sigma)])
 
     def _chunks(self, count: int, sigma: float) -> list[Floats]:
         """The normals of one group, chunk by chunk; a chunk is overwritten by the next group."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
 
 from confide.errors import Refusal
@@ -22,6 +23,8 @@ Adjacency: TypeAlias = Literal["add-remove", "replace-one"]
 Sampling: TypeAlias = Literal["poisson", "fixed-size", "shuffle", "full-batch"]
 ADJACENCIES: tuple[Adjacency, ...] = get_args(Adjacency)
 SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
+# batch / records in floating point is off by 2^-53 of itself; a few operations may have been done with it since.
+_ROUNDING = Fraction(1, 2**49)
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class GaussianEvent:
     """`count` releases of a sum of clipped per-record answers plus Gaussian noise.
 
     poisson      each record joins each batch with probability `rate`, independently
-    fixed-size   a fresh batch of exactly rate * records distinct records at every step
+    fixed-size   a fresh batch of exactly `batch` distinct records at every step; `rate` is batch / records, rounded up
     shuffle      passes over a permuted data set: each record is used once per pass; `count` counts PASSES
     full-batch   every record at every step; `rate` is 1
     """
@@ -52,22 +55,30 @@ class GaussianEvent:
         if self.count < 1:
             raise Refusal(f"count={self.count}: must be at least 1")
         if self.sampling == "fixed-size":
-            _check_fixed_size(self.rate, self.records)
+            object.__setattr__(self, "rate", above(whole_batch(self.rate, self.records)))
 
     @property
     def batch(self) -> int:
         """Records per step; only fixed-size sampling has an exact number."""
         if self.records is None:
             raise Refusal("records=None: only events with a declared number of records have a batch size")
-        return round(self.rate * self.records)
+        return round(Fraction(self.rate) * self.records)
 
 
-def _check_fixed_size(rate: float, records: int | None) -> None:
+def whole_batch(rate: float, records: int | None) -> Fraction:
+    """The rate of fixed-size batches as the exact fraction batch / records; a rate that is none is refused."""
     if records is None or records < 1:
         raise Refusal(f"records={records}: fixed-size sampling needs the public number of records")
-    batch = rate * records
-    if round(batch) < 1 or abs(batch - round(batch)) > 1e-6 * records:
-        raise Refusal(f"rate={rate}: rate * records must be a whole number of records, not {batch}")
+    batch = round(Fraction(rate) * records)
+    if batch < 1 or abs(Fraction(rate) * records - batch) > batch * _ROUNDING:
+        raise Refusal(f"rate={rate}: rate * records must be a whole number of records, not {rate * records}")
+    return Fraction(batch, records)
+
+
+def above(share: Fraction) -> float:
+    """The least floating-point number that is not below the fraction: an accountant that reads it errs upwards."""
+    found = float(share)
+    return found if Fraction(found) >= share else math.nextafter(found, math.inf)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _note(found: Comparison) -> str:
         f"Measured on {found.inputs:,} test records ({found.source}), which the guarantee does not cover. ± is one "
         f"standard error over the test records{' ' + several if several else ''}.{once} “As good” means that the "
         "paired difference to the best is within two standard errors. Memory is the most that a fit held beyond what "
-        "was in use when it began."
+        "was in use when it began. Times and memory depend on the private records and are outside the guarantee."
     )
 
 

@@ -142,7 +142,7 @@ def _plan_rows(run: Run) -> list[tuple[str, str]]:
     alone = run.posterior.facts.get("noise_scale_epsilon")
     if alone is not None:
         rows.append(("Noise of the target", f"one histogram of residuals, alone epsilon {words.number(alone)}"))
-    return [*rows, ("Time to fit", f"{run.seconds:.1f} s")]
+    return rows
 
 
 def _model_rows(posterior: Any) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@
 Everything is written to a hidden directory beside the target, which is renamed at the end. The posterior comes first,
 for it was paid for and cannot be had again without paying again: what fails after it is written leaves it there, and
 `Unfinished` says where. JSON has no infinity and no NaN: infinities are the strings "Infinity" and "-Infinity", which
-`float` reads back, and NaN is null.
+`float` reads back, and NaN is null. How long the run took is not written: it depends on the records of its batches.
 """
 
 from __future__ import annotations
@@ -133,7 +133,6 @@ def run_record(
         "posterior": {"kind": run.posterior.kind, "facts": dict(run.posterior.facts)},
         "schema": run.schema.to_dict(),
         "encoder": encoder.to_dict() if hasattr(encoder, "to_dict") else encoder,
-        "seconds": run.seconds,
         "versions": versions(),
     }
 

@@ -30,7 +30,10 @@ from confide.sources.base import Source
 
 @dataclass(frozen=True)
 class Run:
-    """A finished fit: the posterior, what it cost, and how it was made."""
+    """A finished fit: the posterior, what it cost, and how it was made.
+
+    seconds   how long it took: it depends on the records, is outside the guarantee, and is not saved
+    """
 
     posterior: Posterior
     privacy: Privacy

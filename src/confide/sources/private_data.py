@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide._native.process import ForkAwareLock
+from confide._native.process import ForkAwareLock, mark
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.errors import Refusal
@@ -89,6 +89,7 @@ class PrivateData:
         self.__noise = NoiseStream(seed)
         self.__lattice = LatticeNoise(self.__noise)
         self.__sampler = BatchSampler(len(features), NoiseStream(None if seed is None else seed + 1))
+        self.__mark = mark()
         self.__issued: WeakSet[Receipt] = WeakSet()
         self.__open: list[Receipt] = []  # what was charged for anybody
 
@@ -186,6 +187,9 @@ class PrivateData:
 
     def __pay(self, mechanism: SampledGaussian, receipt: Receipt | None, purpose: str) -> None:
         """Use up one answer that is paid for. Inside the door."""
+        if self.__mark != mark():  # torch's threads did not survive the fork: waiting for them would never end
+            torch.set_num_threads(1)
+            self.__mark = mark()
         if receipt is None:
             if not any(paid.take(mechanism) for paid in self.__open):
                 self.charge([(mechanism, 1)], purpose).take(mechanism)

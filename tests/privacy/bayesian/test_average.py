@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from confide.errors import UnsupportedEvents
 from confide.privacy.accountants.bound import UPPER_BOUND, Bound
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.accountants.profiles import gaussian_delta
@@ -178,7 +179,10 @@ class TestPaidRelease:
     def test_charged_first_and_larger(self, worked: Confidential) -> None:
         ledger = Ledger()
         found = worked.noisy(1.0, lambda event: ledger.charge(event, "Bayesian estimate", "hold-out"))
-        assert [entry.event for entry in ledger.entries()] == [PureEvent(1.0)]
+        assert [entry.event for entry in ledger.entries()] == [PureEvent(1.0, "replace-one")]
+        assert ledger.spent(1e-5, "hold-out", "replace-one") == pytest.approx(1.0, rel=1e-4)
+        with pytest.raises(UnsupportedEvents):  # the number of records was used as it is
+            ledger.spent(1e-5, "hold-out", "add-remove")
         assert found.bayesian.epsilon is not None
         assert epsilon(worked) < found.bayesian.epsilon <= worked.dp.epsilon  # type: ignore[operator]
         assert "paid" in found.disclosure

@@ -182,7 +182,8 @@ class _Paying:
 
     At a few epsilons fixed by the DP number alone, the values delta_x / delta_max are rounded up to whole units and
     summed over records; discrete Laplace noise covers that one record changes all the sums by at most their range.
-    The mean follows by the Chernoff-Hoeffding bound for values in [0, 1]. The number of records is taken as public.
+    The mean follows by the Chernoff-Hoeffding bound for values in [0, 1]. The number of records is used as it is, so it
+    is public, and the release is private when a record's values are replaced, not when it is added or removed.
     """
 
     curve: Curve
@@ -191,7 +192,7 @@ class _Paying:
         curve = self.curve
         if not 0 < failure < curve.delta:
             raise Refusal(f"failure={failure}: must be in (0, delta={curve.delta}), since it is counted in delta")
-        charge(PureEvent(epsilon))
+        charge(PureEvent(epsilon, "replace-one"))
         columns = np.linspace(0, _CELLS, _PAID_POINTS + 2).astype(int)[1:-1]
         values, largest = (array[..., columns] for array in curve.table)
         repeats = curve.sequences.repeats

@@ -114,6 +114,8 @@ class Confidential(Trusted):
     def noisy(self, epsilon: float, charge: Charge, failure: float = 1e-6) -> BayesianEstimate:
         """An estimate paid for with noise: pure `epsilon`-DP for every record that it was computed from.
 
+        The number of those records is public, so this holds for replace-one adjacency, and the event says so.
+
         charge   called with the event before anything is released, such as
                  `lambda event: ledger.charge(event, "Bayesian estimate", "hold-out")`
         failure  probability that noise or chance make the released number too small; counted in delta

@@ -117,6 +117,7 @@ class Store:
         self.lock = threading.RLock()
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
+        self._left_behind: sqlite3.Connection | None = None
         self._inode: int | None = None
         _stores.add(self)
         with self.lock, self._explained():
@@ -246,6 +247,8 @@ class Store:
                 )
             assert self._connection is not None
             return self._connection
+        if self._process != os.getpid():  # a fork that Python did not see: the parent's connection is not ours to close
+            self._left_behind, self._connection, self._process = self._connection, None, os.getpid()
         inode = self.path.stat().st_ino if self.path.exists() else None
         if self._connection is None:
             self._connection, self._inode = self._open(self.path), inode
