@@ -8,7 +8,7 @@ from confide import methods
 from confide.data.schema import Schema
 from confide.mechanism.plan import Plan, plan
 from confide.models import likelihoods, networks, priors
-from confide.posteriors.draws import load_posterior
+from confide.posteriors.files import load_posterior
 from confide.privacy.ledger import BudgetExceeded, Ledger
 from confide.privacy.statement import Privacy
 from confide.running.chains import fit_chains

@@ -32,8 +32,8 @@ from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.models.priors import Prior
-from confide.posteriors.draws import Posterior
-from confide.posteriors.prediction.summary import Summary, summary_of
+from confide.posteriors.base import Posterior
+from confide.posteriors.prediction.summary import Summary
 from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
 from confide.running.fit import Run
@@ -113,7 +113,7 @@ class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
         """Averages over the posterior for some thousand records at a time: memory grows neither with X nor draws."""
         inputs = self._inputs(X)
         for start in range(0, len(inputs), ROWS_AT_ONCE):
-            yield summary_of(self.posterior_, inputs[start : start + ROWS_AT_ONCE])
+            yield self.posterior_.summary(inputs[start : start + ROWS_AT_ONCE])
 
     def _inputs(self, X: Any) -> torch.Tensor:
         check_is_fitted(self, "posterior_")

@@ -15,9 +15,8 @@ from confide.expectation.moments import WeightLayout
 from confide.expectation.natural import Covariance, GaussianFamily
 from confide.expectation.sites import NetworkSites, network_prior, noise_rate
 from confide.methods._baselines import assumed_density_filtering, expectation_propagation
-from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Probit
 from confide.models.networks import linear, logistic, mlp
-from confide.models.probit import Probit
 
 GRID = torch.linspace(-12, 12, 40_001, dtype=torch.float64)
 DENSITY = torch.exp(-0.5 * GRID**2) / (2 * math.pi) ** 0.5

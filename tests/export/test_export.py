@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from confide.cli.app import main
 from confide.data.preprocessing import Encoder
-from confide.export.models import draws_of, export_numpy, export_program, mean_network
+from confide.export.models import export_numpy, export_program, mean_network
 from confide.export.numpy_predictor import Predictor
 from confide.layers.conversion import with_shared_dropout
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from confide.models.networks import mlp
 from confide.posteriors.draws import Draws
-from confide.posteriors.prediction.summary import summary_of
 from confide.posteriors.variational import DiagonalGaussian, DropoutNetwork
 from confide.running.artefacts import save_run
 from tests.report.runs import make_run, reals_schema
@@ -63,7 +62,7 @@ POSTERIORS: dict[str, Any] = {
 def test_numpy_gives_the_same_numbers(name: str, tmp_path: Path) -> None:
     posterior, x = POSTERIORS[name], randn(11, 6)
     export_numpy(posterior, tmp_path / "out")
-    found, expected = Predictor(str(tmp_path / "out" / "draws.npz"))(x.numpy()), summary_of(posterior, x)
+    found, expected = Predictor(str(tmp_path / "out" / "draws.npz"))(x.numpy()), posterior.summary(x)
     np.testing.assert_allclose(found.centre, expected.centre.numpy(), atol=1e-5)
     np.testing.assert_allclose(found.aleatoric, expected.aleatoric.numpy(), atol=1e-5)
     np.testing.assert_allclose(found.epistemic, expected.epistemic.numpy(), atol=1e-4)
@@ -93,7 +92,7 @@ def test_units_of_the_target_are_kept(tmp_path: Path) -> None:
     export_numpy(run.posterior, tmp_path / "out", encoder)
     x = randn(5, 3)
     found = Predictor(str(tmp_path / "out" / "draws.npz"))(x.numpy())
-    expected = summary_of(run.posterior, x).rescaled(encoder.target_scale, encoder.target_centre)
+    expected = run.posterior.summary(x).rescaled(encoder.target_scale, encoder.target_centre)
     np.testing.assert_allclose(found.centre, expected.centre.numpy(), rtol=1e-5)
     np.testing.assert_allclose(found.aleatoric, expected.aleatoric.numpy(), rtol=1e-5)
 
@@ -139,16 +138,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         *options, target = words
         assert main(["export", str(tmp_path / "run"), *options, str(tmp_path / target)]) == 2
     capsys.readouterr()
-
-
-def test_draws_of_a_formula_are_sampled() -> None:
-    class Formula:
-        def sample(self, count: int, generator: torch.Generator) -> Tensor:
-            return torch.randn(count, 3, generator=generator)
-
-    found, weights = draws_of(Formula())
-    assert found.shape == (100, 3)
-    assert float(weights.sum()) == pytest.approx(1.0)
 
 
 HEADERS = (b"{'descr': '<f8', (((", b"{'descr': '<f8', 'fortran_order': \x22\x22\x22,", b"{'descr': 7}", b"\xff\xfe")

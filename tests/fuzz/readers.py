@@ -25,7 +25,7 @@ from pyarrow import parquet
 import confide
 from confide.data import Schema, load_dataset, load_table
 from confide.data.streaming import from_parquet
-from confide.posteriors.draws import load_posterior
+from confide.posteriors.files import load_posterior
 from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run, save_run
 from confide.running.journal import _unsealed

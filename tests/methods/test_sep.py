@@ -20,8 +20,7 @@ from confide.expectation.natural import COVARIANCES, Covariance
 from confide.methods._baselines import expectation_propagation
 from confide.methods.sep import SEP
 from confide.models import networks
-from confide.models.likelihoods import Gaussian
-from confide.models.probit import Probit
+from confide.models.likelihoods import Gaussian, Probit
 from confide.running.fit import make_problem
 from confide.sources import private_data as boundary
 from confide.sources.private_data import PrivateData

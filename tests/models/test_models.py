@@ -12,7 +12,8 @@ from torch import nn
 from confide.models import likelihoods, networks, priors
 from confide.models.flat import flatten_, named_slices
 from confide.models.predictive import ClassPredictive, RealPredictive, weighted_quantile
-from confide.posteriors.draws import Draws, load_posterior, outputs_of_draws
+from confide.posteriors.draws import Draws, outputs_of_draws
+from confide.posteriors.files import load_posterior
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -18,11 +18,12 @@ from confide.models.flat import flatten_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from confide.models.networks import mlp
 from confide.models.predictive import ClassPredictive
-from confide.posteriors.draws import Draws, load_posterior, outputs_of_draws
+from confide.posteriors.draws import Draws, outputs_of_draws
+from confide.posteriors.files import load_posterior
 from confide.posteriors.mapped import DrawWriter, MappedDraws, open_draws
 from confide.posteriors.prediction import native, stacked
 from confide.posteriors.prediction.stacked import chain_of
-from confide.posteriors.prediction.summary import Summary, summary_of
+from confide.posteriors.prediction.summary import Summary, summary_of_predictive
 from confide.posteriors.variational import DiagonalGaussian, DropoutNetwork
 
 
@@ -174,12 +175,8 @@ def test_masks_that_are_no_weights_are_drawn_all_the_same() -> None:
 
 
 def test_posterior_without_a_quick_way_is_summarised() -> None:
-    class Plain:
-        def predict(self, x: Tensor) -> ClassPredictive:
-            return ClassPredictive(randn(3, len(x), 2).softmax(-1), torch.full((3,), 1 / 3))
-
-    x = torch.zeros(4, 1)
-    expect_same(summary_of(Plain(), x), Plain().predict(x))
+    whole = ClassPredictive(randn(3, 4, 2).softmax(-1), torch.full((3,), 1 / 3))
+    expect_same(summary_of_predictive(whole), whole)
 
 
 # -- draws on disk -------------------------------------------------------------------------------------------
@@ -207,7 +204,7 @@ def test_draws_on_disk_predict_as_in_memory(tmp_path: Path, monkeypatch: pytest.
         torch.testing.assert_close(found.covariance(), expected.covariance())
         torch.testing.assert_close(found.weights, weights)
         assert found.sample(5).shape == (5, size_of(module))
-    monkeypatch.setattr("confide.posteriors.draws.MAPPED_ABOVE", 10)
+    monkeypatch.setattr("confide.posteriors.files.MAPPED_ABOVE", 10)
     assert type(load_posterior(tmp_path / "d.safetensors")) is MappedDraws
 
 

@@ -18,7 +18,7 @@ import confide
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column
 from confide.errors import Unfinished
-from confide.posteriors.draws import load_posterior
+from confide.posteriors.files import load_posterior
 from confide.privacy.bayesian.result import Trusted
 from confide.privacy.events import GaussianEvent, event_from_dict
 from confide.privacy.statement import Privacy

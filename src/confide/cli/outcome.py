@@ -65,7 +65,7 @@ def _target_noise(run: Run, encoder: Encoder) -> dict[str, Any] | None:
     if run.schema.classes is not None:
         return None
     facts = run.posterior.facts
-    scale = facts.get("noise_scale", getattr(run.posterior.likelihood, "noise_scale", None))  # type: ignore[attr-defined]
+    scale = run.posterior.noise_scale
     return {
         "standard_deviation": None if scale is None else float(scale) * encoder.target_scale,
         "from": facts.get("noise_scale_from", "the method" if "noise_scale" in facts else "given"),

@@ -21,6 +21,7 @@ from confide.errors import CommandError
 if TYPE_CHECKING:
     from confide.data import Encoder
     from confide.models.predictive import ClassPredictive, RealPredictive
+    from confide.posteriors.base import Posterior
 
 EXAMPLE = "confide predict out/run new.csv --out predictions.csv"
 ROWS_AT_ONCE = 2048
@@ -99,7 +100,7 @@ def columns_of(encoder: Encoder) -> list[str]:
 
 
 def rows_of(
-    posterior: Any, encoder: Encoder, inputs: Any, level: float, progress: Callable[[int, int], None]
+    posterior: Posterior, encoder: Encoder, inputs: Any, level: float, progress: Callable[[int, int], None]
 ) -> Iterator[list[Any]]:
     """One row of cells per record, a few thousand records at a time."""
     import torch

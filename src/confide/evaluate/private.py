@@ -34,6 +34,7 @@ from torch import Tensor
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models.predictive import ClassPredictive
+from confide.posteriors.base import Posterior
 from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency
 from confide.privacy.statement import Privacy
@@ -90,7 +91,7 @@ class _Questions:
     def bound_of(self, name: str) -> float:
         return {"brier": 2.0, "nll": self.nll_bound, "rmse": self.error_bound**2}.get(name, 1.0)
 
-    def query(self, posterior: Any) -> StatisticQuery:
+    def query(self, posterior: Posterior) -> StatisticQuery:
         def answer(x: Tensor, y: Tensor) -> Tensor:
             pairs = zip(x.split(_ROWS_AT_ONCE), y.split(_ROWS_AT_ONCE), strict=True)
             return torch.cat([self.answers(posterior.predict(part), truth) for part, truth in pairs])
@@ -112,7 +113,7 @@ class _Questions:
 
 
 def private_scores(
-    posterior: Any,
+    posterior: Posterior,
     data: PrivateData,
     *,
     epsilon: float,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from confide.expectation.mixture import MixtureOfGaussians, MixtureSites
 from confide.expectation.moments import WeightLayout
 from confide.expectation.natural import Covariance
 from confide.expectation.sites import NetworkSites, network_prior
-from confide.models.likelihoods import Gaussian
-from confide.models.networks import Recipe
+from confide.models.likelihoods import Gaussian, Likelihood, noise_scale_of
+from confide.models.networks import Recipe, recipe_of
 
 AnySites: TypeAlias = NetworkSites | LinearSites | MixtureSites
 
@@ -23,7 +23,7 @@ PRIOR_SHAPE = 6.0  # of the Gamma prior over the precision of the noise, as in p
 
 def sites_for(
     module: nn.Module,
-    likelihood: Any,
+    likelihood: Likelihood,
     records: float,
     *,
     scale: float = 1.0,
@@ -40,17 +40,16 @@ def sites_for(
     """
     if isinstance(module, MixtureOfGaussians):
         return MixtureSites.of(module, covariance)
-    recipe = getattr(module, "recipe", None)
-    if not isinstance(recipe, Recipe):
+    recipe = recipe_of(module)
+    if recipe is None:
         raise Refusal("module: moments are known for networks of confide.networks and for mixtures; use one of them")
     if recipe.outputs != likelihood.outputs:
         raise Refusal(f"outputs={recipe.outputs}: the likelihood {likelihood.name} needs {likelihood.outputs}")
     layout = WeightLayout.of(recipe)
-    learnt = learn_noise and isinstance(likelihood, Gaussian)
     if covariance != "diagonal":
-        return _linear(recipe, likelihood, scale, covariance, learnt)
+        return _linear(recipe, likelihood, scale, covariance, learn_noise and isinstance(likelihood, Gaussian))
     prior = network_prior(layout, scale)
-    if not learnt:
+    if not learn_noise or not isinstance(likelihood, Gaussian):
         return NetworkSites(layout, prior, likelihood, None, inputs)
     rate = (PRIOR_SHAPE - 1) * likelihood.noise_scale**2
     return NetworkSites(
@@ -58,7 +57,7 @@ def sites_for(
     )
 
 
-def _linear(recipe: Recipe, likelihood: Any, scale: float, covariance: Covariance, learnt: bool) -> LinearSites:
+def _linear(recipe: Recipe, likelihood: Likelihood, scale: float, covariance: Covariance, learnt: bool) -> LinearSites:
     if recipe.hidden or recipe.outputs != 1:
         raise Refusal(
             f"covariance={covariance!r}: known for linear models with one output; use 'diagonal' for networks"
@@ -92,8 +91,8 @@ def starting_point(
     return torch.cat(parts)
 
 
-def noise_of(sites: AnySites, theta: Tensor, likelihood: Any) -> Tensor:
+def noise_of(sites: AnySites, theta: Tensor, likelihood: Likelihood) -> Tensor:
     """Variance of the noise of a Gaussian target under q."""
     if isinstance(sites, NetworkSites):
         return sites.noise(theta)
-    return torch.tensor(getattr(likelihood, "noise_scale", 1.0) ** 2, dtype=torch.float64)
+    return torch.tensor((noise_scale_of(likelihood) or 1.0) ** 2, dtype=torch.float64)

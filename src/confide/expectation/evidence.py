@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
-from confide.models.probit import Probit
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Probit
 
 _NODES = 32
 _NORMALS = 64
@@ -123,7 +122,7 @@ def standard_normals(count: int, dimension: int) -> Tensor:
     return points / points.square().mean(0).sqrt()
 
 
-def evidence_for(likelihood: Any, noise: Tensor) -> Evidence:
+def evidence_for(likelihood: Likelihood, noise: Tensor) -> Evidence:
     """The evidence that belongs to a likelihood; `noise` is the noise variance of a Gaussian target."""
     if isinstance(likelihood, Gaussian):
         return GaussianEvidence(noise)

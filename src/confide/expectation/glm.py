@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from confide.expectation.evidence import Evidence, evidence_for
 from confide.expectation.natural import Covariance, GaussianFamily, least_eigenvalue
 from confide.expectation.sites import ALL_BUT_NOTHING, as_target, scalar_factor
+from confide.models.likelihoods import Likelihood, noise_scale_of
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,12 @@ class LinearSites:
 
     family: GaussianFamily
     prior: Tensor
-    likelihood: Any
+    likelihood: Likelihood
 
     @classmethod
-    def of(cls, features: int, likelihood: Any, scale: float = 1.0, covariance: Covariance = "full") -> LinearSites:
+    def of(
+        cls, features: int, likelihood: Likelihood, scale: float = 1.0, covariance: Covariance = "full"
+    ) -> LinearSites:
         """With a prior N(0, scale^2) on every weight and on the bias, which comes last."""
         family = GaussianFamily(features + 1, covariance)
         matrix = torch.eye(features + 1, dtype=torch.float64)[None] * scale**2
@@ -39,7 +41,7 @@ class LinearSites:
 
     @property
     def evidence(self) -> Evidence:
-        noise = getattr(self.likelihood, "noise_scale", 1.0) ** 2
+        noise = (noise_scale_of(self.likelihood) or 1.0) ** 2
         return evidence_for(self.likelihood, torch.tensor(noise, dtype=torch.float64))
 
     def factors(self, cavity: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from confide.expectation.evidence import Evidence, GaussianEvidence, evidence_for
 from confide.expectation.moments import WeightLayout, slopes
 from confide.expectation.natural import GaussianFamily
+from confide.models.likelihoods import Likelihood, noise_scale_of
 
 LARGEST_SHARE = 0.9
 """Of a weight's precision after a record, at most this share may come from that record in a network: where propagated
@@ -112,7 +113,7 @@ class NetworkSites:
 
     layout: WeightLayout
     prior: Tensor
-    likelihood: Any
+    likelihood: Likelihood
     shape: float | None = None
     inputs: Tensor | None = None
 
@@ -141,7 +142,7 @@ class NetworkSites:
         """Variance of the noise of a Gaussian target; of no meaning for classes."""
         if self.shape is not None:
             return theta[..., -1] / (self.shape - 1)
-        return torch.tensor(getattr(self.likelihood, "noise_scale", 1.0) ** 2, dtype=torch.float64)
+        return torch.tensor((noise_scale_of(self.likelihood) or 1.0) ** 2, dtype=torch.float64)
 
     def evidence(self, theta: Tensor) -> Evidence:
         return evidence_for(self.likelihood, self.noise(theta))

@@ -26,17 +26,16 @@ from torch import Tensor, nn
 from confide.errors import Refusal
 from confide.models.flat import flatten_
 from confide.models.likelihoods import likelihood_to_dict
+from confide.posteriors.base import Posterior
 from confide.posteriors.prediction.stacked import chain_of
 from confide.posteriors.variational import DropoutNetwork
 
 FORMAT = 1
 WEIGHTS, MODULE = "draws.npz", "predict.py"
-SAMPLED = 100
-"""Draws that are written of a posterior which is a formula and not a list of draws."""
 _ACTIVATIONS = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.SiLU: "silu", nn.Identity: "identity"}
 
 
-def export_numpy(posterior: Any, directory: str | os.PathLike[str], encoder: Any = None) -> Path:
+def export_numpy(posterior: Posterior, directory: str | os.PathLike[str], encoder: Any = None) -> Path:
     """Write draws.npz and predict.py to a new directory, and return its path.
 
     encoder   of the run: its target's scale and centre are kept, so that numbers come out in the target's units; how
@@ -62,14 +61,14 @@ def export_numpy(posterior: Any, directory: str | os.PathLike[str], encoder: Any
     return target
 
 
-def _numpy_parts(posterior: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _numpy_parts(posterior: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
     chain = chain_of(posterior.module, masked=isinstance(posterior, DropoutNetwork))
     if chain is None:
         raise Refusal(
             f"posterior: its network, {type(posterior.module).__name__}, is not a chain of linear layers and "
             "activations; export_program takes any network"
         )
-    draws, weights = draws_of(posterior)
+    draws, weights = posterior.weighted_draws()
     arrays: dict[str, Any] = {"weights": weights.double().numpy()}
     layers: list[str] = []
     for layer in chain:
@@ -85,11 +84,10 @@ def _numpy_parts(posterior: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, about
 
 
-def _likelihood(posterior: Any) -> dict[str, Any]:
+def _likelihood(posterior: Posterior) -> dict[str, Any]:
     values = likelihood_to_dict(posterior.likelihood)
-    noise = getattr(posterior, "noise", None)
-    if values["name"] == "gaussian" and isinstance(noise, Tensor):
-        values["noise_scale"] = float(noise.sqrt())  # a posterior that has learnt the noise of the target
+    if posterior.noise_scale is not None:
+        values["noise_scale"] = posterior.noise_scale  # which the posterior may have learnt
     return values
 
 
@@ -103,19 +101,7 @@ def _activation_name(layer: nn.Module | None) -> str:
     return name
 
 
-def draws_of(posterior: Any) -> tuple[Tensor, Tensor]:
-    """The draws that a posterior's predictions average over, with their weights."""
-    if hasattr(posterior, "groups"):
-        draws = torch.cat(list(posterior.groups(64)))
-    else:
-        draws = posterior.sample(SAMPLED, torch.Generator().manual_seed(0))
-    weights = getattr(posterior, "weights", None)
-    if not isinstance(weights, Tensor) or weights.shape != (len(draws),):
-        weights = torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
-    return draws.detach(), weights
-
-
-def mean_network(posterior: Any) -> nn.Module:
+def mean_network(posterior: Posterior) -> nn.Module:
     """The network with its weights at their posterior mean, in the mode for predictions."""
     network: nn.Module = copy.deepcopy(posterior.module)
     if isinstance(posterior, DropoutNetwork):
@@ -132,7 +118,7 @@ def mean_network(posterior: Any) -> nn.Module:
     return network
 
 
-def export_program(posterior: Any, path: str | os.PathLike[str], example: Tensor) -> Path:
+def export_program(posterior: Posterior, path: str | os.PathLike[str], example: Tensor) -> Path:
     """Write the posterior-mean network as a torch.export program, for any number of inputs.
 
     example   a few inputs, such as zeros: their shape counts and not their values; at least 2
@@ -153,5 +139,5 @@ def export_program(posterior: Any, path: str | os.PathLike[str], example: Tensor
     return target
 
 
-def _about(posterior: Any) -> Mapping[str, Any]:
+def _about(posterior: Posterior) -> Mapping[str, Any]:
     return {"format": FORMAT, "likelihood": likelihood_to_dict(posterior.likelihood), "network": "posterior mean"}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from confide.mechanism.plan import Plan
 from confide.models.likelihoods import Likelihood
-from confide.posteriors.draws import Posterior
+from confide.posteriors.base import Posterior
 from confide.sources.queries import GradientQuery, Query, Release
 
 

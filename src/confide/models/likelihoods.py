@@ -6,8 +6,9 @@ Each gives one loss per record, and reads a predictive distribution off the outp
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,12 @@ from confide.errors import Refusal
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
 
 
+@runtime_checkable
 class Likelihood(Protocol):
-    """`outputs` is the width of the network's last layer that the likelihood expects."""
+    """How outputs explain targets; docs/skeletons/likelihood.py is one to copy.
+
+    `name` stands in files, `outputs` is the width of the network's last layer that the likelihood expects.
+    """
 
     name: ClassVar[str]
 
@@ -83,6 +88,30 @@ class Bernoulli:
     def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
         one = outputs.reshape(outputs.shape[0], outputs.shape[1]).sigmoid()
         return ClassPredictive(torch.stack([1 - one, one], -1), weights)
+
+
+@dataclass(frozen=True)
+class Probit:
+    """One output f for the class 1 of two, with probability Phi(f). Its moment matching has a closed form."""
+
+    name: ClassVar[str] = "probit"
+
+    @property
+    def outputs(self) -> int:
+        return 1
+
+    @property
+    def curvature(self) -> float:
+        return 1.0
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        value = output.reshape(len(output))
+        loss: Tensor = -torch.special.log_ndtr((2 * y.to(value.dtype) - 1) * value)
+        return loss
+
+    def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
+        value = outputs.reshape(outputs.shape[0], outputs.shape[1])
+        return ClassPredictive(torch.special.ndtr(torch.stack([-value, value], -1)), weights)
 
 
 @dataclass(frozen=True)
@@ -180,18 +209,39 @@ class LearntNoise(nn.Module):
         return torch.cat([mean, self.raw(torch.ones_like(mean))], 1)
 
 
-LIKELIHOODS: dict[str, type[Any]] = {
-    cls.name: cls for cls in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    cls.name: cls for cls in (Categorical, Bernoulli, Probit, Gaussian, HeteroscedasticGaussian)
 }
+"""Everything that confide offers, by the name that stands in files."""
 
 
-def likelihood_to_dict(likelihood: Any) -> dict[str, Any]:
-    return {"name": likelihood.name, **asdict(likelihood)}
+def likelihood_to_dict(likelihood: Likelihood) -> dict[str, Any]:
+    """A likelihood of confide's own in full; of any other its name, so that nothing else is taken for it."""
+    if type(likelihood) is LIKELIHOODS.get(likelihood.name):
+        return {"name": likelihood.name, **vars(likelihood)}
+    return {"name": likelihood.name, "own": type(likelihood).__qualname__}
 
 
-def likelihood_from_dict(values: dict[str, Any]) -> Any:
+def likelihood_from_dict(values: Mapping[str, Any]) -> Likelihood:
     rest = dict(values)
     name = rest.pop("name", None)
+    if "own" in rest:
+        raise Refusal(f"likelihood=None: {name!r} ({rest['own']}) is a likelihood of your own; pass it as likelihood=")
     if name not in LIKELIHOODS:
         raise Refusal(f"likelihood={name!r}: unknown; known: {', '.join(LIKELIHOODS)}")
     return LIKELIHOODS[name](**rest)
+
+
+def noise_scale_of(likelihood: Likelihood) -> float | None:
+    """That of a Gaussian with known noise; None for any other."""
+    return likelihood.noise_scale if isinstance(likelihood, Gaussian) else None
+
+
+def check_likelihood(likelihood: object) -> None:
+    """Refuse what is no likelihood, before anything is charged."""
+    absent = [part for part in ("name", "outputs", "curvature", "loss", "predictive") if not hasattr(likelihood, part)]
+    if absent or isinstance(likelihood, type):
+        raise Refusal(
+            f"likelihood={likelihood!r}: {'is a class' if not absent else 'has no ' + ', '.join(absent)}; use one of "
+            "confide.likelihoods, or complete your own (confide.likelihoods.Likelihood)"
+        )

@@ -63,6 +63,11 @@ class MLP(nn.Sequential):
         return output
 
 
+def recipe_of(module: nn.Module) -> Recipe | None:
+    """The recipe of a network of confide's own, also where a method has put other layers in it; None for any other."""
+    return module.recipe if isinstance(module, MLP) else None
+
+
 def _linear(width_in: int, width_out: int, random: bool, generator: torch.Generator | None) -> nn.Linear:
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, width_in, width_out)
     bound = 1 / math.sqrt(width_in) if random else 0.0

@@ -1,47 +1,26 @@
-"""Posteriors: what a run leaves behind. Each can sample parameters, predict, save and load (safetensors, no pickle)."""
+"""Posteriors that are a list of weighted draws: what samplers and point estimates leave behind."""
 
 from __future__ import annotations
 
-import importlib
-import json
-import pkgutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from confide.errors import Refusal
 from confide.models.flat import named_slices
-from confide.models.likelihoods import likelihood_from_dict, likelihood_to_dict
-from confide.models.networks import MLP, Recipe
+from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
+from confide.posteriors.base import check_count, check_size
+from confide.posteriors.description import save_posterior
 from confide.posteriors.prediction.stacked import outputs_of
 from confide.posteriors.prediction.summary import Summary, predictive_of_draws, summary_of_draws
 
-MAPPED_ABOVE = 1 << 28
-"""Bytes of a file of draws above which it is read piece by piece instead of as a whole."""
-
-
-@runtime_checkable
-class Posterior(Protocol):
-    """What every posterior offers. `facts` are public remarks for the report: temperature, step size, draws."""
-
-    kind: ClassVar[str]
-
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
-
-    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """`count` parameter vectors, of shape (count, parameters)."""
-
-    def predict(self, x: Tensor) -> Predictive:
-        """The posterior predictive distribution at new inputs."""
-
-    def save(self, path: str | Path) -> None:
-        """Write one safetensors file."""
+DRAWS_AT_ONCE = 64
+"""Draws of a file that stays on disk which are held together: enough for quick sums, few enough for any network."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +32,25 @@ class Draws:
     """
 
     module: nn.Module
-    likelihood: Any
+    likelihood: Likelihood
     draws: Tensor
     weights: Tensor
     facts: Mapping[str, Any] = field(default_factory=dict)
     kind: ClassVar[str] = "draws"
 
+    @property
+    def noise_scale(self) -> float | None:
+        return noise_scale_of(self.likelihood)
+
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        if count < 1:
-            raise Refusal(f"count={count}: must be at least 1")
+        check_count(count)
         chosen = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         return self.draws[chosen].to(self.weights.dtype)
 
     def mean(self) -> Tensor:
         total = torch.zeros(self.draws.shape[1], dtype=self.weights.dtype)
         start = 0
-        for group in self.groups(64):
+        for group in self.groups(DRAWS_AT_ONCE):
             total += self.weights[start : start + len(group)] @ group
             start += len(group)
         return total
@@ -83,6 +65,9 @@ class Draws:
         for group in self.draws.split(size):
             yield group.to(self.weights.dtype)
 
+    def weighted_draws(self) -> tuple[Tensor, Tensor]:
+        return torch.cat(list(self.groups(DRAWS_AT_ONCE))).detach(), self.weights
+
     @torch.no_grad()
     def predict(self, x: Tensor) -> Predictive:
         return predictive_of_draws(self.module, self.groups, x, self.likelihood, self.weights)
@@ -91,6 +76,9 @@ class Draws:
     def summary(self, x: Tensor) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the draws."""
         return summary_of_draws(self.module, self.groups, x, self.likelihood, self.weights)
+
+    def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:
+        return replace(self, likelihood=likelihood, facts=facts)
 
     def named_draws(self) -> dict[str, Tensor]:
         """The draws by parameter name, each of shape (draws, *parameter shape)."""
@@ -111,6 +99,13 @@ class Draws:
         if dtype is not None and not dtype.is_floating_point:
             raise Refusal(f"dtype={dtype}: must be a floating point type, such as torch.bfloat16")
         save_posterior(self, {"draws": self.draws.to(dtype or self.draws.dtype), "weights": self.weights}, path)
+
+    @classmethod
+    def rebuilt(
+        cls, module: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    ) -> Self:
+        check_size(module, tensors["draws"].shape[1])
+        return cls(module, likelihood, tensors["draws"], tensors["weights"], facts)
 
 
 def _evenly_weighted(weights: Tensor) -> Tensor:
@@ -139,76 +134,3 @@ def to_arviz(draws: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Any:
 def outputs_of_draws(module: nn.Module, draws: Tensor, x: Tensor) -> Tensor:
     """Network outputs for every draw and input: (draws, inputs, ...), in chunks of bounded memory."""
     return outputs_of(module, lambda size: iter(draws.split(size)), x, len(draws))
-
-
-def description_of(posterior: Any) -> str:
-    """What is needed beside the tensors to build a posterior again, as JSON."""
-    recipe = getattr(posterior.module, "recipe", None)
-    about = {
-        "kind": posterior.kind,
-        "likelihood": likelihood_to_dict(posterior.likelihood),
-        "network": recipe.to_dict() if isinstance(recipe, Recipe) else None,
-        "facts": dict(posterior.facts),
-    }
-    return json.dumps(about)
-
-
-def save_posterior(posterior: Any, tensors: dict[str, Tensor], path: str | Path) -> None:
-    """One safetensors file: tensors, and as metadata what is needed to build the posterior again."""
-    from safetensors.torch import save_file
-
-    contiguous = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    save_file(contiguous, str(path), metadata={"confide": description_of(posterior)})
-
-
-Builder = Callable[[nn.Module, Any, dict[str, Tensor], Mapping[str, Any]], Any]
-
-
-def _build_draws(module: nn.Module, likelihood: Any, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> Draws:
-    return Draws(module, likelihood, tensors["draws"], tensors["weights"], facts)
-
-
-BUILDERS: dict[str, Builder] = {Draws.kind: _build_draws}
-
-
-def _builder(kind: object) -> Builder | None:
-    """What builds a posterior of that kind. Modules posteriors_*.py beside this one bring kinds of their own."""
-    if kind not in BUILDERS:
-        for info in pkgutil.iter_modules([str(Path(__file__).parent)]):
-            if info.name.startswith("posteriors_"):
-                importlib.import_module(f"confide.{info.name}")
-    return BUILDERS.get(str(kind))
-
-
-def load_posterior(path: str | Path, module: nn.Module | None = None) -> Any:
-    """Read a posterior back. A network of confide's own is rebuilt; any other module must be given."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="pt") as archive:
-            about = json.loads((archive.metadata() or {}).get("confide", "null"))
-            kind = about.get("kind") if isinstance(about, dict) else None
-            if kind == Draws.kind and Path(path).stat().st_size > MAPPED_ABOVE:
-                from confide.posteriors.mapped import open_draws
-
-                return open_draws(path, module)
-            tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise Refusal(f"path={str(path)!r}: not a readable posterior file ({error})") from None
-    build = _builder(kind)
-    if build is None:
-        raise Refusal(f"path={str(path)!r}: not a posterior written by this version of confide")
-    try:
-        return build(network_of(about, module), likelihood_from_dict(about["likelihood"]), tensors, about["facts"])
-    except (KeyError, IndexError, TypeError, AttributeError):
-        pass
-    raise Refusal(f"path={str(path)!r}: is damaged or incomplete; use another copy")
-
-
-def network_of(about: Mapping[str, Any], module: nn.Module | None) -> nn.Module:
-    """The given module, or the network of confide's own that the file describes."""
-    if module is not None:
-        return module
-    if about["network"] is None:
-        raise Refusal("module=None: this posterior belongs to a network of your own; pass it as module=")
-    return MLP(Recipe.from_dict(about["network"]))

@@ -27,8 +27,10 @@ from torch import Tensor, nn
 
 from confide.errors import Refusal
 from confide.models.flat import trainable
-from confide.models.likelihoods import likelihood_from_dict
-from confide.posteriors.draws import Draws, description_of, network_of
+from confide.models.likelihoods import Likelihood
+from confide.posteriors.base import check_size
+from confide.posteriors.description import description_of, likelihood_of, network_of
+from confide.posteriors.draws import Draws
 
 STORED: dict[torch.dtype, str] = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 _WEIGHT = torch.float32
@@ -58,8 +60,10 @@ class MappedDraws(Draws):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def open_draws(path: str | Path, module: nn.Module | None = None) -> MappedDraws:
-    """A posterior of draws whose numbers stay on disk. A network of one's own must be given as `module`."""
+def open_draws(
+    path: str | Path, module: nn.Module | None = None, *, likelihood: Likelihood | None = None
+) -> MappedDraws:
+    """A posterior of draws whose numbers stay on disk. A network or likelihood of one's own must be given."""
     complaint = f"path={str(path)!r}: not a readable file of draws"
     try:
         with open(path, "rb") as file:
@@ -72,8 +76,9 @@ def open_draws(path: str | Path, module: nn.Module | None = None) -> MappedDraws
         raise Refusal(f"{complaint} ({error})") from None
     if not isinstance(about, dict) or about.get("kind") != Draws.kind or len(draws) != len(weights):
         raise Refusal(f"{complaint}; its posterior is of another kind")
-    likelihood = likelihood_from_dict(about["likelihood"])
-    return MappedDraws(network_of(about, module), likelihood, draws, weights.clone(), about["facts"], mapping)
+    network = network_of(about, module, {})
+    check_size(network, draws.shape[1])
+    return MappedDraws(network, likelihood_of(about, likelihood), draws, weights.clone(), about["facts"], mapping)
 
 
 def _view(mapping: mmap.mmap, entry: Mapping[str, Any], start: int) -> Tensor:
@@ -100,7 +105,7 @@ class DrawWriter:
         self,
         path: str | Path,
         module: nn.Module,
-        likelihood: Any,
+        likelihood: Likelihood,
         count: int,
         *,
         dtype: torch.dtype = torch.float32,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,16 @@ from confide.expectation.mixture import MixtureOfGaussians
 from confide.expectation.moments import WeightLayout, output_moments
 from confide.expectation.natural import GaussianFamily
 from confide.models.flat import named_slices
-from confide.models.likelihoods import Gaussian
+from confide.models.likelihoods import Gaussian, Likelihood
 from confide.models.networks import Recipe
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
-from confide.posteriors.draws import BUILDERS, outputs_of_draws, save_posterior, to_arviz
+from confide.posteriors.base import check_count
+from confide.posteriors.description import save_posterior
+from confide.posteriors.draws import outputs_of_draws, to_arviz
+from confide.posteriors.prediction.summary import Summary, summary_of_predictive
 
-_DRAWS = 64
+_DRAWS = 64  # quasi-random outputs of a class prediction: errors of about 1 / 64, at the price of one pass
+_WRITTEN = 100  # draws that stand for the formula where a list is needed
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,16 @@ class NaturalGaussian:
     """
 
     module: nn.Module
-    likelihood: Any
+    likelihood: Likelihood
     natural: Tensor
     noise: Tensor
     inputs: Tensor | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     kind: ClassVar[str] = "natural-gaussian"
+
+    @property
+    def noise_scale(self) -> float | None:
+        return float(self.noise.sqrt()) if isinstance(self.likelihood, Gaussian) else None
 
     @property
     def family(self) -> GaussianFamily:
@@ -86,13 +94,16 @@ class NaturalGaussian:
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """`count` parameter vectors of the module, of shape (count, parameters)."""
-        if count < 1:
-            raise Refusal(f"count={count}: must be at least 1")
+        check_count(count)
         return self._of_module(self.family.sample(self.natural, count, generator))
 
     def mean(self) -> Tensor:
         """The mean parameter vector of the module."""
         return self._of_module(self.family.moments(self.natural)[0].flatten(-2)[None])[0]
+
+    def weighted_draws(self) -> tuple[Tensor, Tensor]:
+        draws = self.sample(_WRITTEN, torch.Generator().manual_seed(0))
+        return draws.detach(), torch.full((_WRITTEN,), 1 / _WRITTEN, dtype=torch.float64)
 
     def covariance(self) -> Tensor:
         """The covariance of the module's parameters, (parameters, parameters)."""
@@ -115,8 +126,14 @@ class NaturalGaussian:
             return GaussianPredictive.of(mean[:, 0], doubt[:, 0], self.noise)
         spread = standard_normals(_DRAWS, mean.shape[1])[:, None, :] * doubt.sqrt()
         weights = torch.full((_DRAWS,), 1 / _DRAWS, dtype=mean.dtype)
-        predictive: Predictive = self.likelihood.predictive(mean + spread, weights)
-        return predictive
+        return self.likelihood.predictive(mean + spread, weights)
+
+    def summary(self, x: Tensor) -> Summary:
+        return summary_of_predictive(self.predict(x))
+
+    def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:
+        noise = self.noise.new_tensor(likelihood.noise_scale**2) if isinstance(likelihood, Gaussian) else self.noise
+        return replace(self, likelihood=likelihood, noise=noise, facts=facts)
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and epistemic variance of a network's outputs, both (inputs, outputs)."""
@@ -153,29 +170,16 @@ class NaturalGaussian:
         tensors = {"natural": self.natural, "noise": self.noise.reshape(1)}
         if self.inputs is not None:
             tensors["inputs"] = self.inputs
-        if isinstance(self.module, MixtureOfGaussians):
-            tensors |= {f"module.{name}": value for name, value in self.module.state_dict().items()}
-            tensors["module.spread"] = torch.tensor([self.module.spread], dtype=torch.float64)
         save_posterior(self, tensors, path)
 
-
-def _build(module: nn.Module, likelihood: Any, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> NaturalGaussian:
-    if "module.covariances" in tensors:
-        module = _mixture(tensors)
-    return NaturalGaussian(module, likelihood, tensors["natural"], tensors["noise"][0], tensors.get("inputs"), facts)
-
-
-def _mixture(tensors: dict[str, Tensor]) -> MixtureOfGaussians:
-    means = tensors["module.means"]
-    mixture = MixtureOfGaussians(
-        *means.shape,
-        scale=tensors["module.covariances"],
-        weights=tensors["module.weights"],
-        centre=tensors["module.centre"],
-        spread=float(tensors["module.spread"]),
-    )
-    mixture.means.data.copy_(means)
-    return mixture
-
-
-BUILDERS[NaturalGaussian.kind] = _build
+    @classmethod
+    def rebuilt(
+        cls, module: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    ) -> Self:
+        found = cls(module, likelihood, tensors["natural"], tensors["noise"][0], tensors.get("inputs"), facts)
+        if len(found.natural) != found.family.size:
+            raise Refusal(
+                f"module={type(module).__name__}: needs {found.family.size} numbers, and this posterior has "
+                f"{len(found.natural)}; pass the network that was fitted"
+            )
+        return found

@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from confide.errors import Refusal
 from confide.layers.bayesian import draw_
 from confide.layers.conversion import with_shared_dropout
 from confide.layers.dropout import SharedDropout
 from confide.models.flat import flatten_, named_slices
+from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
-from confide.posteriors.draws import BUILDERS, save_posterior, to_arviz
+from confide.posteriors.base import check_count, check_size
+from confide.posteriors.description import save_posterior
+from confide.posteriors.draws import to_arviz
 from confide.posteriors.prediction.stacked import ELEMENTS_AT_ONCE, Block, blocks, chain_of, collected
 from confide.posteriors.prediction.summary import Summary, accumulated, predictive_of_draws, summary_of_draws
 
@@ -34,15 +36,19 @@ class DiagonalGaussian:
     """
 
     module: nn.Module
-    likelihood: Any
+    likelihood: Likelihood
     centre: Tensor
     spread: Tensor
     passes: int = 100
     facts: Mapping[str, Any] = field(default_factory=dict)
     kind: ClassVar[str] = "diagonal-gaussian"
 
+    @property
+    def noise_scale(self) -> float | None:
+        return noise_scale_of(self.likelihood)
+
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        _check_count(count)
+        check_count(count)
         return torch.stack(list(self._draws(count, generator)))
 
     def mean(self) -> Tensor:
@@ -50,6 +56,13 @@ class DiagonalGaussian:
 
     def covariance(self) -> Tensor:
         return torch.diag(self.spread.square())
+
+    def weighted_draws(self) -> tuple[Tensor, Tensor]:
+        """The draws that a prediction averages over."""
+        return torch.cat(list(self.groups(self.passes))).detach(), equal_weights(self.passes)
+
+    def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:
+        return replace(self, likelihood=likelihood, facts=facts)
 
     def groups(self, size: int) -> Iterator[Tensor]:
         """The draws that a prediction averages over, at most `size` at a time: the same ones every time."""
@@ -65,7 +78,7 @@ class DiagonalGaussian:
     @torch.no_grad()
     def summary(self, x: Tensor) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the draws."""
-        weights = torch.full((self.passes,), 1 / self.passes, dtype=torch.float64)
+        weights = equal_weights(self.passes)
         return summary_of_draws(self.module, self.groups, x, self.likelihood, weights)
 
     def to_arviz(self) -> Any:
@@ -84,6 +97,13 @@ class DiagonalGaussian:
         tensors = {"centre": self.centre, "spread": self.spread, "passes": torch.tensor(self.passes)}
         save_posterior(self, tensors, path)
 
+    @classmethod
+    def rebuilt(
+        cls, module: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    ) -> Self:
+        check_size(module, len(tensors["centre"]))
+        return cls(module, likelihood, tensors["centre"], tensors["spread"], int(tensors["passes"]), facts)
+
     def _draws(self, count: int, generator: torch.Generator | None) -> Iterator[Tensor]:
         for _ in range(count):
             noise = torch.randn(self.centre.shape, generator=generator, dtype=self.centre.dtype)
@@ -101,19 +121,23 @@ class DropoutNetwork:
     """
 
     module: nn.Module
-    likelihood: Any
+    likelihood: Likelihood
     weights: Tensor
     passes: int = 100
     rate: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     kind: ClassVar[str] = "dropout-network"
 
+    @property
+    def noise_scale(self) -> float | None:
+        return noise_scale_of(self.likelihood)
+
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Weights with the masks multiplied in, where a dropout layer stands right before a linear one.
 
         Masks elsewhere cannot be written as weights; they are left out here, and drawn in predictions all the same.
         """
-        _check_count(count)
+        check_count(count)
         network = copy.deepcopy(self.module)
         flatten_(network)
         followed = list(_followed_by_linear(network))
@@ -129,6 +153,13 @@ class DropoutNetwork:
 
     def mean(self) -> Tensor:
         return self.weights
+
+    def weighted_draws(self) -> tuple[Tensor, Tensor]:
+        """The draws that a prediction averages over."""
+        return torch.cat(list(self.groups(self.passes))).detach(), equal_weights(self.passes)
+
+    def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:
+        return replace(self, likelihood=likelihood, facts=facts)
 
     def groups(self, size: int) -> Iterator[Tensor]:
         """The masked weights that a prediction averages over, at most `size` at a time: the same ones every time."""
@@ -174,7 +205,24 @@ class DropoutNetwork:
 
     def save(self, path: str | Path) -> None:
         numbers = {"passes": torch.tensor(self.passes), "rate": torch.tensor(self.rate, dtype=torch.float64)}
-        save_posterior(self, {"weights": self.weights, **numbers}, path)
+        save_posterior(self, {"weights": self.weights, **numbers}, path, lambda made: _with_masks(made, self.rate))
+
+    @classmethod
+    def rebuilt(
+        cls, module: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    ) -> Self:
+        check_size(module, len(tensors["weights"]))
+        rate = float(tensors["rate"])
+        network = _with_masks(copy.deepcopy(module), rate)
+        return cls(network, likelihood, tensors["weights"], int(tensors["passes"]), rate, facts)
+
+
+def _with_masks(network: nn.Module, rate: float) -> nn.Module:
+    return with_shared_dropout(network, rate)[0]
+
+
+def equal_weights(count: int) -> Tensor:
+    return torch.full((count,), 1 / count, dtype=torch.float64)
 
 
 def _followed_by_linear(network: nn.Module) -> Iterator[tuple[SharedDropout, nn.Linear]]:
@@ -198,16 +246,15 @@ def _trainable(network: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 @torch.no_grad()
-def _predictive(parts: Iterator[Block], likelihood: Any, x: Tensor, passes: int) -> Predictive:
+def _predictive(parts: Iterator[Block], likelihood: Likelihood, x: Tensor, passes: int) -> Predictive:
     outputs = collected(parts, passes, len(x))
     weights = torch.full((passes,), 1 / passes, dtype=outputs.dtype)
-    predictive: Predictive = likelihood.predictive(outputs, weights)
-    return predictive
+    return likelihood.predictive(outputs, weights)
 
 
 @torch.no_grad()
-def _summary(parts: Iterator[Block], likelihood: Any, x: Tensor, passes: int) -> Summary:
-    weights = torch.full((passes,), 1 / passes, dtype=torch.float64)
+def _summary(parts: Iterator[Block], likelihood: Likelihood, x: Tensor, passes: int) -> Summary:
+    weights = equal_weights(passes)
     return accumulated(parts, likelihood, weights, len(x))
 
 
@@ -220,27 +267,3 @@ def _by_name(module: nn.Module, draws: Tensor) -> dict[str, Tensor]:
     """Draws by parameter name, as one chain: (1, draws, *parameter shape)."""
     slices = named_slices(module)
     return {name: draws[:, part].reshape(1, -1, *shape) for name, (part, shape) in slices.items()}
-
-
-def _check_count(count: int) -> None:
-    if count < 1:
-        raise Refusal(f"count={count}: must be at least 1")
-
-
-def _build_gaussian(
-    module: nn.Module, likelihood: Any, tensors: dict[str, Tensor], facts: Mapping[str, Any]
-) -> DiagonalGaussian:
-    passes = int(tensors["passes"])
-    return DiagonalGaussian(module, likelihood, tensors["centre"], tensors["spread"], passes, facts)
-
-
-def _build_dropout(
-    module: nn.Module, likelihood: Any, tensors: dict[str, Tensor], facts: Mapping[str, Any]
-) -> DropoutNetwork:
-    rate = float(tensors["rate"])
-    network, _ = with_shared_dropout(copy.deepcopy(module), rate)
-    return DropoutNetwork(network, likelihood, tensors["weights"], int(tensors["passes"]), rate, facts)
-
-
-BUILDERS[DiagonalGaussian.kind] = _build_gaussian
-BUILDERS[DropoutNetwork.kind] = _build_dropout

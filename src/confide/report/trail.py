@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from confide.models.networks import recipe_of
+from confide.posteriors.base import Posterior
 from confide.privacy.events import Event, GaussianEvent, PureEvent
 from confide.report import words
 from confide.report.evaluation import PUBLIC, Evaluation
@@ -145,18 +147,10 @@ def _plan_rows(run: Run) -> list[tuple[str, str]]:
     return rows
 
 
-def _model_rows(posterior: Any) -> list[tuple[str, str]]:
-    rows = []
-    likelihood = getattr(posterior, "likelihood", None)
-    if likelihood is not None:
-        rows.append(("Likelihood", words.shown(likelihood)))
-    module = getattr(posterior, "module", None)
-    recipe = getattr(module, "recipe", None)
-    if recipe is not None:
-        rows.append(("Network", words.shown(recipe)))
-    elif module is not None:
-        rows.append(("Network", type(module).__name__))
-    return rows
+def _model_rows(posterior: Posterior) -> list[tuple[str, str]]:
+    recipe = recipe_of(posterior.module)
+    network = type(posterior.module).__name__ if recipe is None else words.shown(recipe)
+    return [("Likelihood", words.shown(posterior.likelihood)), ("Network", network)]
 
 
 def versions() -> dict[str, str]:

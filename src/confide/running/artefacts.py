@@ -29,7 +29,9 @@ from torch import nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal, Unfinished
-from confide.posteriors.draws import load_posterior
+from confide.models.likelihoods import Likelihood
+from confide.posteriors.base import Posterior
+from confide.posteriors.files import load_posterior
 from confide.privacy.events import event_from_dict, event_to_dict
 from confide.privacy.statement import Privacy
 from confide.report import Evaluation, render
@@ -165,7 +167,7 @@ class SavedRun:
     """
 
     directory: Path
-    posterior: Any
+    posterior: Posterior
     privacy: Privacy
     schema: Schema
     metrics: Mapping[str, float]
@@ -173,10 +175,13 @@ class SavedRun:
     record: Mapping[str, Any]
 
 
-def load_run(directory: str | os.PathLike[str], module: nn.Module | None = None) -> SavedRun:
+def load_run(
+    directory: str | os.PathLike[str], module: nn.Module | None = None, *, likelihood: Likelihood | None = None
+) -> SavedRun:
     """Read a run back, and refuse a posterior that is not, byte for byte, the one that was saved.
 
-    A network of confide's own is rebuilt; any other must be given as `module`.
+    A network of confide's own is rebuilt; any other must be given as `module`, and a likelihood of one's own as
+    `likelihood`.
     """
     base = Path(directory)
     if not base.is_dir():
@@ -190,7 +195,8 @@ def load_run(directory: str | os.PathLike[str], module: nn.Module | None = None)
             f"{RECORD}); restore it, or fit again"
         )
     privacy, schema, metrics = _rebuilt(record, base / RECORD)
-    return SavedRun(base, load_posterior(path, module), privacy, schema, metrics, record["encoder"], record)
+    posterior = load_posterior(path, module, likelihood=likelihood)
+    return SavedRun(base, posterior, privacy, schema, metrics, record["encoder"], record)
 
 
 def _rebuilt(record: dict[str, Any], path: Path) -> tuple[Privacy, Schema, dict[str, float]]:

@@ -21,8 +21,9 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.flat import flatten_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from confide.models.networks import Recipe
-from confide.posteriors.draws import Posterior
+from confide.models.networks import recipe_of
+from confide.posteriors.base import Posterior
+from confide.posteriors.files import check_saveable
 from confide.privacy.statement import Privacy
 from confide.running.journal import Checkpoints, journal
 from confide.sources.base import Source
@@ -112,6 +113,7 @@ def rehearse(
     check_method(method)
     _check_sizes(data.schema, plan)
     problem = make_problem(method, module, data.schema, plan, likelihood, seed)
+    check_saveable(problem.module, problem.likelihood, method.posterior)
     state = method.init(problem)
     data.rehearse(method.ask(problem, state))
     return problem, state
@@ -143,12 +145,12 @@ def make_problem(
     return Problem(own, flatten_(own), explained, plan, generator)
 
 
-def default_likelihood(module: nn.Module, schema: Schema) -> Any:
+def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:
     """Categorical for declared classes (Bernoulli for a network with one logit), Gaussian for a real target."""
     count = schema.class_count
     if count is None:
         return Gaussian()
-    recipe = getattr(module, "recipe", None)
-    if count == 2 and isinstance(recipe, Recipe) and recipe.outputs == 1:
+    recipe = recipe_of(module)
+    if count == 2 and recipe is not None and recipe.outputs == 1:
         return Bernoulli()
     return Categorical(count)

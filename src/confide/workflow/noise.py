@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
 from confide.models.likelihoods import Gaussian, Likelihood
-from confide.posteriors.prediction.summary import summary_of
+from confide.posteriors.base import Posterior
 from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency
 from confide.running.fit import Run, fit
@@ -47,12 +46,12 @@ EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """From 0.002 to 2: the finest scale is a thousandth of the target's range."""
 
 
-def residual_bins(posterior: Any) -> StatisticQuery:
+def residual_bins(posterior: Posterior) -> StatisticQuery:
     """Of one record: one-hot, below the first edge, between two edges, or beyond the last."""
     edges = torch.tensor(EDGES, dtype=torch.float64)
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
-        distance = (summary_of(posterior, x).centre.double() - y.reshape(-1).double()).abs()
+        distance = (posterior.summary(x).centre.double() - y.reshape(-1).double()).abs()
         return torch.nn.functional.one_hot(torch.bucketize(distance, edges), len(EDGES) + 1).double()
 
     return StatisticQuery(answer, len(EDGES) + 1)
@@ -106,11 +105,11 @@ def fit_learning_noise(
     return replace(run, posterior=posterior, seconds=time.perf_counter() - started)
 
 
-def with_learnt_noise(posterior: Any, data: PrivateData, histogram: SampledGaussian, plan: Plan) -> Any:
+def with_learnt_noise(posterior: Posterior, data: PrivateData, histogram: SampledGaussian, plan: Plan) -> Posterior:
     """The posterior under a Gaussian likelihood of the noise scale that one release shows."""
     release = data.answer(residual_bins(posterior), histogram, purpose=PURPOSE)
     scale = scale_of(release.sum.clone(), plan.records)
     facts = {**posterior.facts, "noise_scale": scale, "noise_scale_from": "private histogram of residuals"}
     if plan.target_epsilon is not None:
         facts["noise_scale_epsilon"] = SHARE * plan.target_epsilon
-    return replace(posterior, likelihood=Gaussian(scale), facts=facts)
+    return posterior.with_likelihood(Gaussian(scale), facts)

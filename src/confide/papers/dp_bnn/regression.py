@@ -26,7 +26,7 @@ from confide.models.predictive import RealPredictive
 from confide.models.priors import GaussianPrior
 from confide.papers.base import Context, Figure, Outcome, Table
 from confide.papers.dp_bnn.fits import MethodName
-from confide.posteriors.draws import Posterior
+from confide.posteriors.base import Posterior
 from confide.running.fit import fit
 from confide.sources.private_data import PrivateData
 

@@ -49,13 +49,8 @@ class Summary:
         return replace(self, **{name: value.double() for name, value in vars(self).items()})
 
 
-def summary_of(posterior: Any, x: Tensor) -> Summary:
-    """The summary of any posterior; one that has no quick way to it is asked for its whole predictive distribution."""
-    quick = getattr(posterior, "summary", None)
-    if quick is not None:
-        found: Summary = quick(x)
-        return found
-    predictive = posterior.predict(x)
+def summary_of_predictive(predictive: Predictive) -> Summary:
+    """What a whole predictive distribution says, for posteriors that have no quicker way to it."""
     centre = predictive.probabilities if isinstance(predictive, ClassPredictive) else predictive.mean
     return Summary(centre, predictive.aleatoric, predictive.epistemic)
 

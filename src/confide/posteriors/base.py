@@ -1,0 +1,87 @@
+"""What every posterior offers: one protocol, which reports, exports, predictions and files are written against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from confide.errors import Refusal
+from confide.models.flat import trainable
+from confide.models.likelihoods import Likelihood
+from confide.models.predictive import Predictive
+from confide.posteriors.prediction.summary import Summary
+
+
+@runtime_checkable
+class Posterior(Protocol):
+    """What a run leaves behind: a law over the flat parameter vector of a network.
+
+    kind        its name in files
+    module      the network; its own parameter values do not count
+    likelihood  how the network's outputs explain targets
+    facts       public remarks for the report: temperature, step size, number of draws
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def likelihood(self) -> Likelihood: ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
+
+    @property
+    def noise_scale(self) -> float | None:
+        """Standard deviation of a Gaussian target around the network, given or learnt; None for other likelihoods."""
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
+        """`count` parameter vectors, of shape (count, parameters)."""
+
+    def mean(self) -> Tensor:
+        """The mean parameter vector."""
+
+    def weighted_draws(self) -> tuple[Tensor, Tensor]:
+        """Parameter vectors that stand for the law, the same at every call, with weights that add up to one."""
+
+    def predict(self, x: Tensor) -> Predictive:
+        """The posterior predictive distribution at new inputs."""
+
+    def summary(self, x: Tensor) -> Summary:
+        """Probabilities or means with both kinds of uncertainty, in as little memory as can be."""
+
+    def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:
+        """The same law under another likelihood, such as one whose noise has been learnt since, with these facts."""
+
+    def to_arviz(self) -> Any:
+        """Draws by parameter name in the `posterior` group of ArviZ's data tree; needs the extra confide[arviz]."""
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, which `load_posterior` reads."""
+
+    @classmethod
+    def rebuilt(
+        cls, module: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+    ) -> Self:
+        """The posterior from what `save` wrote."""
+
+
+def check_count(count: int) -> None:
+    if count < 1:
+        raise Refusal(f"count={count}: must be at least 1")
+
+
+def check_size(module: nn.Module, size: int) -> None:
+    """Refuse a network that the parameter vectors of a file do not belong to."""
+    own = sum(parameter.numel() for parameter in trainable(module))
+    if own != size:
+        raise Refusal(
+            f"module={type(module).__name__}: has {own} trainable parameters, and this posterior's network has {size}; "
+            "pass the network that was fitted"
+        )

@@ -1,0 +1,134 @@
+"""What a posterior's file says beside its tensors: kind, likelihood, network and facts, as JSON and back; no pickle.
+
+A network of confide's own is described by its recipe, if the recipe alone makes it: one with frozen or exchanged layers
+counts as a network of one's own, like any other torch module. That, and a likelihood of one's own, cannot be written
+down: they are given to `load_posterior` again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confide.errors import Refusal
+from confide.expectation.mixture import MixtureOfGaussians
+from confide.models.likelihoods import LearntNoise, Likelihood, likelihood_from_dict, likelihood_to_dict
+from confide.models.networks import MLP, Recipe
+from confide.posteriors.base import Posterior
+
+NUMBERS = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.float16)}
+NUMBERS["bfloat16"] = torch.bfloat16
+"""Types of a network's parameters that can be written down, by name."""
+_MIXTURE = "mixture."
+"""Beginning of the names of a mixture's tensors."""
+
+Prepare = Callable[[nn.Module], nn.Module]
+
+
+def save_posterior(
+    posterior: Posterior, tensors: Mapping[str, Tensor], path: str | Path, prepare: Prepare | None = None
+) -> None:
+    """One safetensors file: tensors, and as metadata what is needed to build the posterior again.
+
+    prepare   what the posterior does to the network of a recipe when it is rebuilt, if anything
+    """
+    from safetensors.torch import save_file
+
+    everything = {**tensors, **_tensors_of(posterior.module)}
+    contiguous = {name: tensor.detach().contiguous().cpu() for name, tensor in everything.items()}
+    save_file(contiguous, str(path), metadata={"confide": description_of(posterior, prepare)})
+
+
+def description_of(posterior: Posterior, prepare: Prepare | None = None) -> str:
+    """What is needed beside the tensors to build a posterior again, as JSON."""
+    about = {
+        "kind": posterior.kind,
+        "likelihood": likelihood_to_dict(posterior.likelihood),
+        "network": _network_to_dict(posterior.module, prepare),
+        "facts": dict(posterior.facts),
+    }
+    return json.dumps(about, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """A fact that JSON does not know: numbers as numbers, anything else in words. No fact may cost a paid posterior."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, set | frozenset | range):
+        return list(value)
+    return str(value)
+
+
+def likelihood_of(about: Mapping[str, Any], given: Likelihood | None) -> Likelihood:
+    """The given likelihood, or the one of confide's own that the file describes."""
+    if given is None:
+        return likelihood_from_dict(about["likelihood"])
+    if given.name != about["likelihood"]["name"]:
+        raise Refusal(f"likelihood={given.name!r}: this posterior was fitted with {about['likelihood']['name']!r}")
+    return given
+
+
+def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The given network, or the one of confide's own that the file describes."""
+    if given is not None:
+        return given
+    network = about["network"]
+    if network is None:
+        raise Refusal("module=None: this posterior belongs to a network of your own; pass it as module=")
+    if network["type"] == "mixture":
+        return _mixture(tensors)
+    return _built(network["type"], Recipe.from_dict(network["recipe"]), NUMBERS[network["numbers"]])
+
+
+def _network_to_dict(module: nn.Module, prepare: Prepare | None) -> dict[str, Any] | None:
+    """None for a network that its recipe does not make."""
+    if type(module) is MixtureOfGaussians:
+        return {"type": "mixture"}
+    kind, inner = ("learnt-noise", module.network) if type(module) is LearntNoise else ("mlp", module)
+    if type(inner) is not MLP:
+        return None
+    numbers = next(inner.parameters()).dtype
+    made = _built(kind, inner.recipe, numbers)
+    made = made if prepare is None else prepare(made)
+    if _anatomy(made) != _anatomy(module):
+        return None
+    return {"type": kind, "recipe": inner.recipe.to_dict(), "numbers": str(numbers).removeprefix("torch.")}
+
+
+def _built(kind: str, recipe: Recipe, numbers: torch.dtype) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # the values to start from do not count, so nobody's stream moves
+        network = MLP(recipe).to(numbers)
+        return LearntNoise(network) if kind == "learnt-noise" else network
+
+
+def _anatomy(module: nn.Module) -> list[tuple[Any, ...]]:
+    """Everything about a network but its values: layers, parameters, buffers."""
+    layers = [(name, type(layer)) for name, layer in module.named_modules()]
+    values = [(name, p.shape, p.dtype, p.requires_grad) for name, p in module.named_parameters(remove_duplicate=False)]
+    return [*layers, *values, *((name, buffer.shape) for name, buffer in module.named_buffers())]
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """What a mixture is made of; its shape alone would not make it again."""
+    if not isinstance(module, MixtureOfGaussians):
+        return {}
+    values = {f"{_MIXTURE}{name}": value for name, value in module.state_dict().items()}
+    return {**values, f"{_MIXTURE}spread": torch.tensor([module.spread], dtype=torch.float64)}
+
+
+def _mixture(tensors: Mapping[str, Tensor]) -> MixtureOfGaussians:
+    parts = {name.removeprefix(_MIXTURE): value for name, value in tensors.items() if name.startswith(_MIXTURE)}
+    mixture = MixtureOfGaussians(
+        *parts["means"].shape,
+        scale=parts["covariances"],
+        weights=parts["weights"],
+        centre=parts["centre"],
+        spread=float(parts["spread"]),
+    )
+    mixture.means.data.copy_(parts["means"])
+    return mixture
