@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from confide.errors import Refusal, UnsupportedEvents
 from confide.privacy.accountants.bound import UPPER_BOUND, Bound, check_question, infinite, known, non_private, slack
-from confide.privacy.accountants.rdp import DEFAULT_ORDERS, RDP, _divergence, _poisson
+from confide.privacy.accountants.rdp import DEFAULT_ORDERS, RDP, divergences
 from confide.privacy.events import Adjacency, Event, merged
 from confide.privacy.ledger import Ledger
 
@@ -115,13 +115,14 @@ def selection_epsilon(
         if reason is not None:
             return infinite(reason)
     divergence = selection_divergence([base_divergence(events, adjacency) for events in listed], repetitions)
-    epsilon, order = RDP()._convert(divergence, delta)
+    epsilon, order = RDP().convert(divergence, delta)
     return Bound(epsilon, UPPER_BOUND, f"best of {repetitions.mean:g} runs on average, order {order:g}")
 
 
 def base_divergence(events: Sequence[Event], adjacency: Adjacency) -> NDArray[np.float64]:
     """Renyi divergence of one run at the usual orders."""
-    if adjacency == "replace-one" and any(_poisson(event) for event in events):
+    divergence = divergences(events, adjacency, DEFAULT_ORDERS)
+    if divergence is None:
         raise UnsupportedEvents(
             "adjacency='replace-one': no Renyi bound is known here for Poisson sampling, so neither is one for "
             "selection; use add-remove"
@@ -130,8 +131,7 @@ def base_divergence(events: Sequence[Event], adjacency: Adjacency) -> NDArray[np
         raise UnsupportedEvents(
             "slack: no bound is known here for the best of several runs that are private only up to a slack in delta"
         )
-    start = np.zeros(len(DEFAULT_ORDERS))
-    return sum((event.count * _divergence(event, adjacency, DEFAULT_ORDERS) for event in events), start=start)
+    return divergence
 
 
 def selection_divergence(candidates: Sequence[NDArray[np.float64]], repetitions: Repetitions) -> NDArray[np.float64]:

@@ -88,16 +88,14 @@ class RDP:
             return Bound(0.0, UPPER_BOUND, "nothing released")
         if delta == 0:
             return not_applicable("Renyi divergences say nothing at delta = 0")
-        if adjacency == "replace-one" and any(_poisson(event) for event in listed):
+        divergence = divergences(listed, adjacency, self.orders)
+        if divergence is None:
             return not_applicable("no Renyi bound is implemented for Poisson sampling under replace-one; use pld")
-        divergence = sum(
-            (event.count * _divergence(event, adjacency, self.orders) for event in listed),
-            start=np.zeros(len(self.orders)),
-        )
-        epsilon, order = self._convert(divergence, delta)
+        epsilon, order = self.convert(divergence, delta)
         return Bound(epsilon, UPPER_BOUND, f"order {order:g}")
 
-    def _convert(self, divergence: Array, delta: float) -> tuple[float, float]:
+    def convert(self, divergence: Array, delta: float) -> tuple[float, float]:
+        """(epsilon, order): the best order for these divergences at delta."""
         orders = np.array(self.orders)
         if self.conversion == "moments":
             epsilons = divergence - math.log(delta) / (orders - 1)
@@ -107,6 +105,15 @@ class RDP:
             epsilons = np.where(delta**2 + np.expm1(-divergence) > 0, 0.0, epsilons)
         best = int(np.nanargmin(epsilons))
         return max(0.0, float(epsilons[best])), float(orders[best])
+
+
+def divergences(events: Iterable[Event], adjacency: Adjacency, orders: tuple[float, ...]) -> Array | None:
+    """Renyi divergence of all the events together at each order; None where no bound is implemented."""
+    listed = tuple(events)
+    if adjacency == "replace-one" and any(_poisson(event) for event in listed):
+        return None
+    start = np.zeros(len(orders))
+    return sum((event.count * _divergence(event, adjacency, orders) for event in listed), start=start)
 
 
 def _poisson(event: Event) -> bool:
