@@ -210,9 +210,7 @@ class TestSelect:
     def test_tuning_a_fit_with_a_private_score(self) -> None:
         """From candidates to a winner: every run pays for its fit and for its score, and states both."""
         x = torch.rand(200, 3, generator=torch.Generator().manual_seed(0))
-        data = confide.PrivateData(
-            x, x.sum(1), schema=confide.Schema(records=200), ledger=confide.Ledger(), name="d", seed=3
-        )
+        data = confide.PrivateData(x, x.sum(1), schema=confide.Schema(records=200), ledger=confide.Ledger(), name="d")
         plan = confide.plan(noise_multiplier=3.0, delta=1e-5, records=200, batch=50, steps=8)
         counting = SampledGaussian(20.0, 1.0, 1.0, 200, "full-batch")
 
