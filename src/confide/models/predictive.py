@@ -140,6 +140,13 @@ class RealPredictive:
 Predictive = ClassPredictive | RealPredictive
 
 
+def of_classes(predictive: Predictive) -> ClassPredictive:
+    """The same, where it is known to be about classes."""
+    if not isinstance(predictive, ClassPredictive):
+        raise Refusal("predictive: is about numbers, and classes are needed; fit with a likelihood of classes")
+    return predictive
+
+
 def knowing(predictive: Predictive, **averages: Tensor) -> Predictive:
     """The same distribution with averages that were found on the way, in place of those it would take itself."""
     vars(predictive).update(averages)

@@ -27,11 +27,12 @@ from confide.methods.mc_dropout import MCDropout
 from confide.methods.sgd import SGD
 from confide.methods.sgld import SGLD
 from confide.models.networks import mlp
-from confide.models.predictive import ClassPredictive
+from confide.models.predictive import of_classes
 from confide.models.priors import FlatPrior, GaussianPrior, LaplacePrior, Prior
 from confide.papers import sets
 from confide.papers.base import Context
 from confide.papers.mnist_cnn import encoded, learnt_cnn, normalised
+from confide.posteriors.base import Posterior
 from confide.running.fit import fit
 from confide.sources.private_data import PrivateData
 
@@ -186,7 +187,7 @@ class Fitted:
     y: Tensor
     epsilon: float
     seconds_per_epoch: float
-    posterior: Any
+    posterior: Posterior
     inputs: Tensor
 
     @cached_property
@@ -203,8 +204,7 @@ class Fitted:
 
     def draws_at(self, index: int) -> Tensor:
         """Class probabilities of one test image under every draw: (draws, classes)."""
-        predictive: ClassPredictive = self.posterior.predict(self.inputs[index : index + 1])
-        return predictive.draws[:, 0]
+        return of_classes(self.posterior.predict(self.inputs[index : index + 1])).draws[:, 0]
 
 
 def train(row: Row, images: Images, context: Context, seed: int) -> Fitted:
@@ -218,8 +218,8 @@ def train(row: Row, images: Images, context: Context, seed: int) -> Fitted:
     data = PrivateData(x, found.y, schema=found.schema, name=found.name, seed=noise_seed)
     run = fit(method_for(row, setting, calibrated), module, data, calibrated, seed=seed)
     with torch.no_grad():
-        parts = [run.posterior.predict(part) for part in x_test.split(_ROWS_AT_ONCE)]
-    predicted = torch.cat([part.probabilities for part in parts if isinstance(part, ClassPredictive)])
+        parts = [of_classes(run.posterior.predict(part)) for part in x_test.split(_ROWS_AT_ONCE)]
+    predicted = torch.cat([part.probabilities for part in parts])
     epochs = calibrated.steps * calibrated.expected_batch / found.records
     return Fitted(row, predicted, found.y_test, run.privacy.epsilon(), run.seconds / epochs, run.posterior, x_test)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from confide.data.schema import Schema
 from confide.expectation.mixture import MixtureOfGaussians
 from confide.papers.base import Context
+from confide.posteriors.natural import NaturalGaussian
 from confide.sources.private_data import PrivateData
 
 COMPONENTS = FEATURES = 4
@@ -53,7 +54,7 @@ class Law:
     covariance: Tensor
 
     @classmethod
-    def of(cls, posterior: Any) -> Law:
+    def of(cls, posterior: NaturalGaussian) -> Law:
         whole = posterior.covariance().reshape(COMPONENTS, FEATURES, COMPONENTS, FEATURES)
         blocks = torch.stack([whole[j, :, j] for j in range(COMPONENTS)])
         return cls(posterior.mean().reshape(COMPONENTS, FEATURES), blocks)

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.models.predictive import of_classes
 from confide.papers import sets
 from confide.papers.base import COLOURS, MARKERS, Cell, Context, Figure, Measured, Outcome, Table
+from confide.posteriors.base import Posterior
 
 DELTA = 1e-4
 EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -82,8 +84,8 @@ class Problem:
             return plan(delta=DELTA, private=False, clip=math.inf, **sizes)
         return plan(delta=DELTA, epsilon=epsilon, clip=1.0, spent=spent, **sizes)
 
-    def accuracy(self, posterior: Any) -> float:
-        return float((posterior.predict(self.x_test).labels == self.y_test).double().mean())
+    def accuracy(self, posterior: Posterior) -> float:
+        return float((of_classes(posterior.predict(self.x_test)).labels == self.y_test).double().mean())
 
 
 def load(context: Context) -> Problem:

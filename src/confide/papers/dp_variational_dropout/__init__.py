@@ -25,6 +25,8 @@ from confide.papers.dp_variational_dropout.fits import (
 from confide.papers.dp_variational_dropout.rules import run_composition
 from confide.papers.mnist_cnn import DESCRIPTION
 from confide.papers.sets import Set
+from confide.posteriors.base import Posterior
+from confide.posteriors.variational import DiagonalGaussian
 
 EPSILONS = (10.0, 1.0, 0.1)
 PAPER_ACCURACY: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
@@ -216,8 +218,10 @@ def _sparse_row(name: str, found: list[Found], data: Set) -> tuple[Cell, ...]:
     return (name, None, measured(found, "accuracy"), spent, shares, smaller, measured(found, "ece"))
 
 
-def _log_alphas(posterior: Any) -> Any:
+def _log_alphas(posterior: Posterior) -> Any:
     from confide.methods.variational_dropout import log_alpha
+
+    assert isinstance(posterior, DiagonalGaussian)  # what variational dropout leaves behind
 
     with_noise = posterior.spread > 0
     return log_alpha(posterior.centre[with_noise], posterior.spread[with_noise]).clamp(-20, 10).numpy()

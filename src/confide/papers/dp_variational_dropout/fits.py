@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.models.predictive import of_classes
 from confide.papers.base import Context, Measured
 from confide.papers.mnist_cnn import encoded, learnt_cnn
 from confide.papers.scattering_features import centred, public_centre, scattered
 from confide.papers.sets import Set, load
+from confide.posteriors.base import Posterior
+from confide.posteriors.variational import DiagonalGaussian
 
 DELTA = 1e-5
 DROPOUT, SVI, SGD = "variational dropout", "SVI without dropout", "DP-SGD"
@@ -44,7 +47,7 @@ class Setting:
 class Found:
     """What one fit came to, on the test part."""
 
-    posterior: Any
+    posterior: Posterior
     accuracy: float
     ece: float
     epsilon: float
@@ -124,11 +127,11 @@ def fitted(data: Set, name: str, setting: Setting, epsilon: float, context: Cont
     return Found(run.posterior, *quality(run.posterior, data), run.privacy.epsilon(), sparsity)
 
 
-def quality(posterior: Any, data: Set) -> tuple[float, float]:
+def quality(posterior: Posterior, data: Set) -> tuple[float, float]:
     """Accuracy and expected calibration error of the predictive distribution on the test part."""
     from confide.evaluate import metrics
 
-    parts = [posterior.predict(part).probabilities for part in data.x_test.split(_ROWS_AT_ONCE)]
+    parts = [of_classes(posterior.predict(part)).probabilities for part in data.x_test.split(_ROWS_AT_ONCE)]
     probabilities = torch.cat(parts)
     return metrics.accuracy(probabilities, data.y_test), metrics.ece(probabilities, data.y_test)
 
@@ -137,7 +140,7 @@ def measured(found: Sequence[Found], name: str) -> Measured:
     return Measured(tuple(float(getattr(one, name)) for one in found))
 
 
-def dropped(posterior: Any) -> Tensor:
+def dropped(posterior: DiagonalGaussian) -> Tensor:
     """Which weights have log alpha > 3."""
     from confide.methods.variational_dropout import SPARSE, log_alpha
 
@@ -146,8 +149,9 @@ def dropped(posterior: Any) -> Tensor:
     return has_distribution & (alphas > SPARSE)
 
 
-def pruned(posterior: Any) -> Any:
+def pruned(posterior: Posterior) -> DiagonalGaussian:
     """The posterior with the dropped weights at zero."""
+    assert isinstance(posterior, DiagonalGaussian)  # what variational dropout leaves behind
     gone = dropped(posterior)
     return replace(
         posterior,
