@@ -64,8 +64,7 @@ CASES = {"classification": classification, "regression": regression, "binary": b
 
 def case_for(method: Any) -> Case:
     """The first task that the method says it is for; most are for all of them."""
-    tasks = getattr(method, "tasks", ("classification",))
-    return next(CASES[task]() for task in tasks if task in CASES)
+    return next(CASES[task]() for task in method.tasks if task in CASES)
 
 
 def small_plan(case: Case, **options: Any) -> confide.Plan:
