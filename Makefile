@@ -2,19 +2,26 @@
 # make test       set up, lint, types, tests
 # make test-slow  the long statistical runs
 # make docs       the documentation as a site, out/site/index.html; warnings are errors
+# make constraints  constraints.txt anew, from the newest versions that pyproject.toml allows
 PYTHON ?= python3
+# Where torch comes from. Empty: the package index of this machine, whose torch is the CPU build on some machines and a
+# GPU build on others. To choose:
+#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu       (or .../whl/cu126 for an Nvidia GPU)
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-# Every install goes through the constraints, so that versions are pinned and torch stays the CPU build.
+# Every install goes through the constraints, so that versions are pinned.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint format docs clean
+TORCH_FROM := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+
+.PHONY: demo test test-slow lint format docs constraints clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) torch
+	$(PIP) $(TORCH_FROM) torch
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation --editable .
 	touch $@
@@ -46,6 +53,17 @@ format: $(VENV)/.test
 
 docs: $(VENV)/.test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# A fresh environment without constraints; what pip chose is written down. Local parts of a version ("+cpu") are left out.
+constraints: FRESH := out/constraints
+constraints:
+	rm -rf $(FRESH)
+	$(PYTHON) -m venv $(FRESH)
+	$(FRESH)/bin/python -m pip install --quiet $(TORCH_FROM) torch
+	$(FRESH)/bin/python -m pip install --quiet hatchling editables ".[test,docs,arviz]"
+	echo "# Every version that make installs. Install with: pip install -c constraints.txt ..." > $(FRESH)/new.txt
+	$(FRESH)/bin/python -m pip freeze --exclude confide | sed 's/+[a-z0-9.]*$$//' | grep -v '^nvidia-\|^triton' >> $(FRESH)/new.txt
+	mv $(FRESH)/new.txt constraints.txt
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache

@@ -18,8 +18,6 @@ from confide.sources.private_data import PrivateData
 if TYPE_CHECKING:
     from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
 
-__version__ = "0.1.0"
-
 __all__ = [
     "BudgetExceeded",
     "Ledger",
@@ -42,6 +40,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # pyproject.toml holds the one number; what is installed knows it
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("confide")
+        except PackageNotFoundError:
+            return "unknown"
     # The estimators bring scikit-learn, which is slow to import and not needed by those who do without them.
     if name in ("PrivateBayesClassifier", "PrivateBayesRegressor"):
         from confide import estimators

@@ -1,0 +1,37 @@
+"""Facts about the project that stand once: its version, its dependencies and their licences."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import confide
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NEEDED = {re.split(r"[<>=\[]", need)[0] for need in PROJECT["dependencies"]}
+IMPORTED_AS = {"dp-accounting": "dp_accounting", "scikit-learn": "sklearn"}
+
+
+def test_one_version_number() -> None:
+    assert confide.__version__ == version("confide")
+    for path in (ROOT / "src").rglob("*.py"):
+        assert "__version__ =" not in path.read_text(encoding="utf-8"), path
+    released = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
+    assert PROJECT["version"].split(".dev")[0] == released[0]
+
+
+def test_every_dependency_is_imported_and_its_licence_listed() -> None:
+    imported = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {name.name.split(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(str(node.module).split(".")[0])
+    assert {name for name in NEEDED if IMPORTED_AS.get(name, name) not in imported} == set()
+    listed = re.findall(r"^\| ([a-z0-9-]+) \|", (ROOT / "docs" / "licences.md").read_text(encoding="utf-8"), flags=re.M)
+    assert set(listed) - {"package"} == NEEDED
