@@ -17,6 +17,7 @@ from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
 from confide.cli.output import emit_json, one_line, output
 from confide.errors import CommandError, UnsupportedEvents
 from confide.privacy.ledger import Ledger, Limit, for_reading
+from confide.privacy.ledger.places import is_server
 
 USUAL_DELTA = 1e-5
 SHOW_EXAMPLE = "confide ledger show budget.db"
@@ -49,7 +50,7 @@ def show(file: File, delta: ShownDelta = None, as_json: Json = False) -> None:
     """List what was charged, what it adds up to and what remains."""
     if delta is not None:
         options.delta(delta)
-    if not file.exists():
+    if not is_server(file) and not file.exists():
         raise CommandError(f"{file}: no such ledger; `confide fit --ledger` or `confide ledger limit` makes one")
     with for_reading(file) as readable, Ledger(readable) as ledger:
         values = ledger_values(ledger, file, delta)

@@ -18,8 +18,7 @@ import pytest
 
 from confide.errors import LedgerError
 from confide.privacy.events import GaussianEvent
-from confide.privacy.ledger import Head, Ledger, for_reading
-from confide.privacy.ledger import store as _ledger_store
+from confide.privacy.ledger import Head, Ledger, for_reading, sqlite, store
 from tests.privacy.ledger.ledger_tools import in_a_process
 
 STEP = GaussianEvent(1.0)
@@ -40,8 +39,7 @@ def write_charges(ledger: Ledger) -> None:
     for number in range(4):
         values = {"purpose": f"run {number}", "dataset": "", "partition": None}
         event = {"kind": "gaussian", "noise_multiplier": 1.0 + number, "count": 1}
-        with ledger._store.transaction(write=True):
-            ledger._append("charge", {**values, "event": event}, ledger._catch_up())
+        ledger._book.write(lambda head, said={**values, "event": event}: (ledger._book.append("charge", said, head),))
 
 
 def tamper(path: Path, *statements: str) -> None:
@@ -51,6 +49,8 @@ def tamper(path: Path, *statements: str) -> None:
         connection.execute("DROP TRIGGER IF EXISTS entries_are_never_deleted")
         for statement in statements:
             connection.execute(statement)
+        for trigger in re.findall("CREATE TRIGGER.*?END;", sqlite.SCHEMA, re.DOTALL):
+            connection.execute(trigger)  # and back in their place
 
 
 def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
@@ -60,11 +60,11 @@ def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
         identity = connection.execute("SELECT identity FROM meta").fetchone()[0]
     change(bodies)
     tamper(path, "DELETE FROM entries")
-    last = _ledger_store._origin(identity).hash
+    last = store.origin_of(identity).hash
     with closing(sqlite3.connect(path)) as connection:
         for position, values in enumerate(bodies, start=1):
-            body = _ledger_store.canonical(values) if isinstance(values, dict) else json.dumps(values)
-            last = _ledger_store._digest(f"{last}\n{body}")
+            body = store.canonical(values) if isinstance(values, dict) else json.dumps(values)
+            last = store.digest(f"{last}\n{body}")
             connection.execute("INSERT INTO entries VALUES (?, ?, ?)", (position, body, last))
         connection.execute("UPDATE meta SET count = ?, head = ?", (len(bodies), last))
         connection.commit()
@@ -127,15 +127,15 @@ def test_a_new_ceiling_without_its_predecessor_shows(path: Path) -> None:
         identity = connection.execute("SELECT identity FROM meta").fetchone()[0]
         body = connection.execute("SELECT body FROM entries WHERE position = 1").fetchone()[0]
     body = body.replace("3.0", "9.0")
-    new = _ledger_store._digest(f"{_ledger_store._origin(identity).hash}\n{body}")
+    new = store.digest(f"{store.origin_of(identity).hash}\n{body}")
     tamper(path, f"UPDATE entries SET body = '{body}', hash = '{new}' WHERE position = 1")
     assert "entry 2 does not match its hash" in refused(path)
 
 
 def test_a_chain_that_forgot_its_predecessor_would_miss_a_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken variant of the chain, to show that the tests above rest on what they should."""
-    full = _ledger_store._digest
-    monkeypatch.setattr(_ledger_store, "_digest", lambda text: full(text.split("\n")[-1]))
+    full = store.digest
+    monkeypatch.setattr(store, "digest", lambda text: full(text.split("\n")[-1]))
     with Ledger(tmp_path / "weak.db") as ledger:
         write_charges(ledger)
     tamper(
@@ -335,10 +335,11 @@ def test_no_draft_is_left_behind(path: Path) -> None:
 
 def test_the_log_is_written_ahead_and_flushed(path: Path) -> None:
     ledger = Ledger(path)
-    with ledger._store.transaction(write=False):
-        connection = ledger._store._connected()
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # 2 is FULL
+    store = ledger._store
+    assert isinstance(store, sqlite.SqliteStore)
+    connection = store._connected()
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # 2 is FULL
 
 
 def damaged_copies(original: bytes) -> Iterator[bytes]:

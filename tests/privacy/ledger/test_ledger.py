@@ -36,11 +36,6 @@ def price(monkeypatch: pytest.MonkeyPatch) -> CountingPrice:
     return counting
 
 
-@pytest.fixture(params=["memory", "file"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Ledger:
-    return Ledger() if request.param == "memory" else Ledger(tmp_path / "budget.db")
-
-
 def test_an_entry_keeps_all_that_was_said(ledger: Ledger) -> None:
     event = GaussianEvent(1.3, "fixed-size", 0.01, count=7, records=1000)
     entry = ledger.charge(event, purpose="training", dataset="hospital", partition="north", count=3)
@@ -56,10 +51,10 @@ def test_an_entry_keeps_all_that_was_said(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     "event", [STEP, POISSON, PureEvent(0.1, "replace-one", 3), NonPrivateEvent("baseline"), PureEvent(1.0)]
 )
-def test_every_kind_of_event_survives_the_file(event: Event, tmp_path: Path) -> None:
-    with Ledger(tmp_path / "budget.db") as first:
+def test_every_kind_of_event_survives_the_store(event: Event, place: str) -> None:
+    with Ledger(place) as first:
         first.charge(event)
-    with Ledger(tmp_path / "budget.db") as second:
+    with Ledger(place) as second:
         assert second.events() == (event,)
 
 

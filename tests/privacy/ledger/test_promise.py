@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,11 +35,6 @@ def price(monkeypatch: pytest.MonkeyPatch) -> CountingPrice:
     counting = CountingPrice()
     monkeypatch.setattr(accountants, "sound_epsilon", counting)
     return counting
-
-
-@pytest.fixture(params=["memory", "file"])
-def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Ledger:
-    return Ledger() if request.param == "memory" else Ledger(tmp_path / "budget.db")
 
 
 # -- speed: how often the accountant is asked ----------------------------------------------------------------
@@ -78,9 +72,9 @@ def test_refusing_again_asks_nobody(price: CountingPrice) -> None:
 # -- races, made to happen -----------------------------------------------------------------------------------
 
 
-def test_a_charge_that_slips_in_while_pricing_is_seen(tmp_path: Path, price: CountingPrice) -> None:
+def test_a_charge_that_slips_in_while_pricing_is_seen(place: str, price: CountingPrice) -> None:
     """There is room for one. Both are priced, and found to fit, before either is written."""
-    ours, theirs = Ledger(tmp_path / "budget.db"), Ledger(tmp_path / "budget.db")
+    ours, theirs = Ledger(place), Ledger(place)
     one = GaussianEvent(1.0)
     ours.limit(1.1 * gaussian_epsilon(1.0, DELTA), DELTA)
 
@@ -94,8 +88,8 @@ def test_a_charge_that_slips_in_while_pricing_is_seen(tmp_path: Path, price: Cou
     assert [entry.purpose for entry in ours.entries()] == ["theirs"]
 
 
-def test_a_ceiling_lowered_while_pricing_is_seen(tmp_path: Path, price: CountingPrice) -> None:
-    ours, theirs = Ledger(tmp_path / "budget.db"), Ledger(tmp_path / "budget.db")
+def test_a_ceiling_lowered_while_pricing_is_seen(place: str, price: CountingPrice) -> None:
+    ours, theirs = Ledger(place), Ledger(place)
     ours.limit(5.0, DELTA)
 
     def slip_in() -> None:
@@ -108,8 +102,8 @@ def test_a_ceiling_lowered_while_pricing_is_seen(tmp_path: Path, price: Counting
     assert ours.entries() == ()
 
 
-def test_others_who_are_always_quicker_cannot_starve_a_charge(tmp_path: Path, price: CountingPrice) -> None:
-    ours, theirs = Ledger(tmp_path / "budget.db"), Ledger(tmp_path / "budget.db", timeout=0)
+def test_others_who_are_always_quicker_cannot_starve_a_charge(place: str, price: CountingPrice) -> None:
+    ours, theirs = Ledger(place), Ledger(place, timeout=0)
     ours.limit(50.0, DELTA)
     noise = iter(range(100, 1000))
     slipped, refused = [], []
@@ -139,8 +133,8 @@ def test_a_ledger_in_memory_cannot_be_duplicated(duplicate: Callable[[Ledger], o
         duplicate(Ledger())
 
 
-def test_a_copy_of_a_ledger_in_a_file_spends_the_same_budget(tmp_path: Path, price: CountingPrice) -> None:
-    ledger = Ledger(tmp_path / "budget.db", timeout=1.0)
+def test_a_copy_of_a_ledger_in_a_file_spends_the_same_budget(place: str, price: CountingPrice) -> None:
+    ledger = Ledger(place, timeout=1.0)
     ledger.limit(1.0, DELTA)
     other = pickle.loads(pickle.dumps(ledger))
     other.charge(STEP, count=most(STEP, 1.0))

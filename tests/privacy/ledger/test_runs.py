@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +16,12 @@ from confide.privacy.ledger import Ledger, Steps
 STEP = GaussianEvent(10.0)
 
 
-def test_a_claim_is_kept_and_cannot_be_made_twice(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "budget.db") as ledger:
+def test_a_claim_is_kept_and_cannot_be_made_twice(place: str) -> None:
+    with Ledger(place) as ledger:
         assert ledger.claimed("r") == 0
         ledger.charge_all([STEP], "fit", "d", count=100, run="r")
         assert ledger.claim("r", 1, 50, dataset="d").steps == Steps(1, 50)
-    with Ledger(tmp_path / "budget.db") as again:
+    with Ledger(place) as again:
         assert again.claimed("r") == 50
         again.claim("r", 51, 100)
         before = again.head
@@ -39,9 +38,9 @@ def test_a_claim_is_kept_and_cannot_be_made_twice(tmp_path: Path) -> None:
         assert len(again.entries()) == 1
 
 
-def test_paying_and_claiming_is_one_transaction(tmp_path: Path) -> None:
+def test_paying_and_claiming_is_one_transaction(place: str) -> None:
     """A refusal for either reason leaves neither behind."""
-    ledger = Ledger(tmp_path / "budget.db")
+    ledger = Ledger(place)
     ledger.limit(0.5, 1e-5)
     with pytest.raises(BudgetExceeded):
         ledger.charge_all([STEP], run="r", count=10**6, first_step=1, last_step=10)
@@ -80,15 +79,14 @@ def test_a_wrong_claim_is_refused(names: dict[str, Any]) -> None:
     assert ledger.head.count == 0
 
 
-def test_of_many_attempts_one_gets_the_steps(tmp_path: Path) -> None:
+def test_of_many_attempts_one_gets_the_steps(place: str) -> None:
     """Eight copies of one folder go on at once. Would catch a look at the highest step outside the lock."""
-    path = tmp_path / "budget.db"
-    Ledger(path).charge_all([STEP], run="r", count=50)
+    Ledger(place).charge_all([STEP], run="r", count=50)
     barrier = threading.Barrier(8)
 
     def attempt(_: int) -> int:
         taken = 0
-        with Ledger(path) as ledger:
+        with Ledger(place) as ledger:
             barrier.wait()
             for step in range(1, 51, 10):
                 try:
@@ -102,11 +100,11 @@ def test_of_many_attempts_one_gets_the_steps(tmp_path: Path) -> None:
         assert sum(pool.map(attempt, range(8))) == 50
 
 
-def test_entries_name_who_and_the_version(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "budget.db", who="Ada Lovelace") as ledger:
+def test_entries_name_who_and_the_version(place: str) -> None:
+    with Ledger(place, who="Ada Lovelace") as ledger:
         ledger.charge(STEP)
         ledger.limit(1.0, 1e-5)
-    with Ledger(tmp_path / "budget.db") as other:
+    with Ledger(place) as other:
         other.charge(STEP)
         written = [*other.entries(), *other.limits()]
     assert [entry.who for entry in written] == ["Ada Lovelace", getpass.getuser(), "Ada Lovelace"]

@@ -1,19 +1,18 @@
 """The budget ledger: what each data set has been charged, written down before the data is read.
 
-One entry per charge, append-only, in a hash chain (see `_ledger_store` for what tampering it shows and what
-it cannot), and a ceiling that refuses a charge BEFORE anything else happens. The ledger holds no record and
-derives nothing from one: a data set is known to it by the name or keyed hash the caller gives.
+One entry per charge, append-only, in a hash chain (see `store` for what tampering it shows and what it cannot), and a
+ceiling that refuses a charge BEFORE anything else happens. The ledger holds no record and derives nothing from one: a
+data set is known to it by the name the caller gives, and by a sketch that only the curator's key opens.
 """
 
 from __future__ import annotations
 
+import base64
 import getpass
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import count as count_up
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Any, NoReturn
 
 from confide.errors import BudgetExceeded, LedgerError, Refusal, StepsClaimed, UnsupportedEvents
 from confide.privacy.events import Adjacency, Event, NonPrivateEvent, event_to_dict
-from confide.privacy.ledger.budget import Account, Multiset, Prices, compose, single
+from confide.privacy.ledger.book import Book
+from confide.privacy.ledger.budget import Account, Multiset
 from confide.privacy.ledger.entries import (
     Entry,
     Limit,
@@ -29,63 +29,24 @@ from confide.privacy.ledger.entries import (
     check_names,
     check_run,
     check_who,
-    entry_of,
     is_real,
     plain_event,
     row,
     row_key,
     summary,
 )
-from confide.privacy.ledger.store import Head, Record, Store, for_reading
-
-__all__ = ["BudgetExceeded", "Entry", "Head", "Ledger", "LedgerError", "Limit", "for_reading"]
+from confide.privacy.ledger.keys import Seal, check_key, sign_head
+from confide.privacy.ledger.names import key_of
+from confide.privacy.ledger.places import is_server
+from confide.privacy.ledger.pricing import Pricing
+from confide.privacy.ledger.sqlite import SqliteStore
+from confide.privacy.ledger.state import State
+from confide.privacy.ledger.store import Head, LedgerStore
+from confide.privacy.ledger.witness import Witness
 
 # A charge is priced outside the lock, so that others can go on. Where others are always quicker, the price
 # of this try is worked out under the lock instead, so that everybody comes to an end.
 _TRIES_OUTSIDE_THE_LOCK = 3
-# Charges smaller than this part of what is there already come in a run of many; prepare for the next ones.
-_SMALL = 0.25
-try:
-    _VERSION = version("confide")
-except PackageNotFoundError:  # run from its source folder, without having been installed
-    _VERSION = "not installed"
-
-
-@dataclass
-class _Run:
-    """What one run has paid, and the highest step that an attempt of it has claimed."""
-
-    paid: Account = field(default_factory=Account)
-    claimed: int = 0
-
-    def take(self, entry: Entry) -> None:
-        if entry.event is not None:
-            self.paid.add(entry.event, None)
-        if entry.steps is not None:
-            self.claimed = max(self.claimed, entry.steps.last)
-
-
-def _steps(run: str | None, first: int | None, last: int | None) -> Steps | None:
-    check_run(run, first is not None or last is not None)
-    return None if first is None and last is None else Steps(first, last)  # type: ignore[arg-type]
-
-
-def _names(purpose: str, dataset: str, partition: str | None, run: str | None, steps: Steps | None) -> dict[str, Any]:
-    """What an entry says beside its event; what does not apply is left out."""
-    names: dict[str, Any] = {"purpose": purpose, "dataset": dataset, "partition": partition}
-    if run is not None:
-        names["run"] = run
-    if steps is not None:
-        names["steps"] = [int(steps.first), int(steps.last)]
-    return names
-
-
-def _system_user() -> str:
-    """The name the system knows the user by; empty where it knows none."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no entry in the password file, no variable set
-        return ""
 
 
 class Ledger:
@@ -127,22 +88,21 @@ class Ledger:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, timeout: float = 5.0, who: str | None = None
+        self,
+        path: str | os.PathLike[str] | None = None,
+        timeout: float = 5.0,
+        who: str | None = None,
+        witness: str | os.PathLike[str] | None = None,
+        key: bytes | None = None,
     ) -> None:
         if not (is_real(timeout) and math.isfinite(timeout) and timeout >= 0):
             raise Refusal(f"timeout={timeout!r}: must be a finite number of seconds >= 0")
         self.who = _system_user() if who is None else check_who(who)
-        self._store = Store(None if path is None else Path(os.path.realpath(path)), float(timeout))
-        self._seen = self._store.origin
-        self._accounts: dict[str, Account] = {}
-        self._runs: dict[str, _Run] = {}
-        self._limit: Limit | None = None
-        self._prices: dict[tuple[float, Adjacency], Prices] = {}
-        try:
-            self._refresh()
-        except LedgerError:
-            self._store.close()
-            raise
+        self._key = None if key is None else check_key(key)
+        self._store = _open_store(path, float(timeout))
+        seeing = None if witness is None else Witness(witness, self._store.identity, self._key)
+        self._book = Book(self._store, seeing, self.who)
+        self._pricing = Pricing()
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -176,25 +136,36 @@ class Ledger:
         steps = _steps(run, first_step, last_step)
         check_names(purpose, dataset, partition)
         names = _names(purpose, dataset, partition, run, steps)
-        for attempt in count_up():
-            with self._store.transaction(write=True):
-                head, limit = self._catch_up(), self._limit
-                if steps is not None:
-                    self._check_unclaimed(names["run"], steps)
-                if limit is None:
-                    return self._append_charges(plain, names, head)
-                before = self._account(dataset)
-                worlds = before.plus_all(plain, partition).worlds(limit.adjacency)
-                if attempt < _TRIES_OUTSIDE_THE_LOCK:
-                    within = self._within(worlds, limit)
-                else:
-                    within = self._epsilon(worlds, limit.delta, limit.adjacency) <= limit.epsilon
-                if within:
-                    return self._append_charges(plain, names, head)
-                worlds_before = before.worlds(limit.adjacency)
+        before: list[Multiset] = []
+        after: list[Multiset] = []
+        limit: Limit | None = None
+        within: bool | None = None
+
+        def attempt(head: Head) -> tuple[Entry, ...]:
+            nonlocal before, after, limit, within
+            self._book.state.check_names(dataset, partition)
+            if steps is not None:
+                self._check_unclaimed(names["run"], steps)
+            limit = self._book.state.limit
+            if limit is None:
+                return self._append_charges(plain, names, head)
+            account = self._book.state.account(dataset)
+            before = account.worlds(limit.adjacency)
+            after = account.plus_all(plain, self._book.state.part(dataset, partition)).worlds(limit.adjacency)
+            if number < _TRIES_OUTSIDE_THE_LOCK:
+                within = self._pricing.within(after, limit)
+            else:
+                within = self._pricing.epsilon(after, limit.delta, limit.adjacency) <= limit.epsilon
+            return self._append_charges(plain, names, head) if within else ()
+
+        for number in count_up():  # noqa: B007 (`attempt` reads it)
+            entries = self._book.write(attempt)
+            if entries or not plain:
+                return entries
+            assert limit is not None
             if within is False:
-                self._refuse(plain, dataset, worlds_before, worlds, limit)
-            self._find_out(worlds, plain, limit)
+                self._refuse(plain, dataset, before, after, limit)
+            self._pricing.find_out(after, plain, limit)
         raise AssertionError("unreachable")
 
     def claim(self, run: str, first_step: int, last_step: int, purpose: str = "", dataset: str = "") -> Entry:
@@ -207,39 +178,80 @@ class Ledger:
         steps = _steps(run, first_step, last_step)
         assert steps is not None
         check_names(purpose, dataset, None)
-        with self._store.transaction(write=True):
-            head = self._catch_up()
-            if run not in self._runs:
+
+        def claim(head: Head) -> tuple[Entry, ...]:
+            if self._book.state.run(run) is None:
                 raise LedgerError(f"{self._store.name}: run={run!r} was never charged here; pay for its steps first")
             self._check_unclaimed(run, steps)
-            return self._append("claim", _names(purpose, dataset, None, run, steps), head)
+            return (self._book.append("claim", _names(purpose, dataset, None, run, steps), head),)
 
-    def limit(self, epsilon: float, delta: float, adjacency: Adjacency = "add-remove") -> Limit:
+        return self._book.write(claim)[0]
+
+    def limit(
+        self, epsilon: float, delta: float, adjacency: Adjacency = "add-remove", passphrase: str | None = None
+    ) -> Limit:
         """Sets the ceiling for each data set of this ledger; the change itself becomes an entry of the chain.
 
         It may be raised or lowered. Below what is spent already it takes nothing back, but nothing more can
         be charged; the same holds where no sound bound is known for what was charged before. It cannot be
-        removed.
+        removed. Once it was set with a passphrase, only that passphrase loosens it (see `keys`); tightening needs none.
         """
-        limit = Limit(epsilon, delta, adjacency)
-        limit = Limit(float(limit.epsilon), float(limit.delta), limit.adjacency)
-        with self._store.transaction(write=True):
-            self._append("limit", asdict(limit), self._catch_up())
+        checked = Limit(epsilon, delta, adjacency)
+        limit = Limit(float(checked.epsilon), float(checked.delta), checked.adjacency)
+        self._book.refresh()
+        new_seal = None if passphrase is None or self._book.state.seal is not None else Seal.made_from(passphrase)
+
+        def set_limit(head: Head) -> tuple[Entry, ...]:
+            values = asdict(limit)
+            if self._book.state.needs_key(limit):
+                if passphrase is None:
+                    raise LedgerError(
+                        f"{self._store.name}: this ceiling can be loosened with its passphrase only; give it"
+                    )
+                assert self._book.state.seal is not None
+                values["signature"] = self._book.state.seal.sign(passphrase, limit.text_to_sign(head.hash))
+            elif new_seal is not None and self._book.state.seal is None:
+                values["seal"] = [new_seal.salt, new_seal.public]
+            return (self._book.append("limit", values, head),)
+
+        self._book.write(set_limit)
         return limit
+
+    def register(self, dataset: str, key_id: str, sketch: bytes, same: Callable[[bytes], bool]) -> str:
+        """The name under which these records are to be charged: the one they are known by, or else `dataset`.
+
+        key_id, sketch   of the key and of the records; see `confide.data.fingerprint`
+        same             whether a sketch made with this key is of the same records
+        """
+        check_names("", dataset, None)
+        found = dataset
+
+        def look_up(head: Head) -> tuple[Entry, ...]:
+            nonlocal found
+            known = [one for one in self._book.state.known if one.key_id == key_id and same(one.sketch)]
+            if known:
+                found = known[0].dataset
+                return ()
+            self._book.state.check_names(dataset, None)
+            values = {"dataset": dataset, "key_id": key_id, "sketch": base64.b64encode(sketch).decode()}
+            return (self._book.append("dataset", values, head),)
+
+        self._book.write(look_up)
+        return found
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     @property
     def ceiling(self) -> Limit | None:
         """The ceiling in force, None if there is none."""
-        self._refresh()
-        return self._limit
+        self._book.refresh()
+        return self._book.state.limit
 
     @property
     def head(self) -> Head:
         """The number of entries and the last hash; noted elsewhere, it shows `verify` a ledger cut short."""
-        self._refresh()
-        return self._seen
+        self._book.refresh()
+        return self._book.seen
 
     def verify(self, noted: Head | None = None) -> Head:
         """Reads everything again and raises `LedgerError` if the chain is broken anywhere.
@@ -247,21 +259,21 @@ class Ledger:
         Give the head that was noted after some earlier charge, and a chain that no longer contains it is
         refused too: that is the one way to see a rewritten ledger or an older copy put back in its place.
         """
-        with self._store.transaction(write=False):
-            records, head = self._store.read_after(self._store.origin)
-            if noted is not None:
-                self._store.check(noted)
-        for record in records:
-            self._parse(record)
-        return head
+        return self._book.verify(noted)
+
+    def head_record(self) -> dict[str, Any]:
+        """The head, ready for JSON, to be kept with whatever was paid for: a run's record, a report, a checkpoint."""
+        head = self.head
+        signature = None if self._key is None else sign_head(self._key, self._store.identity, head)
+        return {"identity": self._store.identity, **asdict(head), "signature": signature}
 
     def spent(self, delta: float | None = None, dataset: str = "", adjacency: Adjacency | None = None) -> float:
         """Epsilon of everything charged to the data set; delta and adjacency default to the ceiling's."""
         with self._store.lock:
-            self._refresh()
+            self._book.refresh()
             delta, adjacency = self._question(delta, adjacency)
-            worlds = self._account(dataset).worlds(adjacency)
-        return self._epsilon(worlds, delta, adjacency)
+            worlds = self._book.state.account(dataset).worlds(adjacency)
+        return self._pricing.epsilon(worlds, delta, adjacency)
 
     def remaining(self, dataset: str = "") -> float:
         """The ceiling's epsilon less what is spent, at least 0; infinity without a ceiling.
@@ -277,40 +289,42 @@ class Ledger:
 
     def entries(self, dataset: str | None = None) -> tuple[Entry, ...]:
         """All charges in order (of one data set, if named), read from the checked chain."""
-        chosen = (entry for entry in self._read_all() if entry.event is not None)
-        return tuple(entry for entry in chosen if dataset is None or entry.dataset == dataset)
+        chosen = (entry for entry in self._book.read_all() if entry.event is not None)
+        return tuple(entry for entry in chosen if dataset is None or key_of(entry.dataset) == key_of(dataset))
 
     def limits(self) -> tuple[Entry, ...]:
         """All ceilings ever set, in order."""
-        return tuple(entry for entry in self._read_all() if entry.limit is not None)
+        return tuple(entry for entry in self._book.read_all() if entry.limit is not None)
 
     def claimed(self, run: str) -> int:
         """The highest step of the run that an attempt has claimed, 0 if none."""
-        self._refresh()
-        return self._runs[run].claimed if run in self._runs else 0
+        self._book.refresh()
+        found = self._book.state.run(run)
+        return 0 if found is None else found.claimed
 
     def paid(self, run: str) -> tuple[Event, ...]:
         """Everything that was charged under this run's identity, equal events counted together."""
         with self._store.lock:
-            self._refresh()
-            return self._runs[run].paid.events() if run in self._runs else ()
+            self._book.refresh()
+            found = self._book.state.run(run)
+            return () if found is None else found.paid.events()
 
     def datasets(self) -> tuple[str, ...]:
         """The names of the data sets charged so far."""
-        self._refresh()
-        return tuple(self._accounts)
+        self._book.refresh()
+        return self._book.state.datasets()
 
     def events(self, dataset: str = "") -> tuple[Event, ...]:
         """Everything charged to the data set, equal events counted together, whatever their partition."""
         with self._store.lock:
-            self._refresh()
-            return self._account(dataset).events()
+            self._book.refresh()
+            return self._book.state.account(dataset).events()
 
     def to_rows(self, delta: float | None = None, adjacency: Adjacency | None = None) -> list[dict[str, Any]]:
         """The ledger as a table, ready to print or to write as JSON.
 
-        Keys: time, kind ("charge", "limit" or "claim"), charges, purpose, dataset, partition, event (in words), who,
-        epsilon. Equal charges that follow one another make one row: `charges` of them, the last at `time`.
+        Keys: time, kind ("charge", "limit", "claim" or "dataset"), charges, purpose, dataset, partition, event (in
+        words), who, epsilon. Equal charges that follow one another make one row: `charges` of them, the last at `time`.
         `epsilon` is what the data set had spent by then, at the given delta and adjacency or the present
         ceiling's; None if neither is there, or no sound bound is known.
         """
@@ -319,13 +333,12 @@ class Ledger:
         else:
             question = self._question(delta, adjacency)
         rows: list[dict[str, Any]] = []
-        accounts: dict[str, Account] = {}
-        for _, group in groupby(self._read_all(), key=row_key):
+        state = State()
+        for _, group in groupby(self._book.read_all(), key=row_key):
             run = list(group)
             for entry in run:
-                if entry.event is not None:
-                    accounts.setdefault(entry.dataset, Account()).add(entry.event, entry.partition)
-            rows.append(row(run) | {"epsilon": self._epsilon_so_far(accounts.get(run[0].dataset), run, question)})
+                state.take(entry)
+            rows.append(row(run) | {"epsilon": self._epsilon_so_far(state.account(run[0].dataset), run, question)})
         return rows
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -341,126 +354,52 @@ class Ledger:
         self.close()
 
     def __repr__(self) -> str:
-        place = "" if self._store.path is None else repr(str(self._store.path))
-        return f"Ledger({place})"
+        return "Ledger()" if self._store.place is None else f"Ledger({self._store.name.partition(' ')[2]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A ledger in a file travels as its path; one in memory does not travel. Also what `copy` asks."""
-        if self._store.path is None:
+        if self._store.place is None:
             raise TypeError(
                 "a ledger in memory cannot be copied or pickled, for the copy could spend the budget again; "
                 "use one in a file: Ledger('budget.db')"
             )
-        return Ledger, (str(self._store.path), self._store.timeout, self.who)
+        if self._key is not None:
+            raise TypeError("a ledger with a key cannot be copied or pickled, for the key would travel; open it again")
+        witness = None if self._book.witness is None else str(self._book.witness.path)
+        return Ledger, (self._store.place, self._store.timeout, self.who, witness)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _refresh(self) -> None:
-        with self._store.transaction(write=False):
-            self._catch_up()
-
-    def _catch_up(self) -> Head:
-        """Takes in what was written since the last look, by anybody. Inside a transaction only."""
-        records, head = self._store.read_after(self._seen)
-        for entry in [self._parse(record) for record in records]:
-            if entry.limit is not None:
-                self._limit = entry.limit
-            if entry.event is not None:
-                self._accounts.setdefault(entry.dataset, Account()).add(entry.event, entry.partition)
-            if entry.run is not None:
-                self._runs.setdefault(entry.run, _Run()).take(entry)
-        self._seen = head
-        return head
-
     def _check_unclaimed(self, run: str, steps: Steps) -> None:
-        highest = self._runs[run].claimed if run in self._runs else 0
-        if steps.first <= highest:
+        found = self._book.state.run(run)
+        if found is not None and steps.first <= found.claimed:
             raise StepsClaimed(
-                f"{self._store.name}: steps up to {highest} of run {run!r} were claimed already, so {steps.first} "
-                f"to {steps.last} cannot be; pay for what is to be released again",
-                highest,
+                f"{self._store.name}: steps up to {found.claimed} of run {run!r} were claimed already, so "
+                f"{steps.first} to {steps.last} cannot be; pay for what is to be released again",
+                found.claimed,
             )
-
-    def _append(self, kind: str, values: dict[str, Any], head: Head) -> Entry:
-        stamp = datetime.now(UTC).isoformat(timespec="microseconds")
-        written = {"type": kind, "time": stamp, "who": self.who, "version": _VERSION}
-        return self._parse(self._store.append({**written, **values}, head))
 
     def _append_charges(self, events: Sequence[Event], names: dict[str, Any], head: Head) -> tuple[Entry, ...]:
         entries: list[Entry] = []
         for event in events:
             plan = {"plan": entries[0].position} if entries else {}
-            entries.append(self._append("charge", {**names, **plan, "event": event_to_dict(event)}, head))
+            entries.append(self._book.append("charge", {**names, **plan, "event": event_to_dict(event)}, head))
             head = entries[-1].head
         return tuple(entries)
 
-    def _read_all(self) -> Iterator[Entry]:
-        with self._store.transaction(write=False):
-            records, _ = self._store.read_after(self._store.origin)
-        return (self._parse(record) for record in records)
-
-    def _parse(self, record: Record) -> Entry:
-        try:
-            return entry_of(record)
-        except (KeyError, TypeError, ValueError) as error:
-            raise LedgerError(
-                f"{self._store.name}: entry {record.position} is of no known form ({error}); "
-                "open it with the version of confide that wrote it"
-            ) from error
-
-    def _account(self, dataset: str) -> Account:
-        return self._accounts.get(dataset, Account())
-
     def _question(self, delta: float | None, adjacency: Adjacency | None) -> tuple[float, Adjacency]:
-        if delta is None and self._limit is None:
+        ceiling = self._book.state.limit
+        if delta is None and ceiling is None:
             raise Refusal("delta=None: there is no ceiling to take it from, so give a delta")
-        default = self._limit if self._limit is not None else Limit(1.0, 0.5)
+        default = ceiling if ceiling is not None else Limit(1.0, 0.5)
         asked = Limit(1.0, default.delta if delta is None else delta, adjacency or default.adjacency)
         return asked.delta, asked.adjacency
-
-    def _within(self, worlds: list[Multiset], limit: Limit) -> bool | None:
-        prices = self._prices_at(limit.delta, limit.adjacency)
-        known = [prices.within(world, limit.epsilon) for world in worlds]
-        return False if False in known else None if None in known else True
-
-    def _find_out(self, worlds: list[Multiset], events: Sequence[Event], limit: Limit) -> None:
-        """Composes, outside the lock, what the next try needs to know."""
-        if len(events) != 1:
-            self._epsilon(worlds, limit.delta, limit.adjacency)
-            return
-        event = events[0]
-        unit = single(event)
-        for world in worlds:
-            with self._store.lock:
-                prices = self._prices_at(limit.delta, limit.adjacency)
-                if prices.within(world, limit.epsilon) is not None:
-                    continue
-                in_a_run = event.count <= _SMALL * world.get(unit, 0)
-                larger = prices.larger(world, unit, limit.epsilon) if in_a_run else None
-            if larger is None or self._epsilon([larger], limit.delta, limit.adjacency) > limit.epsilon:
-                self._epsilon([world], limit.delta, limit.adjacency)
-
-    def _epsilon(self, worlds: list[Multiset], delta: float, adjacency: Adjacency) -> float:
-        return max((self._epsilon_of(world, delta, adjacency) for world in worlds), default=0.0)
-
-    def _epsilon_of(self, world: Multiset, delta: float, adjacency: Adjacency) -> float:
-        with self._store.lock:
-            known = self._prices_at(delta, adjacency).exact(world)
-        if known is not None:
-            return known
-        epsilon = compose(world, delta, adjacency)
-        with self._store.lock:
-            self._prices_at(delta, adjacency).remember(dict(world), epsilon)
-        return epsilon
-
-    def _prices_at(self, delta: float, adjacency: Adjacency) -> Prices:
-        return self._prices.setdefault((delta, adjacency), Prices())
 
     def _refuse(
         self, events: Sequence[Event], dataset: str, before: list[Multiset], after: list[Multiset], limit: Limit
     ) -> NoReturn:
-        spent = self._epsilon(before, limit.delta, limit.adjacency)
-        total = self._epsilon(after, limit.delta, limit.adjacency)
+        spent = self._pricing.epsilon(before, limit.delta, limit.adjacency)
+        total = self._pricing.epsilon(after, limit.delta, limit.adjacency)
         ceiling = f"the ceiling of epsilon={limit.epsilon:.6g} at delta={limit.delta:g} ({limit.adjacency})"
         if any(isinstance(event, NonPrivateEvent) for event in events):
             message = f"a non-private event has no place under {ceiling}; use a ledger without a ceiling"
@@ -474,12 +413,42 @@ class Ledger:
         raise BudgetExceeded(message, total, limit.epsilon, limit.delta)
 
     def _epsilon_so_far(
-        self, account: Account | None, run: list[Entry], question: tuple[float, Adjacency] | None
+        self, account: Account, run: list[Entry], question: tuple[float, Adjacency] | None
     ) -> float | None:
-        if account is None or question is None or run[0].event is None:
+        if question is None or run[0].event is None:
             return None
-
         try:
-            return self._epsilon(account.worlds(question[1]), *question)
+            return self._pricing.epsilon(account.worlds(question[1]), *question)
         except UnsupportedEvents:
             return None
+
+
+def _open_store(path: str | os.PathLike[str] | None, timeout: float) -> LedgerStore:
+    if path is not None and is_server(path):
+        from confide.privacy.ledger.postgres import PostgresStore
+
+        return PostgresStore(os.fspath(path), timeout)
+    return SqliteStore(None if path is None else Path(os.path.realpath(path)), timeout)
+
+
+def _steps(run: str | None, first: int | None, last: int | None) -> Steps | None:
+    check_run(run, first is not None or last is not None)
+    return None if first is None and last is None else Steps(first, last)  # type: ignore[arg-type]
+
+
+def _names(purpose: str, dataset: str, partition: str | None, run: str | None, steps: Steps | None) -> dict[str, Any]:
+    """What an entry says beside its event; what does not apply is left out."""
+    names: dict[str, Any] = {"purpose": purpose, "dataset": dataset, "partition": partition}
+    if run is not None:
+        names["run"] = run
+    if steps is not None:
+        names["steps"] = [int(steps.first), int(steps.last)]
+    return names
+
+
+def _system_user() -> str:
+    """The name the system knows the user by; empty where it knows none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no entry in the password file, no variable set
+        return ""

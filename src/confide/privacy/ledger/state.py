@@ -1,0 +1,115 @@
+"""What the entries of a ledger add up to: accounts by data set, runs, the ceiling in force, known records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from confide.errors import Refusal
+from confide.privacy.ledger.budget import Account
+from confide.privacy.ledger.entries import Entry, Limit
+from confide.privacy.ledger.keys import Seal
+from confide.privacy.ledger.names import check_name, key_of, looks_like
+
+
+@dataclass
+class Run:
+    """What one run has paid, and the highest step that an attempt of it has claimed."""
+
+    paid: Account = field(default_factory=Account)
+    claimed: int = 0
+
+    def take(self, entry: Entry) -> None:
+        if entry.event is not None:
+            self.paid.add(entry.event, None)
+        if entry.steps is not None:
+            self.claimed = max(self.claimed, entry.steps.last)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Records that the ledger has seen before: the data set's name, and their sketch, which only its key opens."""
+
+    dataset: str
+    key_id: str
+    sketch: bytes
+
+
+@dataclass
+class State:
+    """The sum of the entries taken so far."""
+
+    limit: Limit | None = None
+    seal: Seal | None = None
+    known: list[Known] = field(default_factory=list)
+    _accounts: dict[str, Account] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
+    _parts: dict[str, dict[str, str]] = field(default_factory=dict)
+    _runs: dict[str, Run] = field(default_factory=dict)
+
+    def take(self, entry: Entry) -> None:
+        """One entry more, in the order of the chain."""
+        if entry.limit is not None:
+            self._take_limit(entry, entry.limit)
+        if entry.event is not None:
+            self._named(entry.dataset)
+            self._accounts.setdefault(key_of(entry.dataset), Account()).add(
+                entry.event, self.part(entry.dataset, entry.partition)
+            )
+        if entry.run is not None:
+            self._runs.setdefault(entry.run, Run()).take(entry)
+        if entry.sketch is not None:
+            self._named(entry.dataset)
+            self.known.append(Known(entry.dataset, entry.key_id, entry.sketch))
+
+    def _take_limit(self, entry: Entry, limit: Limit) -> None:
+        if self.needs_key(limit, entry.seal is not None):
+            assert self.seal is not None
+            if not self.seal.signed(entry.signature, limit.text_to_sign(entry.before)):
+                raise Refusal(f"entry {entry.position} loosens the ceiling without the key it was set with")
+        self.limit = limit
+        self.seal = entry.seal or self.seal
+
+    def needs_key(self, limit: Limit, new_seal: bool = False) -> bool:
+        """Whether only the key of the ceiling in force may put this one in its place."""
+        return self.seal is not None and (new_seal or self.limit is None or not limit.within(self.limit))
+
+    # -- names -----------------------------------------------------------------------------------------------
+
+    def check_names(self, dataset: str, partition: str | None) -> None:
+        """Refuses a name that is new here and could be taken for one that is not."""
+        self._check("dataset", dataset, self._names)
+        if partition is not None:
+            self._check("partition", partition, self._parts.get(key_of(dataset), {}))
+
+    @staticmethod
+    def _check(argument: str, name: str, known: dict[str, str]) -> None:
+        if key_of(name) in known:
+            return
+        check_name(argument, name)
+        other = looks_like(name, known.values())
+        if other is not None:
+            raise Refusal(
+                f"{argument}={name!r}: looks like {other!r}, which the ledger knows and which has its own budget; use "
+                "that name, or one that cannot be taken for it"
+            )
+
+    def _named(self, dataset: str) -> None:
+        self._names.setdefault(key_of(dataset), dataset)
+
+    def part(self, dataset: str, partition: str | None) -> str | None:
+        """The key of a partition's name, which is known from now on."""
+        if partition is None:
+            return None
+        key = key_of(partition)
+        self._parts.setdefault(key_of(dataset), {}).setdefault(key, partition)
+        return key
+
+    def datasets(self) -> tuple[str, ...]:
+        """As they were first written, those that were charged."""
+        return tuple(self._names[key] for key in self._accounts)
+
+    def account(self, dataset: str) -> Account:
+        return self._accounts.get(key_of(dataset), Account())
+
+    def run(self, identity: str) -> Run | None:
+        return self._runs.get(identity)
