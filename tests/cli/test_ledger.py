@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from confide.privacy.events import GaussianEvent
 from confide.privacy.ledger import Ledger
 from tests.cli.conftest import Result, is_refusal
 
@@ -59,7 +61,8 @@ def test_show_lists_charges_and_what_remains(run: Run, files: Path, monkeypatch:
     for word in ("time", "purpose", "data set", "event", "so far", "fit sgld", "train.csv", "remains"):
         assert word in shown.out
     assert f"{spent:.4f}" in shown.out
-    assert max(len(line) for line in shown.out.splitlines()) <= 80
+    assert max(len(line) for line in shown.out.splitlines() if not line.startswith("Head: ")) <= 80
+    assert f"Head: {Ledger(files / 'budget.db').head}" in shown.out.splitlines()
 
 
 def test_show_without_a_ceiling_prices_at_the_usual_delta(run: Run, files: Path) -> None:
@@ -127,3 +130,48 @@ def test_limit_says_what_it_set(run: Run, tmp_path: Path) -> None:
     assert run(*words, "--json").json["limit"]["epsilon"] == 3
     assert len(Ledger(tmp_path / "b.db").limits()) == 2
     assert json.loads(run("ledger", "show", tmp_path / "b.db", "--json").out)["datasets"] == {}
+
+
+def test_a_noted_head_is_verified(run: Run, tmp_path: Path) -> None:
+    """Note it, put an older copy back, and it shows: exit 2."""
+    path, step = tmp_path / "b.db", GaussianEvent(1.0)
+    with Ledger(path) as ledger:
+        ledger.charge(step)
+    shutil.copy(path, tmp_path / "old.db")
+    with Ledger(path, witness=tmp_path / "witness") as ledger:
+        ledger.charge(step)
+    noted = run("ledger", "head", path).out.strip()
+    assert noted == str(Ledger(path).head)
+    assert run("ledger", "head", path, "--json").json["count"] == 2
+    whole = run("ledger", "verify", path, "--head", noted, "--witness", tmp_path / "witness")
+    assert whole.code == 0
+    assert "2 entries, all in their place; the noted head and the witness agree." in whole.out
+    shutil.copy(tmp_path / "old.db", path)
+    assert run("ledger", "verify", path, "--json").json["holds"] is True
+    assert is_refusal(run("ledger", "verify", path, "--head", noted))
+    assert is_refusal(run("ledger", "verify", path, "--witness", tmp_path / "witness"))
+    assert is_refusal(run("ledger", "verify", path, "--witness", tmp_path / "none"))
+    assert is_refusal(run("ledger", "verify", path, "--head", "2:zz"))
+    assert is_refusal(run("ledger", "head", tmp_path / "typo.db"))
+
+
+def test_a_ceiling_is_raised_with_its_passphrase_only(run: Run, tmp_path: Path) -> None:
+    path, secret = tmp_path / "b.db", tmp_path / "secret"
+    secret.write_text("correct horse\n")
+    words = ("ledger", "limit", path, "--delta", 1e-5, "--epsilon")
+    assert run(*words, 1, "--passphrase-file", secret).code == 0
+    assert is_refusal(run(*words, 2))
+    assert is_refusal(run(*words, 2, "--passphrase-file", tmp_path / "none"))
+    assert run(*words, 2, "--passphrase-file", secret).code == 0
+    assert "correct horse" not in path.read_bytes().decode("latin-1")
+
+
+def test_a_key_is_made_once(run: Run, tmp_path: Path) -> None:
+    assert run("ledger", "key", tmp_path / "key").code == 0
+    assert is_refusal(run("ledger", "key", tmp_path / "key"))
+    with Ledger(tmp_path / "b.db", witness=tmp_path / "w", key=(tmp_path / "key").read_bytes()) as ledger:
+        ledger.charge(GaussianEvent(1.0))
+    words = ("ledger", "verify", tmp_path / "b.db", "--witness", tmp_path / "w", "--key")
+    assert run(*words, tmp_path / "key").code == 0
+    assert run("ledger", "key", tmp_path / "other").code == 0
+    assert is_refusal(run(*words, tmp_path / "other"))

@@ -15,15 +15,55 @@ from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
 from confide.cli.output import emit_json, one_line, output
+from confide.data.fingerprint import make_key, read_key
 from confide.errors import CommandError, UnsupportedEvents
-from confide.privacy.ledger import Ledger, Limit, for_reading
+from confide.privacy.ledger import Head, Ledger, Limit, for_reading
 from confide.privacy.ledger.places import is_server
 
 USUAL_DELTA = 1e-5
 SHOW_EXAMPLE = "confide ledger show budget.db"
 LIMIT_EXAMPLE = "confide ledger limit budget.db --epsilon 3 --delta 1e-5"
+HEAD_EXAMPLE = "confide ledger head budget.db"
+VERIFY_EXAMPLE = "confide ledger verify budget.db --head 12:9f86d081... --witness /elsewhere/witness"
+KEY_EXAMPLE = "confide ledger key curator.key"
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger, a file such as budget.db.", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="The ledger: a file such as budget.db, or a server, postgresql://user@host/database.",
+        show_default=False,
+    ),
+]
+NotedHead = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="COUNT:HASH",
+        help="A head that was noted before, by `ledger head` or in a run's record; the ledger must still hold it.",
+        show_default=False,
+    ),
+]
+WitnessFile = Annotated[
+    Path | None,
+    typer.Option("--witness", metavar="FILE", help="The witness file, whose heads it must hold.", show_default=False),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key", metavar="FILE", help="The curator's key, which the witness is signed with.", show_default=False
+    ),
+]
+Passphrase = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        metavar="FILE",
+        help="Holds the passphrase without which this ceiling cannot be loosened again.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
 ShownDelta = Annotated[
     float | None,
     typer.Option(
@@ -50,8 +90,7 @@ def show(file: File, delta: ShownDelta = None, as_json: Json = False) -> None:
     """List what was charged, what it adds up to and what remains."""
     if delta is not None:
         options.delta(delta)
-    if not is_server(file) and not file.exists():
-        raise CommandError(f"{file}: no such ledger; `confide fit --ledger` or `confide ledger limit` makes one")
+    _check_exists(file)
     with for_reading(file) as readable, Ledger(readable) as ledger:
         values = ledger_values(ledger, file, delta)
     if as_json:
@@ -61,20 +100,88 @@ def show(file: File, delta: ShownDelta = None, as_json: Json = False) -> None:
 
 
 def limit(
-    file: File, epsilon: Ceiling, delta: Delta, adjacency: AdjacencyName = "add-remove", as_json: Json = False
+    file: File,
+    epsilon: Ceiling,
+    delta: Delta,
+    adjacency: AdjacencyName = "add-remove",
+    passphrase_file: Passphrase = None,
+    as_json: Json = False,
 ) -> None:
     """Set the ceiling for each data set of a ledger; the ledger is made if it is new.
 
-    The ceiling may be raised or lowered later. Every change is written down and stays visible.
+    The ceiling may be raised or lowered later; once it was set with a passphrase, it is raised with that one only.
+    Every change is written down and stays visible.
     """
     ceiling = Limit(options.epsilon(epsilon), options.delta(delta), options.adjacency(adjacency))
     with Ledger(file) as ledger:
-        ledger.limit(ceiling.epsilon, ceiling.delta, ceiling.adjacency)
+        ledger.limit(ceiling.epsilon, ceiling.delta, ceiling.adjacency, passphrase=_passphrase(passphrase_file))
         values = ledger_values(ledger, file, None)
     if as_json:
         emit_json(values)
         return
     output().print(f"{escape(one_line(str(file)))}: {_ceiling_words(values['limit'])}", soft_wrap=True)
+
+
+def head(file: File, as_json: Json = False) -> None:
+    """Print the head of a ledger's chain: note it elsewhere, and `ledger verify` knows whether it still holds."""
+    _check_exists(file)
+    with for_reading(file) as readable, Ledger(readable) as ledger:
+        found = ledger.head
+    if as_json:
+        emit_json({"ledger": str(file), "count": found.count, "hash": found.hash})
+        return
+    output().print(str(found), soft_wrap=True, highlight=False)
+
+
+def verify(
+    file: File,
+    head: NotedHead = None,
+    witness: WitnessFile = None,
+    key: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Read a ledger from its first entry to its last, and hold it against what was noted elsewhere.
+
+    Finds entries that were changed, removed or put in another order. With a head or a witness it also finds an older
+    copy in the ledger's place, a cut end, a chain computed anew and a fork. Exits with 2 if anything is wrong.
+    """
+    _check_exists(file)
+    if witness is not None and not witness.exists():
+        raise CommandError(f"--witness={witness}: no such file")
+    noted = None if head is None else Head.read(head)
+    secret = None if key is None else read_key(key)
+    with for_reading(file) as readable, Ledger(readable, witness=witness, key=secret) as ledger:
+        found = ledger.verify(noted)
+    if as_json:
+        emit_json({"ledger": str(file), "count": found.count, "hash": found.hash, "holds": True})
+        return
+    against = " and ".join(word for word, given in (("the noted head", head), ("the witness", witness)) if given)
+    output().print(
+        f"{found.count} entries, all in their place{f'; {against} agree' if against else ''}.", soft_wrap=True
+    )
+    output().print(f"Head: {found}", soft_wrap=True, highlight=False)
+
+
+def key(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.", show_default=False)]) -> None:
+    """Make a curator's key: it signs heads and hides the sketches by which copies of a data set are recognised."""
+    make_key(file)
+    output().print(f"{escape(one_line(str(file)))}: made; keep it secret, and keep it.", soft_wrap=True)
+
+
+def _check_exists(file: Path) -> None:
+    if not is_server(file) and not file.exists():
+        raise CommandError(f"{file}: no such ledger; `confide fit --ledger` or `confide ledger limit` makes one")
+
+
+def _passphrase(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text("utf-8").splitlines()[0]
+    except (OSError, UnicodeDecodeError, IndexError):
+        raise CommandError(
+            f"--passphrase-file={file}: must be a text file whose first line is the passphrase"
+        ) from None
 
 
 def ledger_values(ledger: Ledger, file: Path, delta: float | None) -> dict[str, Any]:
@@ -83,6 +190,7 @@ def ledger_values(ledger: Ledger, file: Path, delta: float | None) -> dict[str, 
     at = delta if delta is not None else USUAL_DELTA if ceiling is None else ceiling.delta
     return {
         "ledger": str(file),
+        "head": vars(ledger.head),
         "limit": None if ceiling is None else vars(ceiling),
         "delta": at,
         "datasets": {name: _dataset_values(ledger, name, at) for name in ledger.datasets()},
@@ -109,6 +217,7 @@ def _show(console: Console, values: dict[str, Any]) -> None:
     console.print(_ceiling_words(values["limit"]))
     for name, sums in values["datasets"].items():
         console.print(_remaining_words(name, sums, values["limit"], values["delta"]))
+    console.print("Head: {count}:{hash}".format(**values["head"]), soft_wrap=True, highlight=False)
 
 
 def _entry_table(rows: list[dict[str, Any]]) -> Table:
@@ -145,7 +254,10 @@ def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | 
 
 
 def register(app: Any) -> None:
-    group = typer.Typer(help="Show what was spent, and set a ceiling on it.", rich_markup_mode="rich")
+    group = typer.Typer(help="Show what was spent, set a ceiling on it, check it.", rich_markup_mode="rich")
     teach(group, show, [SHOW_EXAMPLE])
     teach(group, limit, [LIMIT_EXAMPLE])
+    teach(group, head, [HEAD_EXAMPLE])
+    teach(group, verify, [VERIFY_EXAMPLE])
+    teach(group, key, [KEY_EXAMPLE])
     app.add_typer(group, name="ledger")

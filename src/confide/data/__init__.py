@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from confide.data import catalogue
-from confide.data.fingerprint import fingerprint
+from confide.data.fingerprint import fingerprint, registered_name
 from confide.data.loaders import from_frame, from_pairs, load_dataset, load_table
 from confide.data.preprocessing import Encoder, Prepared, check_training, prepare
 from confide.data.schema import Column, Fact, Schema
@@ -47,4 +47,5 @@ __all__ = [
     "prepare",
     "private_bounds",
     "private_mean_and_scale",
+    "registered_name",
 ]

@@ -29,7 +29,7 @@ _REMEMBERED = 512
 
 def single(event: Event) -> Event:
     """The event that `event` counts."""
-    return replace(event, count=1)
+    return event if event.count == 1 else replace(event, count=1)
 
 
 def _sum(multisets: Iterable[Multiset]) -> Multiset:

@@ -218,26 +218,17 @@ class Reader:
         known = self._read.get(rest)
         if known is None:
             known = entry_of(record)
-            if known.event is not None and known.run is None and known.plan == known.position:
+            if known.event is not None:
                 if len(self._read) >= _REMEMBERED:
                     self._read.clear()
                 self._read[rest] = known
             return known
-        position, event, names = record.position, known.event, (known.purpose, known.dataset, known.partition)
-        return Entry(
-            position,
-            stamp,
-            record.hash,
-            event,
-            None,
-            *names,
-            None,
-            None,
-            known.who,
-            known.version,
-            position,
-            record.before,
-        )
+        position = record.position
+        plan = position if known.plan == known.position else known.plan
+        if plan > position:
+            return entry_of(record)
+        names = (known.purpose, known.dataset, known.partition, known.run, known.steps, known.who, known.version)
+        return Entry(position, stamp, record.hash, known.event, None, *names, plan, record.before)
 
 
 _TIME_KEY, _TIME_LENGTH = '"time":"', len("2026-01-01T00:00:00.000000+00:00")

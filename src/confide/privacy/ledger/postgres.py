@@ -95,6 +95,7 @@ class PostgresStore(ChainStore):
         self.address = re.sub("^(postgres(ql)?):/+", r"\1://", address)
         self._process = os.getpid()
         self._connection: psycopg.Connection[Any] | None = None
+        self._left_behind: psycopg.Connection[Any] | None = None
         self._inside = False
         with self.lock, self._explained():
             self._make_if_new(self._connected())
@@ -228,7 +229,7 @@ class PostgresStore(ChainStore):
     def _connected(self) -> psycopg.Connection[Any]:
         if self._process != os.getpid():
             # A child of a fork leaves its parent's connection alone, and does not close it either.
-            self._inherited, self._connection, self._process = self._connection, None, os.getpid()
+            self._left_behind, self._connection, self._process = self._connection, None, os.getpid()
         if self._connection is not None and not self._connection.closed:
             return self._connection
         if self._inside:

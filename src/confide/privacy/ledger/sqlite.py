@@ -65,6 +65,7 @@ class SqliteStore(ChainStore):
         self.path = path
         self._process = os.getpid()
         self._connection: sqlite3.Connection | None = None
+        self._left_behind: sqlite3.Connection | None = None
         self._inode: int | None = None
         self._inside = False
         _stores.add(self)
@@ -221,6 +222,8 @@ class SqliteStore(ChainStore):
                 )
             assert self._connection is not None
             return self._connection
+        if self._process != os.getpid():  # a fork that Python did not see: the parent's connection is not ours to close
+            self._left_behind, self._connection, self._process = self._connection, None, os.getpid()
         inode = self.path.stat().st_ino if self.path.exists() else None
         if self._connection is None:
             self._connection, self._inode = self._open(self.path), inode

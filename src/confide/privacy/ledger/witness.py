@@ -30,20 +30,21 @@ class Witness:
         self.path = Path(os.path.realpath(path))
         self.identity = identity
         self.key = None if key is None else check_key(key)
-        self._read = 0
+        self._read = 0  # bytes that were looked at
+        self._size = 0  # bytes that it had at least
         self._highest: Head | None = None
 
     def highest(self) -> Head | None:
         """The highest head it was shown, None while it is new. A line that it cannot have written is refused."""
         try:
             with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._read:
+                if os.fstat(file.fileno()).st_size < self._size:
                     raise self._refusal("was cut short while it was in use; restore it")
                 file.seek(self._read)
                 # What stands behind the last end of a line was cut short by a crash, or is being written.
                 whole = file.read().rpartition(b"\n")[0]
         except FileNotFoundError:
-            if self._read:
+            if self._size:
                 raise self._refusal("has vanished; restore it") from None
             return None
         except OSError as error:
@@ -53,6 +54,7 @@ class Witness:
                 head = self._head(line)
                 self._highest = head if self._highest is None or head.count > self._highest.count else self._highest
         self._read += len(whole) + 1 if whole else 0
+        self._size = max(self._size, self._read)
         return self._highest
 
     def check(self, stands: Callable[[Head], None]) -> Head | None:
@@ -79,6 +81,7 @@ class Witness:
                 torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
                 os.write(handle, f"{_TORN if torn else ''}{line}".encode())
                 os.fsync(handle)
+                self._size = os.fstat(handle).st_size
             finally:
                 os.close(handle)
         except OSError as error:
