@@ -71,6 +71,7 @@ def test_a_forked_child_does_not_share_the_noise(
     def next_values() -> Array:
         return np.concatenate([draw(stream, 64), stream.uniform(64)])
 
+    monkeypatch.setattr(noise, "REKEYED_SECONDS", math.inf)  # on a busy machine a second may pass
     first, second = in_child(next_values), in_child(next_values)
     with monkeypatch.context() as broken:
         broken.setattr(NoiseStream, "_after_fork", lambda self: None)
@@ -101,7 +102,7 @@ def test_a_child_of_a_fork_in_c_does_not_share_the_noise(backend: str, seed: int
 
 def test_an_old_key_gets_fresh_bits(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a snapshot of a machine would hold: two copies of one state, a second later."""
-    monkeypatch.setattr("confide.mechanism.noise.REKEYED_SECONDS", -1.0)
+    monkeypatch.setattr(noise, "REKEYED_SECONDS", -1.0)
     streams = NoiseStream(backend=backend), NoiseStream(13, backend=backend)
     before = [draw(stream, 100) for stream in streams]
     kept = [stream._bulk for stream in streams]
