@@ -12,41 +12,40 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-_SIZE = 16  # random bytes: no two processes ever have the same
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK of <linux/mman.h>, which Python's mmap does not name
-_BLANK = bytes(_SIZE)
 
 
 def _page() -> mmap.mmap | bytearray:
     """A page that is blank in a child; elsewhere than on Linux plain memory, and the process id has to do."""
     if os.name != "posix":
-        return bytearray(_SIZE)
+        return bytearray(8)
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, ValueError):
         page.madvise(_WIPE_ON_FORK)
     return page
 
 
-_memory = _page()
+_words = memoryview(_page()).cast("Q")
 _process = 0
 _making = threading.Lock()
 
 
 def mark() -> int:
-    """A random number that stands for this process; a child has another from its first moment on."""
+    """A random number of 64 bits that stands for this process; a child has another from its first moment on."""
+    found = _words[0]
+    return found if found and _process == os.getpid() else _new_mark()
+
+
+def _new_mark() -> int:
     global _process
-    found = bytes(_memory[:_SIZE])
-    if found != _BLANK and _process == os.getpid():
-        return int.from_bytes(found)
     with _making:
-        if bytes(_memory[:_SIZE]) == _BLANK or _process != os.getpid():
-            _memory[:_SIZE] = os.urandom(_SIZE)
+        if not _words[0] or _process != os.getpid():
+            _words[0] = int.from_bytes(os.urandom(8)) | 1  # never blank
             _process = os.getpid()
-        return int.from_bytes(_memory[:_SIZE])
+        return _words[0]
 
 
 class ForkAwareLock:
@@ -55,11 +54,11 @@ class ForkAwareLock:
     def __init__(self) -> None:
         self._locks: dict[int, Any] = {}
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        # Whoever held the parent's lock does not exist in a child. Of threads that come first, one makes the new lock.
-        with self._locks.setdefault(mark(), threading.RLock()):
-            yield
+    def held(self) -> Any:
+        """To be used by `with`. Whoever held the parent's lock does not exist in a child, so there it is another."""
+        here = mark()
+        # Of threads that come first, one makes the lock: setdefault is atomic.
+        return self._locks.get(here) or self._locks.setdefault(here, threading.RLock())
 
 
 mark()  # the first mark is made while there is one thread

@@ -30,8 +30,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, SupportsIndex
 
@@ -293,17 +292,14 @@ class NoiseStream:
         )
         self._gaussians: dict[torch.dtype, _Gaussian] = {}
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One thread at a time, with a key that is this process's own and holds fresh bits of the system."""
-        with self._lock.held():
-            if self._mark != mark():
-                self._after_fork()
-            elif self._seed is None and time.monotonic() - self._keyed > REKEYED_SECONDS:
-                old = self._words.words(4).tobytes()
-                self._drawn_before = self.bytes_drawn
-                self._rekey(hashlib.sha256(old + os.urandom(32)).digest())
-            yield
+    def _renew(self) -> None:
+        """A key that is this process's own and holds fresh bits of the system. With the lock held."""
+        if self._mark != mark():
+            self._after_fork()
+        elif self._seed is None and time.monotonic() - self._keyed > REKEYED_SECONDS:
+            old = self._words.words(4).tobytes()
+            self._drawn_before = self.bytes_drawn
+            self._rekey(hashlib.sha256(old + os.urandom(32)).digest())
 
     def _after_fork(self) -> None:
         self._forked = True
@@ -332,7 +328,8 @@ class NoiseStream:
         if std == 0.0:
             flat.zero_()
             return out
-        with self._alone():
+        with self._lock.held():
+            self._renew()
             if out.dtype not in self._gaussians:
                 if self._forked:  # torch's threads did not survive the fork: waiting for them would never end
                     torch.set_num_threads(1)
@@ -384,13 +381,15 @@ class NoiseStream:
 
     def _fill_words(self, buffer: bytearray, count: int) -> None:
         """The next `count` words of 64 bits into a buffer that has 16 bytes to spare."""
-        with self._alone():
+        with self._lock.held():
+            self._renew()
             self._words.fill(buffer, 8 * count)
 
     def _draw(self, count: int) -> NDArray[np.uint64]:
         if count < 0:
             raise Refusal(f"n={count}: must be >= 0")
-        with self._alone():
+        with self._lock.held():
+            self._renew()
             return self._words.words(count)
 
     def __repr__(self) -> str:
