@@ -313,7 +313,7 @@ def test_explicit_forwards_are_the_layers_own_functions(name: str) -> None:
     module, _, x, _ = ZOO[name].case()
     inputs = x if isinstance(x, tuple) else (x,)
     wanted = module(*inputs)
-    with Tape(anatomy_of(module)).explicit_forwards():
+    with Tape(anatomy_of(module), 0).explicit_forwards():
         found = module(*inputs)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 

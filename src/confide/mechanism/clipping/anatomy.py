@@ -1,8 +1,8 @@
 """Which layer answers for which parameter: the structure of a module, found once and kept.
 
-Every module that holds trainable parameters becomes a `Slot`: with the rule of its type, or with None for the
-fallback, which replays that module alone. Parameters used outside their layer (weights passed to a function,
-embeddings of positions that carry no records) are moved to a fallback slot of the whole module.
+Every layer that has a rule becomes a `Slot` for its trainable parameters. All other parameters (bare ones, those of
+layers without a rule, and those that were seen to be used outside of their layer) become slots of their own: while the
+module runs, every record has a copy of them, and the gradient of a copy is the gradient of its record.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, bayesian_layers
-from confide.mechanism.clipping.layout import CallLayout
+from confide.mechanism.clipping.proven import listens
 from confide.mechanism.clipping.rules.explicit import Explicit, find_explicit
 from confide.mechanism.clipping.rules.refusals import refuse
-from confide.mechanism.clipping.rules.registry import Call, Rule, find_rule
+from confide.mechanism.clipping.rules.registry import Rule, find_rule
 
 if TYPE_CHECKING:
     from confide.mechanism.clipping.chain import LayerChain
@@ -38,33 +38,15 @@ class Target:
         return whole if self.rows is None else whole[self.rows[0] : self.rows[1]]
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What the examination of a module decided.
-
-    escaped     parameters whose uses cannot all be seen: the fallback runs the whole module for them
-    copies      parameters of which every record is given a copy of its own, by where the records' axis goes
-    shared      layers whose one output serves all records (an embedding of positions): given to each of them
-    """
-
-    escaped: frozenset[int] = frozenset()
-    copies: tuple[tuple[int, int], ...] = ()
-    shared: tuple[tuple[str, int], ...] = ()
-
-
 @dataclass(eq=False)
 class Slot:
-    """One layer and the parameters it answers for, by the names its rule uses.
-
-    `spread` says where the records' axis goes in a copied parameter or a shared output (see `spread_over`).
-    """
+    """One layer and the parameters it answers for, by the names its rule uses; or one parameter that is `copied`."""
 
     reference: weakref.ref[nn.Module]
     rule: Rule | None
     targets: dict[str, Target]
     group: int
     explicit: Explicit | None = None
-    spread: int | None = None
     copied: bool = False
     trainable: frozenset[str] = field(init=False)
     parameters: frozenset[int] = field(init=False)
@@ -79,34 +61,24 @@ class Slot:
         assert layer is not None, "a slot never outlives its module"
         return layer
 
-    @property
-    def replayed(self) -> bool:
-        return self.rule is None and self.explicit is None
 
-
-def spread_over(records: int, values: Tensor, axes: int) -> Tensor:
-    """The same values for every record, as a view: the leading axis of size 1 grows (axes = -1), or a new one comes
-    before `axes` axes of size 1."""
-    if axes < 0:
-        return values.expand(records, *values.shape[1:])
-    return values.expand(records, *[1] * axes, *values.shape)
+Way: TypeAlias = Literal["proven", "isolated", "one by one"]
 
 
 @dataclass(frozen=True)
 class Examined:
-    """The calls of one pass through a module: which slot, and where its records are; and a shorter way, if any.
+    """How batches of one shape run through a module with a loss.
 
-    `record_bytes`: what a step holds of one record until its clip factor is known, inputs and output gradients.
+    way            as a whole, with records that cannot see each other, or one record after the other
+    chain          a shorter way for fully connected networks
+    record_bytes   what a step holds of one record until its clip factor is known: inputs and output gradients
+    why            what made it slow, where it is
     """
 
-    slots: list[Slot]
-    layouts: list[CallLayout]
+    way: Way
     chain: LayerChain | None = None
     record_bytes: int = 0
-
-    @property
-    def records_first(self) -> bool:
-        return all(place is None or place.plain for layout in self.layouts for place in layout.outputs)
+    why: str = ""
 
 
 @dataclass
@@ -118,7 +90,7 @@ class Anatomy:
     groups: int
     signature: list[Any]
     draws: int
-    choices: Choices
+    escaped: frozenset[int]
     examined: dict[Any, Examined] = field(default_factory=dict)
     parts: dict[Any, Slot] = field(default_factory=dict)
 
@@ -128,27 +100,34 @@ class Anatomy:
         self.copied = [slot for slot in self.slots if slot.copied]
         self.heard = [slot for slot in self.slots if slot.explicit is None and not slot.copied]
         self.explicit = any(slot.explicit is not None for slot in self.slots)
-        self.replays = any(slot.replayed for slot in self.slots)
         self.bayesian = any(isinstance(slot.layer, BayesianLayer) for slot in self.slots)
         copied = [self.parameters[index] for slot in self.copied for index in slot.parameters]
-        self.copied_bytes = self.draws * sum(value.numel() * value.element_size() for value in copied)
+        self.copied_bytes = sum(value.numel() * value.element_size() for value in copied)
+        self.bytes = sum(value.numel() * value.element_size() for value in self.parameters)
+
+    def single_slots(self, module: nn.Module) -> list[Slot]:
+        """One slot for every parameter, for gradients that are held in full."""
+        groups = {index: slot.group for slot in self.slots for index in slot.parameters}
+        return [
+            Slot(weakref.ref(module), None, {"value": Target(index)}, groups[index], copied=True)
+            for index in range(len(self.parameters))
+        ]
 
 
 def signature_of(module: nn.Module) -> list[Any]:
-    """What a anatomy depends on; compared at every step, so that a module changed in between is planned anew."""
+    """What an anatomy depends on; compared at every step, so that a module changed in between is examined anew."""
     facts: list[Any] = []
     for layer in module.modules():
         draws = layer.draws if isinstance(layer, BayesianLayer) else 1
-        facts.append((id(layer), layer.training, draws))
+        facts.append((id(layer), type(layer), layer.training, draws, listens(layer)))
         for name, parameter in layer._parameters.items():
             if parameter is not None:
                 facts.append((name, id(parameter), parameter.requires_grad))
     return facts
 
 
-def anatomy_of(module: nn.Module, choices: Choices | None = None) -> Anatomy:
-    """Assign every trainable parameter to slots."""
-    choices = choices or Choices()
+def anatomy_of(module: nn.Module, escaped: frozenset[int] = frozenset()) -> Anatomy:
+    """Assign every trainable parameter to slots; those that `escaped` from their layers are copied."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     index = {id(parameter): position for position, parameter in enumerate(parameters)}
     owners = [
@@ -156,16 +135,18 @@ def anatomy_of(module: nn.Module, choices: Choices | None = None) -> Anatomy:
         for layer, named in _owners(module)
     ]
     groups = _groups([{target.parameter for target in targets.values()} for _, targets in owners])
-    elsewhere = choices.escaped | {parameter for parameter, _ in choices.copies}
-    shared = {id(module.get_submodule(name)): axes for name, axes in choices.shared}
     slots: list[Slot] = []
     for layer, targets in owners:
-        wanted = {name: target for name, target in targets.items() if target.parameter not in elsewhere}
-        if wanted:
-            slots.append(_slot(layer, wanted, groups, shared.get(id(layer))))
-    slots += _whole_module_slots(module, index, choices, groups)
+        wanted = {name: target for name, target in targets.items() if target.parameter not in escaped}
+        slot = _slot(layer, wanted, groups) if wanted else None
+        if slot is not None:
+            slots.append(slot)
+    alone = escaped | (set(range(len(parameters))) - {place for slot in slots for place in slot.parameters})
+    for position in sorted(alone):
+        targets = {"value": Target(position)}
+        slots.append(Slot(weakref.ref(module), None, targets, groups[position], copied=True))
     count = len(set(groups.values()))
-    return Anatomy(parameters, slots, count, signature_of(module), _draws(module), choices)
+    return Anatomy(parameters, slots, count, signature_of(module), _draws(module), escaped)
 
 
 def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
@@ -189,42 +170,14 @@ def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Paramet
             yield layer, named
 
 
-def _slot(layer: nn.Module, wanted: dict[str, Target], groups: dict[int, int], spread: int | None) -> Slot:
+def _slot(layer: nn.Module, wanted: dict[str, Target], groups: dict[int, int]) -> Slot | None:
+    """The slot of a layer that has a rule or an explicit forward."""
+    if parametrize.is_parametrized(layer):
+        return None
     group = groups[next(iter(wanted.values())).parameter]
     explicit = find_explicit(layer)
-    replayed = explicit is not None or parametrize.is_parametrized(layer)
-    rule = None if replayed else find_rule(layer, frozenset(wanted))
-    return Slot(weakref.ref(layer), rule, wanted, group, explicit, spread)
-
-
-def _whole_module_slots(
-    module: nn.Module, index: dict[int, int], choices: Choices, groups: dict[int, int]
-) -> list[Slot]:
-    """Slots of copied parameters, and fallback slots of escaped ones, apart by group of per-layer clipping."""
-    copies = dict(choices.copies)
-    slots: list[Slot] = []
-    escaped: dict[int, dict[str, Target]] = {}
-    for name, parameter in module.named_parameters():
-        position = index.get(id(parameter), -1)
-        if position in choices.escaped:
-            escaped.setdefault(groups[position], {})[name] = Target(position)
-        elif position in copies:
-            targets = {name: Target(position)}
-            slots.append(
-                Slot(weakref.ref(module), COPIED, targets, groups[position], spread=copies[position], copied=True)
-            )
-    return slots + [Slot(weakref.ref(module), None, wanted, group) for group, wanted in escaped.items()]
-
-
-def _copied_gradients(call: Call) -> dict[str, Tensor]:
-    """The gradient of a record's own copy of a parameter is the record's gradient."""
-    (name,) = call.trainable
-    parameter = call.layer.get_parameter(name)
-    summed = call.gradient.reshape(call.records, -1, parameter.numel()).sum(1)
-    return {name: summed.view(call.records, *parameter.shape)}
-
-
-COPIED = Rule(_copied_gradients, positions=True)
+    rule = None if explicit is not None else find_rule(layer, frozenset(wanted))
+    return None if explicit is None and rule is None else Slot(weakref.ref(layer), rule, wanted, group, explicit)
 
 
 def _groups(layers: list[set[int]]) -> dict[int, int]:

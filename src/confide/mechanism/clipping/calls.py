@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
-from confide.mechanism.clipping.layout import PLAIN, CallLayout, Layout, map_tensors, tensors_in
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Rule
-from confide.mechanism.clipping.rules.replay import Replayed
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Rule
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 from confide.mechanism.clipping.tape import Entry, Tape
+from confide.mechanism.clipping.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.workspace import Workspace
 
 
@@ -101,99 +101,70 @@ def clusters_of(
     return clusters
 
 
-def contributions_of(
+@dataclass(frozen=True)
+class Found:
+    """All that a recorded pass and its backward found; contributions are made from it, for all records or for some."""
+
+    tape: Tape
+    at_outputs: Sequence[Sequence[Tensor | None]]
+    at_copies: dict[int, Tensor]
+
+    def contributions(self, space: Workspace, chosen: Tensor | None = None) -> list[tuple[Slot, Contribution]]:
+        """Every call through its rule; with `chosen`, as if only those records had been in the batch."""
+        found: list[tuple[Slot, Contribution]] = []
+        for entry, given in zip(self.tape.entries, self.at_outputs, strict=True):
+            if any(gradient is not None for gradient in given):
+                rule = entry.slot.rule
+                assert rule is not None
+                calls = calls_of(self.tape, entry, given, rule, space, chosen)
+                found += [(entry.slot, rule.contribution(call)) for call in calls]
+        for slot in self.tape.anatomy.copied:
+            (index,) = slot.parameters
+            if index in self.at_copies:
+                gradient = self.at_copies[index]
+                found.append((slot, Dense({"value": gradient if chosen is None else gradient[chosen]})))
+        return found
+
+
+def calls_of(
     tape: Tape,
-    gradients: Sequence[Sequence[Tensor | None]],
-    layouts: Sequence[CallLayout],
-    records: int,
+    entry: Entry,
+    gradients: Sequence[Tensor | None],
+    rule: Rule,
     space: Workspace,
-    chosen: Tensor | None = None,
-) -> list[tuple[Slot, Contribution]]:
-    """Every call through its rule; with `chosen`, as if only those records had been in the batch."""
-    found: list[tuple[Slot, Contribution]] = []
-    for entry, given, layout in zip(tape.entries, gradients, layouts, strict=True):
-        if all(gradient is None for gradient in given):
-            continue
-        slot = entry.slot
-        if layout.plain and slot.rule is not None and chosen is None:  # the ordinary case, without detours
-            call = Call(slot.layer, entry.inputs, entry.keywords, given, slot.trainable, space, entry.captured)
-            found.append((slot, slot.rule.contribution(call)))
-            continue
-        made = _Made(entry, list(given), layout, tape.drawn(entry))
-        if chosen is not None:
-            made.choose(chosen)
-        count = records if chosen is None else len(chosen)
-        found += [(entry.slot, contribution) for contribution in made.contributions(count, space)]
-    return found
+    chosen: Tensor | None,
+) -> list[Call]:
+    """The call with records first; several where a record has several rows and the rule takes one at a time."""
+    slot = entry.slot
+    if not entry.rows and chosen is None:  # the ordinary case, without detours
+        return [Call(slot.layer, entry.inputs, entry.keywords, gradients, slot.trainable, space, entry.captured)]
+    arranged = [
+        None if gradient is None else tape.arranged(entry, position, gradient)
+        for position, gradient in enumerate(gradients)
+    ]
+    tree = (entry.inputs, entry.keywords, entry.captured)
+    if entry.rows and entry.axes is None:
+        tree = map_tensors(tape.records_first, tree)
+    if chosen is not None:
+        arranged, tree = map_tensors(lambda tensor: tensor[chosen], (arranged, tree))
+    if not entry.rows:
+        return [_call(slot, tree, arranged, space)]
+    counts = [tensor.shape[1] for tensor in tensors_in((arranged, tree)) if tensor.dim() > 1]
+    several = 1 if rule.positions else max(counts, default=1)
+    return [
+        _call(slot, *map_tensors(partial(_row, rule.positions, row), (tree, arranged)), space) for row in range(several)
+    ]
 
 
-class _Made:
-    """One entry on its way to a contribution."""
-
-    def __init__(self, entry: Entry, gradients: list[Tensor | None], layout: CallLayout, draws: list[Tensor]) -> None:
-        self.entry, self.layout, self.gradients = entry, layout, gradients
-        self.given: Any = (entry.inputs, entry.keywords)
-        self.captured = entry.captured
-        self.draws = draws
-
-    def choose(self, chosen: Tensor) -> None:
-        """Keep some records only, in every tensor that carries records."""
-
-        def pick(tensor: Tensor | None, place: Layout | None) -> Tensor | None:
-            return tensor if tensor is None or place is None else place.chosen(tensor, chosen)
-
-        places = self.layout
-        self.given = map_tensors(pick, self.given, places.inputs)
-        self.gradients = [pick(value, place) for value, place in zip(self.gradients, places.outputs, strict=True)]
-        self.draws = [pick(value, place) for value, place in zip(self.draws, places.draws, strict=True)]  # type: ignore[misc]
-        self.captured = map_tensors(lambda value: pick(value, places.outputs[0]), self.captured)
-
-    def contributions(self, records: int, space: Workspace) -> list[Contribution]:
-        slot = self.entry.slot
-        if slot.rule is None:
-            names = list(slot.targets)
-            return [Replayed(slot.layer, names, self.given, self.gradients, self.draws, self.layout, records, space)]
-        inputs, keywords = self.given
-        if not self.layout.plain:
-            return self._rearranged(slot.rule, space)
-        call = Call(slot.layer, inputs, keywords, tuple(self.gradients), slot.trainable, space, self.captured)
-        return [slot.rule.contribution(call)]
-
-    def _rearranged(self, rule: Rule, space: Workspace) -> list[Contribution]:
-        """Records to axis 0; rows of one record become positions, or several calls where the rule has none."""
-
-        def first(tensor: Tensor | None, place: Layout | None) -> Tensor | None:
-            return tensor if tensor is None or place is None else place.records_first(tensor)
-
-        slot, places = self.entry.slot, self.layout
-        inputs, keywords = map_tensors(first, self.given, places.inputs)
-        gradients = tuple(first(value, place) for value, place in zip(self.gradients, places.outputs, strict=True))
-        captured = map_tensors(lambda value: first(value, places.outputs[0]), self.captured)
-        folds = {place.fold for place in (*places.inputs, *places.outputs) if place is not None}
-        call = Call(slot.layer, inputs, keywords, gradients, slot.trainable, space, captured)
-        if folds <= {1} or rule.positions:
-            return [rule.contribution(call)]
-        return [rule.contribution(_row(call, places, row)) for row in range(max(folds))]
+def _row(positions: bool, row: int, tensor: Tensor) -> Tensor:
+    """(records, ...) out of (records, rows, ...)."""
+    if tensor.dim() < 2:
+        return tensor
+    if tensor.shape[1] == 1:
+        return tensor[:, 0]
+    return tensor if positions else tensor[:, row]
 
 
-def _row(call: Call, places: CallLayout, row: int) -> Call:
-    """One of the rows that each record has in a folded call."""
-
-    def pick(tensor: Tensor | None, place: Layout | None) -> Tensor | None:
-        return tensor if tensor is None or place is None or place.fold == 1 else tensor[:, row]
-
-    inputs, keywords = map_tensors(pick, (call.inputs, call.keywords), places.inputs)
-    gradients = tuple(pick(value, place) for value, place in zip(call.gradients, places.outputs, strict=True))
-    captured = map_tensors(lambda value: pick(value, places.outputs[0]), call.captured)
-    return Call(call.layer, inputs, keywords, gradients, call.trainable, call.space, captured)
-
-
-def default_layout(entry: Entry, records: int, draws: Sequence[Tensor]) -> CallLayout:
-    """Records on axis 0 of whatever has that many rows."""
-
-    def place(shape: torch.Size) -> Layout | None:
-        return PLAIN if len(shape) and shape[0] == records else None
-
-    inputs = tuple(place(tensor.shape) for tensor in tensors_in((entry.inputs, entry.keywords)))
-    outputs = tuple(place(shape) for shape in entry.shapes)
-    return CallLayout(inputs, outputs, tuple(place(value.shape) for value in draws))
+def _call(slot: Slot, tree: Any, gradients: Sequence[Tensor | None], space: Workspace) -> Call:
+    inputs, keywords, captured = tree
+    return Call(slot.layer, inputs, keywords, tuple(gradients), slot.trainable, space, captured)

@@ -24,11 +24,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from confide._native.arithmetic import ClipLayer, clip_kernel
-from confide.mechanism.clipping.anatomy import Anatomy, Choices, Slot
+from confide.mechanism.clipping.anatomy import Anatomy, Slot
 from confide.mechanism.clipping.factors import GAMMA, PRECISION, shrunk
+from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.losses import output_gradient
+from confide.mechanism.clipping.proven import listens
 from confide.mechanism.clipping.rules.linear import OuterProduct, linear
-from confide.mechanism.clipping.running import Inputs, Loss
+from confide.mechanism.clipping.running import Inputs, Loss, isolated_losses, leaves
 from confide.mechanism.clipping.workspace import Workspace
 from confide.models.networks import MLP
 
@@ -103,7 +105,7 @@ class LayerChain:
         return (
             (x.dim() == 2 or (self.flat and x.dim() > 2))
             and not x.requires_grad
-            and not any(_altered(layer()) for layer in self.layers)
+            and not any(layer is None or listens(layer) for reference in self.layers for layer in [reference()])
             and not _has_any_global_hook()
             and not torch.is_autocast_enabled(self.device.type)
         )
@@ -119,6 +121,8 @@ class LayerChain:
             hidden, remembered = self._forward(link, hidden)
             kept.append(remembered)
         gradient = output_gradient(loss, hidden, y)
+        if gradient is None:
+            gradient = self._isolated_gradient(loss, hidden, y)
         found: list[tuple[Slot, OuterProduct]] = []
         if gradient is None:
             return found
@@ -135,6 +139,19 @@ class LayerChain:
                 wide = self.space.take(gradient, gradient.shape[0], link.layer.in_features)
                 gradient = torch.mm(gradient, link.layer.weight, out=wide)
         return found[::-1]
+
+    def _isolated_gradient(self, loss: Loss, output: Tensor, y: Any) -> Tensor | None:
+        """Through a loss of the user's, which sees one record at a time; None where it does not look at the output."""
+        leaf = output.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = isolated_losses(loss, leaf, y, 1)
+        if not losses.requires_grad:
+            return None
+        if any(found is not leaf for found in leaves(losses, {})):
+            raise NotIsolable("uses parameters in its loss")
+        # it may be a view of something that is not ours to overwrite
+        (found,) = torch.autograd.grad(losses, leaf, torch.ones_like(losses), allow_unused=True)
+        return None if found is None else found.contiguous()
 
     def add_small(
         self, found: list[tuple[Slot, OuterProduct]], clip: float, automatic: bool, parts: list[Tensor]
@@ -176,21 +193,10 @@ class LayerChain:
         return hidden, remembered
 
 
-def _altered(layer: nn.Module | None) -> bool:
-    """Whether somebody listens to this layer or replaced its forward."""
-    return layer is None or bool(
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-        or "forward" in layer.__dict__
-    )
-
-
 def chain_of(module: nn.Module, anatomy: Anatomy) -> LayerChain | None:
     """The chain that the module is, or None."""
     slots = {id(slot.layer): slot for slot in anatomy.slots}
-    if anatomy.choices != Choices() or anatomy.draws != 1 or not slots:
+    if anatomy.copied or anatomy.draws != 1 or not slots:
         return None
     links: list[Link] = []
     flat = False

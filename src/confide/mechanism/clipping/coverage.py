@@ -5,7 +5,7 @@ Both are formed for a share of the parameters at a time, so that looking needs l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,18 +20,31 @@ SHARES = 8
 
 
 def missed_parameters(
-    losses: Tensor, anatomy: Anatomy, found: Sequence[tuple[Slot, Contribution]], space: Workspace
+    losses: Tensor,
+    anatomy: Anatomy,
+    found: Sequence[tuple[Slot, Contribution]],
+    space: Workspace,
+    copies: Mapping[int, Tensor],
 ) -> frozenset[int]:
-    """Parameters whose unclipped sum is not the gradient of the summed losses, whose graph must still be there."""
+    """Parameters whose unclipped sum is not the gradient of the summed losses, whose graph must still be there.
+
+    Copied parameters are not in that graph: what their copies got is all there is.
+    """
     clusters = clusters_of(found, anatomy, space)
     differences: dict[int, Tensor] = {}
     sizes: dict[int, Tensor] = {}
     for indices, members in _shares(clusters, anatomy):
+        indices = [index for index in indices if index not in copies]
+        if not indices:
+            continue
         gradients = _gradients(losses, anatomy, indices)
         sizes |= {index: gradient.norm() for index, gradient in gradients.items()}
-        _subtract_from_sums(gradients, members, anatomy, torch.ones_like(losses))
+        recorded = [member for member in members if not _touched(member) & copies.keys()]
+        _subtract_from_sums(gradients, recorded, anatomy, torch.ones_like(losses))
         differences |= {index: difference.norm() for index, difference in gradients.items()}
         gradients.clear()  # before the next ones come
+    if not sizes:
+        return frozenset()
     scale = torch.stack(list(sizes.values())).norm()
     return frozenset(
         index

@@ -1,6 +1,7 @@
 """The clipping engine: one forward, one backward of output gradients, one weighted product per layer.
 
-    1. run the module while the tape records every layer's input and the autograd edge of its output
+    1. run the module while the tape records every layer's input and the autograd edge of its output: as a whole where
+       it is proven to keep records apart, else so that no record can see another (`isolation`), else one by one
     2. propagate the loss to those edges only: no weight gradients are formed, nothing below the first layer
     3. per-record norms from inputs and output gradients, by the rule of each layer
     4. clip factors, then the weighted sum of every layer added onto the caller's buffer, which may hold noise
@@ -11,23 +12,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from confide.errors import Refusal, UnclippableError
-from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of, signature_of
-from confide.mechanism.clipping.calls import Cluster, clusters_of, contributions_of, default_layout
+from confide.mechanism.clipping import one_by_one
+from confide.mechanism.clipping.anatomy import Anatomy, Examined, Slot, anatomy_of, signature_of
+from confide.mechanism.clipping.calls import Cluster, Found, clusters_of
 from confide.mechanism.clipping.chain import LayerChain
 from confide.mechanism.clipping.factors import Style, clip_factors
-from confide.mechanism.clipping.layout import CallLayout, map_tensors
-from confide.mechanism.clipping.running import Inputs, Loss, Pass, record, recorded_pass, records_of
+from confide.mechanism.clipping.isolation import NotIsolable
+from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
+from confide.mechanism.clipping.rules.registry import Contribution, Dense
+from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, proven_pass, records_of
 from confide.mechanism.clipping.structure import examine
-from confide.mechanism.clipping.tape import Tape
+from confide.mechanism.clipping.trees import map_tensors
 from confide.mechanism.clipping.workspace import Workspace
 
 # Buffers of up to this many numbers are not worth letting go between steps.
@@ -36,8 +40,6 @@ SMALL = 1 << 16
 # decide how much memory a step needs. Passes over much less than this would cost time.
 HELD_BYTES = 256 << 20
 FEWEST_RECORDS = 8
-
-Gradients: TypeAlias = list[list[Tensor | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,28 @@ class ClipBound:
     out: Tensor
     budget: int
     micro_batch: int | None
+    strict: bool = False  # the records are made up: what they raise is raised
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A question and the records it is put to."""
+
+    module: nn.Module
+    loss: Loss
+    x: Inputs
+    y: Any
+
+    @property
+    def records(self) -> int:
+        return records_of(self.x)
+
+    def pieces(self, largest: int) -> list[Batch]:
+        if largest >= self.records:
+            return [self]
+        starts = range(0, self.records, largest)
+        cut = [map_tensors(lambda tensor, at=start: tensor[at : at + largest], (self.x, self.y)) for start in starts]
+        return [Batch(self.module, self.loss, x, y) for x, y in cut]
 
 
 class Engine:
@@ -83,35 +107,80 @@ class Engine:
         records = records_of(x)
         if records == 0:
             return bound.out.new_zeros(0)
-        largest = self._largest_piece(anatomy, anatomy.examined[examination_key(loss, x)], records, bound)
+        examined = anatomy.examined[examination_key(loss, x)]
+        asked = Batch(module, loss, x, y)
+        largest = self._largest_piece(anatomy, examined, records, bound)
         if largest >= records:
-            return self._piece(anatomy, module, loss, x, y, bound)
-        norms = []
-        for start in range(0, records, largest):
-            piece = slice(start, start + largest)
-            part_x, part_y = map_tensors(lambda tensor, piece=piece: tensor[piece], (x, y))
-            norms.append(self._piece(anatomy, module, loss, part_x, part_y, bound))
-        return torch.cat(norms)
+            return self._answered(anatomy, examined, asked, bound)
+        return torch.cat([self._answered(anatomy, examined, piece, bound) for piece in asked.pieces(largest)])
+
+    def _answered(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
+        """No error depends on a record: where a batch raises its halves are tried, and the record that raises alone
+        counts as zero. What is not proven runs isolated whatever the examination found."""
+        try:
+            if examined.way == "one by one":
+                return self._one_by_one(anatomy, asked, bound)
+            if examined.way == "proven" and is_proven(asked.module, asked.x):
+                return self._proven(anatomy, examined, asked, bound)
+            return self._isolated(anatomy, asked, bound)
+        except NotIsolable:
+            return self._one_by_one(anatomy, asked, bound)
+        except Exception:
+            if bound.strict:
+                raise
+            if asked.records == 1:
+                return self._one_by_one(anatomy, asked, bound)
+        halves = asked.pieces(-(-asked.records // 2))
+        return torch.cat([self._answered(anatomy, examined, half, bound) for half in halves])
 
     def _largest_piece(self, anatomy: Anatomy, examined: Examined, records: int, bound: ClipBound) -> int:
         """How many records go through the module at once: all, unless they would hold too much; pieces are equal."""
         largest = records if bound.micro_batch is None else min(records, bound.micro_batch)
+        if examined.way == "one by one":
+            return records
         if anatomy.copied:
-            largest = min(largest, max(1, bound.budget // anatomy.copied_bytes))
+            largest = min(largest, max(1, bound.budget // max(1, anatomy.copied_bytes)))
         held = examined.record_bytes
         if examined.chain is None and largest * held > HELD_BYTES:
             largest = min(largest, max(FEWEST_RECORDS, HELD_BYTES // held))
             largest = -(-records // -(-records // largest))
         return largest
 
-    def _piece(self, anatomy: Anatomy, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: ClipBound) -> Tensor:
-        examined = anatomy.examined[examination_key(loss, x)]
-        if examined.chain is not None and isinstance(x, Tensor) and examined.chain.fits(x, bound.out):
-            return self._chained(anatomy, examined.chain, loss, x, y, bound)
-        if not anatomy.explicit:  # nothing to put back afterwards
-            return self._sum(anatomy, examined, record(Tape(anatomy), module, loss, x, y), bound)
-        with recorded_pass(module, anatomy, loss, x, y) as run:
-            return self._sum(anatomy, examined, run, bound)
+    def _proven(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
+        chain = examined.chain
+        if chain is not None and isinstance(asked.x, Tensor) and chain.fits(asked.x, bound.out):
+            return self._chained(anatomy, chain, asked.loss, asked.x, asked.y, bound)
+        run = proven_pass(asked.module, anatomy, asked.loss, asked.x, asked.y)
+        if not is_proven_loss(asked.loss, asked.y) and run.unseen():
+            raise NotIsolable("uses parameters in its loss")
+        return self._sum(anatomy, run, bound)
+
+    def _isolated(self, anatomy: Anatomy, asked: Batch, bound: ClipBound) -> Tensor:
+        if any(hooked_backwards(layer) for layer in asked.module.modules()):
+            raise NotIsolable("has hooks on gradients")
+        run = isolated_pass(asked.module, anatomy, asked.loss, asked.x, asked.y)
+        if run.unseen():  # it took another way than for made-up records
+            raise NotIsolable("uses parameters outside of their layers")
+        return self._sum(anatomy, run, bound)
+
+    @torch.no_grad()
+    def _one_by_one(self, anatomy: Anatomy, asked: Batch, bound: ClipBound) -> Tensor:
+        """As many records at a time as the budget holds gradients of."""
+        norms = []
+        slots = anatomy.single_slots(asked.module)
+        for piece in asked.pieces(max(1, bound.budget // max(1, anatomy.bytes))):
+            gradients = one_by_one.gradients(
+                piece.module, anatomy.parameters, piece.loss, piece.x, piece.y, anatomy.draws, bound.strict
+            )
+
+            def found(chosen: Tensor | None, gradients: list[Tensor] = gradients) -> list[tuple[Slot, Contribution]]:
+                return [
+                    (slot, Dense({"value": values if chosen is None else values[chosen]}))
+                    for slot, values in zip(slots, gradients, strict=True)
+                ]
+
+            norms.append(self._add(anatomy, found, piece.records, bound))
+        return torch.cat(norms)
 
     @torch.no_grad()
     def _chained(self, anatomy: Anatomy, chain: LayerChain, loss: Loss, x: Tensor, y: Any, bound: ClipBound) -> Tensor:
@@ -138,47 +207,44 @@ class Engine:
         return norms.index_copy_(0, chosen, self._chained(anatomy, chain, loss, part_x, part_y, bound))
 
     @torch.no_grad()
-    def _sum(self, anatomy: Anatomy, examined: Examined, run: Pass, bound: ClipBound) -> Tensor:
+    def _sum(self, anatomy: Anatomy, run: Pass, bound: ClipBound) -> Tensor:
         records = run.losses.shape[0]
-        if not run.entries or not run.losses.requires_grad:
+        if not run.losses.requires_grad:
             return bound.out.new_zeros(records)
-        gradients, layouts = run.gradients(), layouts_of(examined, run)
+        found = Found(run.tape, *run.gradients())
+        return self._add(anatomy, lambda chosen: found.contributions(self.space, chosen), records, bound)
+
+    def _add(
+        self,
+        anatomy: Anatomy,
+        contributions: Callable[[Tensor | None], list[tuple[Slot, Contribution]]],
+        records: int,
+        bound: ClipBound,
+    ) -> Tensor:
+        """The clipped sum of what was found.
+
+        Records with an infinite or undefined norm count as zero. They are taken out altogether: a factor of zero would
+        turn their infinities into undefined sums.
+        """
         self.space.begin(bound.budget)
-        found = contributions_of(run.tape, gradients, layouts, records, self.space)
+        found = contributions(None)
         if not found:  # the loss depends on none of the parameters
-            return run.losses.new_zeros(records)
+            return bound.out.new_zeros(records)
         clusters = clusters_of(found, anatomy, self.space)
         squares = group_squares(clusters)
         total = squared_total(squares)
+        views = self._views(anatomy, bound.out)
         if all_finite(total):
-            return add_clipped(clusters, squares, total, anatomy, bound, self._views(anatomy, bound.out))
-        return self._sum_of_finite(anatomy, run, gradients, layouts, bound, torch.isfinite(total))
-
-    def _sum_of_finite(
-        self,
-        anatomy: Anatomy,
-        run: Pass,
-        gradients: Gradients,
-        layouts: Sequence[CallLayout],
-        bound: ClipBound,
-        finite: Tensor,
-    ) -> Tensor:
-        """Records with an infinite or undefined norm count as zero.
-
-        They are taken out altogether: a factor of zero would turn their infinities into undefined sums.
-        """
-        norms = run.losses.new_zeros(len(finite))
-        chosen = finite.nonzero().flatten()
+            return add_clipped(clusters, squares, total, anatomy, bound, views)
+        norms = total.new_zeros(records)
+        chosen = torch.isfinite(total).nonzero().flatten()
         if len(chosen) == 0:
             return norms
         self.space.begin(bound.budget)
-        found = contributions_of(run.tape, gradients, layouts, len(finite), self.space, chosen)
-        clusters = clusters_of(found, anatomy, self.space)
+        clusters = clusters_of(contributions(chosen), anatomy, self.space)
         squares = group_squares(clusters)
-        views = self._views(anatomy, bound.out)
-        return norms.index_copy_(
-            0, chosen, add_clipped(clusters, squares, squared_total(squares), anatomy, bound, views)
-        )
+        added = add_clipped(clusters, squares, squared_total(squares), anatomy, bound, views)
+        return norms.index_copy_(0, chosen, added)
 
     def _views(self, anatomy: Anatomy, out: Tensor) -> ParameterViews:
         """Views of the buffer; those of a small one are kept for the next step, where making them would be felt."""
@@ -190,25 +256,12 @@ class Engine:
 
 
 def examination_key(loss: Loss, x: Inputs) -> tuple[Any, ...]:
-    """What an examination depends on, besides the module: shapes and types, and the loss by its code."""
-    code = getattr(loss, "__code__", None) or type(loss)
+    """What an examination depends on, besides the module: shapes and types, and the loss by its code.
+
+    Losses of the same code share an examination, not trust: any loss but confide's own runs isolated at every step.
+    """
+    code = getattr(loss, "__code__", None) or getattr(loss, "__func__", None) or type(loss)
     return code, *((tensor.shape[1:], tensor.dtype) for tensor in (x if isinstance(x, tuple) else (x,)))
-
-
-def layouts_of(examined: Examined, run: Pass) -> Sequence[CallLayout]:
-    """The examined layouts. Where this batch took another way through the module, and all records were seen on axis
-    0 before, they are taken to be there again; anything else could mistake another axis for the records'."""
-    records = run.losses.shape[0]
-    if [entry.slot for entry in run.entries] == examined.slots:
-        for entry, layout in zip(run.entries, examined.layouts, strict=True):
-            if not layout.fits(entry.shapes, records):
-                break
-        else:
-            return examined.layouts
-    found = [default_layout(entry, records, run.tape.drawn(entry)) for entry in run.entries]
-    if not examined.records_first or not all(all(layout.outputs) for layout in found):
-        raise UnclippableError("module: its layers are called in another way than for made-up records of this shape")
-    return found
 
 
 def group_squares(clusters: Sequence[Cluster]) -> dict[int, Tensor]:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from confide.errors import UnclippableError
 from confide.mechanism.clipping.anatomy import Anatomy
-from confide.mechanism.clipping.layout import map_tensors, tensors_in
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
+from confide.mechanism.clipping.sealed import Attributes
+from confide.mechanism.clipping.trees import map_tensors, tensors_in
 
 FEW, MORE = 3, 4
 PIECE = 1 << 16  # numbers that are drawn at a time
@@ -88,10 +89,12 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
     wrong with them would be found out too late. So small and constant ones are moved while the module is examined.
     Only what was moved is kept to be put back: a copy of all parameters would be the most memory a run ever needs.
     """
+    attributes = Attributes(module)
     with torch.random.fork_rng(devices=[]), kept_generators(module), ExitStack() as stack:
         torch.manual_seed(0)
         for buffer in module.buffers():
             stack.callback(buffer.data.copy_, buffer.data.clone())
+        stack.callback(attributes.restore)
         for parameter in module.parameters():
             stack.callback(_moved(parameter.data))
         yield

@@ -24,7 +24,7 @@ def per_record_gradients(module: nn.Module, loss: Loss, x: Inputs, y: Any, same_
     """
     anatomy = anatomy_of(module)
     rows = []
-    with Tape(anatomy).explicit_forwards() if same_masks else nullcontext(), torch.enable_grad():
+    with Tape(anatomy, 0).explicit_forwards() if same_masks else nullcontext(), torch.enable_grad():
         losses = per_record_losses(module, loss, x, y, anatomy.draws)
         for value in losses:
             found = torch.autograd.grad(value, anatomy.parameters, retain_graph=True, allow_unused=True)

@@ -1,25 +1,36 @@
-"""Running a module on a batch: several weight draws folded into the batch, one loss per record out."""
+"""Running a module on a batch, one loss per record out, with every layer call on the tape.
+
+`proven_pass` runs the batch as it is; `isolated_pass` runs it so that no record can see another. A loss that is not
+proven always runs isolated. Several weight draws are rows: all of them belong to the record.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 
+from confide.errors import Refusal
 from confide.layers.bayesian import observed
 from confide.mechanism.clipping.anatomy import Anatomy
-from confide.mechanism.clipping.layout import map_tensors
+from confide.mechanism.clipping.isolation import Region
 from confide.mechanism.clipping.losses import check_losses
-from confide.mechanism.clipping.rules.randomness import Keeping, KeptRandomness
+from confide.mechanism.clipping.proven import is_proven_loss
+from confide.mechanism.clipping.sealed import Attributes
 from confide.mechanism.clipping.tape import Entry, Tape, check_unchanged
+from confide.mechanism.clipping.trees import map_tensors
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
+
+
+def records_of(x: Inputs) -> int:
+    return (x[0] if isinstance(x, tuple) else x).shape[0]
 
 
 def folded(tree: Any, draws: int) -> Any:
@@ -27,69 +38,135 @@ def folded(tree: Any, draws: int) -> Any:
     return tree if draws == 1 else map_tensors(lambda tensor: torch.cat([tensor] * draws), tree)
 
 
-def per_record_losses(
-    module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int, copies: dict[str, Tensor] | None = None
-) -> Tensor:
-    """One loss per record, averaged over the weight draws before any gradient is taken.
-
-    `copies` are used in place of the parameters of those names.
-    """
+def per_record_losses(module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int) -> Tensor:
+    """The batch as it is: one loss per record, averaged over the weight draws before any gradient is taken."""
     inputs, targets = folded(x, draws), folded(y, draws)
-    given = inputs if isinstance(inputs, tuple) else (inputs,)
-    output = functional_call(module, copies, given) if copies else module(*given)
+    output = module(*(inputs if isinstance(inputs, tuple) else (inputs,)))
     losses = loss(output, targets)
     check_losses(losses, records_of(inputs))
     return losses if draws == 1 else losses.view(draws, -1).mean(0)
 
 
-def records_of(x: Inputs) -> int:
-    return (x[0] if isinstance(x, tuple) else x).shape[0]
+def isolated_losses(loss: Loss, output: Tensor, y: Any, draws: int) -> Tensor:
+    """One loss per record from outputs (draws x records, ...); the loss sees one record at a time."""
+    records = output.shape[0] // draws
+    if draws > 1:
+        output = output.reshape(draws, records, *output.shape[1:]).transpose(0, 1)
+    region = Region(records, draws)
+    with region.entered():
+        seen = region.wrap(output.unsqueeze(1) if draws == 1 else output)
+        return _one_value(region, loss(seen, region.one_each(y)))
+
+
+def _one_value(region: Region, losses: Any) -> Tensor:
+    """The value of each record, out of the region."""
+    if not isinstance(losses, Tensor) or losses.numel() != region.rows:
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise Refusal(f"loss: returned {got} for one record; one value per record is needed (reduction='none')")
+    stacked = region.stacked(losses).reshape(region.records, region.rows)
+    return stacked[:, 0] if region.rows == 1 else stacked.mean(1)
 
 
 @dataclass
 class Pass:
-    """A recorded forward pass."""
+    """A recorded forward pass; `copies` are the parameters, by number, of which every record had its own."""
 
     tape: Tape
     losses: Tensor
+    copies: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def entries(self) -> list[Entry]:
         return self.tape.entries
 
-    def gradients(self, weights: Tensor | None = None, keep: bool = False) -> list[list[Tensor | None]]:
-        """The gradient of the (weighted) sum of losses at every recorded output: one backward, no weight gradients."""
+    def gradients(self, keep: bool = False) -> tuple[list[list[Tensor | None]], dict[int, Tensor]]:
+        """The gradient of the summed losses at every recorded output and every copy: one backward, nothing else."""
         edges = [edge for entry in self.entries for edge in entry.edges if edge is not None]
-        start = torch.ones_like(self.losses) if weights is None else weights
-        found = iter(torch.autograd.grad(self.losses, edges, start, retain_graph=keep, allow_unused=True))
-        return [[None if edge is None else next(found) for edge in entry.edges] for entry in self.entries]
+        wanted = [*edges, *self.copies.values()]
+        start = torch.ones_like(self.losses)
+        found = iter(torch.autograd.grad(self.losses, wanted, start, retain_graph=keep, allow_unused=True))
+        at_outputs = [[None if edge is None else next(found) for edge in entry.edges] for entry in self.entries]
+        at_copies = {index: gradient for index in self.copies if (gradient := next(found)) is not None}
+        return at_outputs, at_copies
+
+    def unseen(self) -> frozenset[int]:
+        """Parameters that the losses depend on in a way that no recorded call accounts for."""
+        known = {id(parameter): index for index, parameter in enumerate(self.tape.anatomy.parameters)}
+        jumps = {edge.node: entry.nodes for entry in self.entries for edge in entry.edges if edge is not None}
+        return frozenset(index for node in leaves(self.losses, jumps) if (index := known.get(id(node), -1)) >= 0)
+
+
+def leaves(losses: Tensor, jumps: dict[Any, list[Any]]) -> list[Tensor]:
+    """The leaf tensors of the graph, walked from the losses; at a recorded output the walk goes on at its inputs."""
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    waiting: list[Any] = [losses.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in jumps:
+            waiting += jumps[node]
+        elif (leaf := getattr(node, "variable", None)) is not None:
+            found.append(leaf)
+        else:
+            waiting += [inner for inner, _ in node.next_functions]
+    return found
 
 
 @contextmanager
-def recorded_pass(
-    module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any, leaves: bool = True
-) -> Iterator[Pass]:
-    """Run the module with the tape on; layers keep their explicit forwards until the block ends."""
-    tape = Tape(anatomy)
-    with tape.explicit_forwards() if anatomy.explicit else nullcontext():
-        yield record(tape, module, loss, x, y, leaves)
-
-
-def record(tape: Tape, module: nn.Module, loss: Loss, x: Inputs, y: Any, leaves: bool = True) -> Pass:
-    """Run the module once, with all calls on the tape."""
-    anatomy = tape.anatomy
+def _noticed(anatomy: Anatomy, leaves: bool) -> Iterator[None]:
     with torch.enable_grad(), observed(leaves) if anatomy.bayesian else nullcontext():
-        tape.start(anatomy.draws * records_of(x))
-        try:
-            copies = tape.copies(leaves) if anatomy.copied else None
-            if anatomy.replays:
-                tape.random = KeptRandomness()
-                with Keeping(tape.random):
-                    losses = per_record_losses(module, loss, x, y, anatomy.draws, copies)
+        yield
+
+
+def proven_pass(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any, leaves: bool = True) -> Pass:
+    """The whole batch at once; with `leaves` autograd ends at drawn weights."""
+    tape = Tape(anatomy, records_of(x))
+    with _noticed(anatomy, leaves):
+        with tape.listening():
+            if is_proven_loss(loss, y):
+                losses = per_record_losses(module, loss, x, y, anatomy.draws)
             else:
-                losses = per_record_losses(module, loss, x, y, anatomy.draws, copies)
-        finally:
-            tape.stop()
+                output = module(folded(x, anatomy.draws))
+        if not is_proven_loss(loss, y):
+            losses = isolated_losses(loss, output, y, anatomy.draws)
+    return Pass(tape, losses)
+
+
+def isolated_pass(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> Pass:
+    """All records at once, none of which can see another; attributes are as before when it ends."""
+    records = records_of(x)
+    copies = {index: _copy(anatomy.parameters[index], records) for slot in anatomy.copied for index in slot.parameters}
+    region, attributes = Region(records, anatomy.draws), Attributes(module)
+    tape = Tape(anatomy, records, region)
+    try:
+        with _noticed(anatomy, False), region.entered():
+            given = region.one_each(x if isinstance(x, tuple) else (x,))
+            targets = region.one_each(y)
+            with tape.listening(), _with_copies(module, anatomy, region, copies):
+                losses = _one_value(region, loss(module(*given), targets))
+    finally:
+        attributes.restore()
     for entry in tape.entries:
         check_unchanged(entry)
-    return Pass(tape, losses)
+    return Pass(tape, losses, copies)
+
+
+def _copy(parameter: Tensor, records: int) -> Tensor:
+    return parameter.detach().expand(records, *parameter.shape).requires_grad_()
+
+
+def _with_copies(module: nn.Module, anatomy: Anatomy, region: Region, copies: dict[int, Tensor]) -> Any:
+    """The module with one copy of these parameters for each record, under all their names."""
+    if not copies:
+        return nullcontext()
+    numbers = {id(parameter): index for index, parameter in enumerate(anatomy.parameters)}
+    wrapped = {index: region.wrap(copy) for index, copy in copies.items()}
+    named = {
+        name: wrapped[numbers[id(parameter)]]
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if numbers.get(id(parameter)) in wrapped
+    }
+    return _reparametrize_module(module, named, tie_weights=False)

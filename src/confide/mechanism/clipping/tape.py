@@ -1,71 +1,71 @@
 """The tape of one forward pass: what every layer was given, and where its output sits in the autograd graph.
 
-Forward hooks write it. They are registered for the pass and removed after it, so the module is left as it was.
+Forward hooks write it. They are registered for the pass and removed after it, so the module is left as it was. Inside a
+region (see `isolation`) they look underneath: the axis of the records is known there, not guessed.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target, spread_over
-from confide.mechanism.clipping.layout import tensors_in
-from confide.mechanism.clipping.rules.randomness import KeptRandomness
+from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
+from confide.mechanism.clipping.isolation import Region, unguarded
 from confide.mechanism.clipping.rules.registry import find_rule
+from confide.mechanism.clipping.trees import map_tensors, tensors_in
 
 
 @dataclass(slots=True)
 class Entry:
-    """One call of a layer as it happened."""
+    """One call of a layer as it happened.
+
+    `rows`: tensors are (records, rows, ...), not (records, ...); then `axes` says where the records are in each output,
+    None for a batch in which the rows of a record lie apart, draws running slower than records.
+    """
 
     slot: Slot
     inputs: tuple[Any, ...]
     keywords: dict[str, Any]
-    shapes: list[torch.Size]
     edges: list[GradientEdge | None]
+    sizes: list[int]
     version: int
     captured: Any
-    draws: tuple[int, int] = (0, 0)
+    rows: bool = False
+    axes: list[int] | None = None
+    nodes: list[Node] = field(default_factory=list)
 
 
 class Tape:
-    """Entries in the order of the calls; `active` is false while layers are run again for the fallback."""
+    """Entries in the order of the calls."""
 
-    def __init__(self, anatomy: Anatomy) -> None:
-        self.anatomy = anatomy
+    def __init__(self, anatomy: Anatomy, records: int, region: Region | None = None) -> None:
+        self.anatomy, self.records, self.region = anatomy, records, region
         self.entries: list[Entry] = []
-        self.active = False
-        self.random: KeptRandomness | None = None
         self.handles: list[Any] = []
-        self.records = 0
 
-    def drawn(self, entry: Entry) -> list[Tensor]:
-        """The random draws made during a call that may be run again."""
-        return [] if self.random is None else self.random.values[slice(*entry.draws)]
-
-    def start(self, records: int) -> None:
-        """Listen to the layers of the anatomy while so many records, each under all draws, run through the module."""
-        self.records = records
-        self.handles = [self._listen(slot) for slot in self.anatomy.heard]
-        self.active = True
-
-    def stop(self) -> None:
-        self.active = False
-        for handle in self.handles:
-            handle.remove()
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear every layer of the anatomy; those that hide their linear maps get the forward that shows them."""
+        try:
+            for slot in self.anatomy.heard:
+                self.handles.append(self._listen(slot))
+            with self.explicit_forwards() if self.anatomy.explicit else nullcontext():
+                yield
+        finally:
+            for handle in self.handles:
+                handle.remove()
 
     @contextmanager
     def explicit_forwards(self) -> Iterator[None]:
-        """Give the layers that hide their linear maps the forward that shows them."""
         with ExitStack() as stack:
             for slot in self.anatomy.slots:
                 if slot.explicit is not None:
@@ -73,54 +73,63 @@ class Tape:
             yield
 
     def _listen(self, slot: Slot) -> Any:
-        if slot.rule is None:
-            return _Replayable(self, slot)
+        assert slot.rule is not None
         capture = slot.rule.capture
 
         def heard(layer: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> Any:
-            if not self.active:
-                return None
-            given, made = (inputs, output) if slot.spread is None else self._spread(slot.spread, inputs, output)
-            self._write(slot, given, keywords, made, None if capture is None else capture(layer))
-            return None if slot.spread is None else made
+            return self._write(slot, inputs, keywords, output, None if capture is None else capture(layer))
 
         # first in line, so that hooks of the user that change the output come after
         return slot.layer.register_forward_hook(heard, prepend=True, with_kwargs=True)
 
-    def _spread(self, axes: int, inputs: tuple[Any, ...], output: Tensor) -> tuple[tuple[Any, ...], Tensor]:
-        """A call that serves all records, as if each of them had made it."""
-        given = tuple(spread_over(self.records, value, min(axes, 0)) for value in inputs)
-        return given, spread_over(self.records, output, axes)
+    def _write(self, slot: Slot, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any, captured: Any) -> Any:
+        """Remember the call; what is returned, unless None, is the output as the module shall see it."""
+        if self.region is not None:
+            with unguarded():
+                return self._write_isolated(self.region, slot, inputs, keywords, output, captured)
+        outputs = [output] if isinstance(output, Tensor) else tensors_in(output)
+        edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in outputs]
+        if any(edge is not None for edge in edges):
+            sizes = [tensor.numel() * tensor.element_size() for tensor in outputs]
+            rows = self.anatomy.draws > 1
+            self.entries.append(Entry(slot, inputs, keywords, edges, sizes, _version(inputs), captured, rows))
+        return None
 
-    def copies(self, leaves: bool) -> dict[str, Tensor]:
-        """Parameters of which every record has a copy, recorded like outputs of layers."""
-        given = {}
-        for slot in self.anatomy.copied:
-            ((name, target),) = slot.targets.items()
-            value = self.anatomy.parameters[target.parameter]
-            axes = slot.spread if slot.spread is not None else 0
-            copy = spread_over(self.records, value.detach() if leaves else value, axes)
-            given[name] = copy.requires_grad_() if leaves else copy
-            self._write(slot, (), {}, given[name], None)
-        return given
+    def _write_isolated(
+        self,
+        region: Region,
+        slot: Slot,
+        inputs: tuple[Any, ...],
+        keywords: dict[str, Any],
+        output: Any,
+        captured: Any,
+    ) -> Any:
+        seen = None
+        if any(region.axis(tensor) is None and tensor.requires_grad for tensor in tensors_in(output)):
+            # one output for all records, such as an embedding of positions: to each its own
+            output = seen = map_tensors(lambda tensor: _given_to_each(region, tensor), output)
+        outputs = tensors_in(output)
+        underneath = [region.underneath(tensor) for tensor in outputs]
+        edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in underneath]
+        if any(edge is not None for edge in edges):
+            sizes = [tensor.numel() * tensor.element_size() for tensor in underneath]
+            given = tensors_in((inputs, keywords))
+            nodes = [node for tensor in given if (node := region.underneath(tensor).grad_fn) is not None]
+            inputs, keywords, captured = map_tensors(region.stacked, (inputs, keywords, captured))
+            axes = [region.axis(tensor) or 0 for tensor in outputs]
+            entry = Entry(slot, inputs, keywords, edges, sizes, _version(inputs), captured, True, axes, nodes)
+            self.entries.append(entry)
+        return seen
 
-    def _write(
-        self, slot: Slot, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any, captured: Any
-    ) -> Entry | None:
-        if isinstance(output, Tensor):  # the ordinary case, without detours
-            if not output.requires_grad:
-                return None
-            edges: list[GradientEdge | None] = [get_gradient_edge(output)]
-            shapes = [output.shape]
-        else:
-            outputs = tensors_in(output)
-            edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in outputs]
-            if not any(edges):
-                return None
-            shapes = [tensor.shape for tensor in outputs]
-        entry = Entry(slot, inputs, keywords, shapes, edges, _version(inputs), captured)
-        self.entries.append(entry)
-        return entry
+    def arranged(self, entry: Entry, position: int, gradient: Tensor) -> Tensor:
+        """The gradient of an output with the records first."""
+        if entry.axes is not None:
+            return gradient.movedim(entry.axes[position], 0)
+        return self.records_first(gradient) if entry.rows else gradient
+
+    def records_first(self, values: Tensor) -> Tensor:
+        """(draws x records, ...) as (records, draws, ...)."""
+        return values.reshape(self.anatomy.draws, self.records, *values.shape[1:]).transpose(0, 1)
 
     def linear(
         self,
@@ -137,11 +146,9 @@ class Tape:
             places["bias"] = (bias, bias_rows or rows)
         values = {local: _rows(layer.get_parameter(name), part) for local, (name, part) in places.items()}
         output = F.linear(inputs, values["weight"], values.get("bias"))
-        if self.active:
-            slot = self._part(layer, places)
-            if slot.targets:  # otherwise all of it is frozen
-                self._write(slot, (inputs,), {}, output, None)
-        return output
+        slot = self._part(layer, places)
+        seen = self._write(slot, (inputs,), {}, output, None) if slot.targets else None  # otherwise all is frozen
+        return output if seen is None else seen
 
     def _part(self, layer: nn.Module, places: dict[str, tuple[str, tuple[int, int] | None]]) -> Slot:
         """The slot of one linear map inside a layer."""
@@ -158,38 +165,12 @@ class Tape:
         return self.anatomy.parts[key]
 
 
+def _given_to_each(region: Region, tensor: Tensor) -> Tensor:
+    return tensor if region.axis(tensor) is not None else region.wrap(region.stacked(tensor))
+
+
 def _rows(parameter: Tensor, part: tuple[int, int] | None) -> Tensor:
     return parameter if part is None else parameter[part[0] : part[1]]
-
-
-class _Replayable:
-    """Hooks of a layer that may be run again: they also note which random draws belong to the call."""
-
-    def __init__(self, tape: Tape, slot: Slot) -> None:
-        self.tape, self.slot = tape, slot
-        self.starts: list[int] = []
-        layer = slot.layer
-        self.handles = [
-            layer.register_forward_pre_hook(self.before),
-            layer.register_forward_hook(self.after, prepend=True, with_kwargs=True),
-        ]
-
-    def before(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        random = self.tape.random
-        self.starts.append(0 if random is None else len(random.values))
-
-    def after(self, layer: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        start = self.starts.pop()
-        if not self.tape.active:
-            return
-        entry = self.tape._write(self.slot, inputs, keywords, output, None)
-        random = self.tape.random
-        if entry is not None and random is not None:
-            entry.draws = (start, len(random.values))
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
 
 
 def _version(inputs: tuple[Any, ...]) -> int:

@@ -96,7 +96,7 @@ def _joined_masks(attn_mask: Tensor | None, padding: Tensor | None, queries: Ten
 def _additive(mask: Tensor, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
-    return torch.zeros(mask.shape, dtype=like.dtype, device=mask.device).masked_fill_(mask, -math.inf)
+    return torch.zeros(mask.shape, dtype=like.dtype, device=mask.device).masked_fill(mask, -math.inf)
 
 
 def _weighted_values(

@@ -1,0 +1,275 @@
+"""Records that cannot see each other: user code runs on batches of one, all of them at once.
+
+Inside a `Region` every tensor that depends on a record is a stack over the records whose axis is hidden (torch's vmap):
+code sees a batch of one record, whatever it does. Neither the number of records, nor their order, nor a neighbour can
+be reached, and the derivative of such a map is block-diagonal, so the backward pass keeps records apart too. What this
+trusts: torch's batching rules. What vmap leaves open is closed by `_Guard`, which sees every operation inside:
+
+    memory       a stack kept from another pass (in an attribute, a list, a global) is refused where it is used
+    randomness   numbers come from torch's own generator, which nobody may set in between; drawn with a generator of
+                 the module's own they are the same for all records; so no mask depends on a record's position
+    windows      what shows a whole stack (repr), or lets user code handle one (its own vmap rules), is refused
+
+Refused means `NotIsolable`: the engine then takes the records one by one. This file is the only one that speaks to the
+private parts of torch.func.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._functorch import autograd_function
+from torch._functorch.pyfunctorch import TransformType, temporarily_clear_interpreter_stack
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import TorchFunctionMode
+
+from confide.mechanism.clipping.trees import map_tensors
+
+
+class NotIsolable(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
+    """The code cannot run on all records at once without a way to see several of them."""
+
+
+class Region:
+    """User code between `enter` and `leave` sees one record at a time, `rows` times."""
+
+    def __init__(self, records: int, rows: int = 1) -> None:
+        self.records, self.rows = records, rows
+        self.level = -1
+        self.pass_mark = object()
+
+    @contextmanager
+    def entered(self) -> Iterator[Region]:
+        if functorch.maybe_current_level() is not None:
+            raise NotIsolable("clipping inside of torch.func transforms")
+        with ExitStack() as stack:
+            stack.callback(functorch._set_vmap_fallback_warning_enabled, True)
+            functorch._set_vmap_fallback_warning_enabled(False)  # what has no batching rule is looped over: fine
+            # what a forward packs away would be unpacked by its own code during the backward pass, out of this region
+            stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks("saved-tensor hooks of a module"))
+            self.level = functorch._vmap_increment_nesting(self.records, "different")
+            stack.callback(functorch._vmap_decrement_nesting)
+            guard = stack.enter_context(_Guard(self.pass_mark))
+            before = _ACTIVE.guard
+            stack.callback(setattr, _ACTIVE, "guard", before)
+            _ACTIVE.guard = guard
+            yield self
+            guard.check_generator()
+
+    def wrap(self, values: Tensor) -> Tensor:
+        """(records, ...) as what one record has of it."""
+        wrapped: Tensor = functorch._add_batch_dim(values, 0, self.level)
+        wrapped._confide_pass = self.pass_mark  # type: ignore[attr-defined]
+        return wrapped
+
+    def one_each(self, tree: Any) -> Any:
+        """Tensors (records, ...) as batches of one record, repeated for every row."""
+
+        def batch_of_one(tensor: Tensor) -> Tensor:
+            one = tensor.unsqueeze(1)
+            return self.wrap(one if self.rows == 1 else one.expand(-1, self.rows, *tensor.shape[1:]))
+
+        with unguarded():
+            return map_tensors(batch_of_one, tree)
+
+    def axis(self, values: Tensor) -> int | None:
+        """Where the records are in what lies underneath; None for a tensor that depends on no record."""
+        axis = functorch.maybe_get_bdim(values)
+        return None if axis < 0 else axis
+
+    def underneath(self, values: Tensor) -> Tensor:
+        return values if functorch.maybe_get_bdim(values) < 0 else functorch.get_unwrapped(values)
+
+    def stacked(self, values: Tensor) -> Tensor:
+        """(records, ...): out of the region; what depends on no record is given to each."""
+        axis = functorch.maybe_get_bdim(values)
+        if axis < 0:
+            return values.expand(self.records, *values.shape)
+        raw: Tensor = functorch.get_unwrapped(values)
+        if functorch.is_functorch_wrapped_tensor(raw):
+            raise NotIsolable("a tensor of another vmap")
+        return raw.movedim(axis, 0) if axis else raw
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """The engine's own operations inside a region."""
+    with torch._C.DisableTorchFunction():
+        yield
+
+
+class _Active(threading.local):
+    guard: _Guard | None = None
+
+
+_ACTIVE = _Active()
+
+
+# what every operation passes ------------------------------------------------------------------------------------
+
+_REFUSED = {
+    Tensor.__repr__: "looks at a tensor's numbers",
+    Tensor.__format__: "looks at a tensor's numbers",
+    Tensor.register_hook: "registers a gradient hook",
+    Tensor.retain_grad: "asks for a gradient in its forward",
+    Tensor.backward: "runs a backward pass of its own",
+    torch.autograd.grad: "runs a backward pass of its own",
+}
+_FRESH = (
+    "rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like dropout "
+    "dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ feature_alpha_dropout "
+    "feature_alpha_dropout_ native_dropout rrelu rrelu_ binomial"
+)
+_IN_PLACE = "normal_ uniform_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_ random_ bernoulli multinomial"
+_COMPOSED = (
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout rrelu rrelu_ gumbel_softmax "
+    "scaled_dot_product_attention multi_head_attention_forward fractional_max_pool2d fractional_max_pool3d "
+    "fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices"
+)
+RANDOM: frozenset[Any] = frozenset(
+    getattr(owner, name)
+    for owner, names in ((torch, _FRESH), (Tensor, _IN_PLACE), (F, _COMPOSED))
+    for name in names.split()
+    if hasattr(owner, name)
+)
+
+
+class _Guard(TorchFunctionMode):
+    """Looks at every operation inside a region; see above."""
+
+    def __init__(self, pass_mark: object) -> None:
+        super().__init__()
+        self.pass_mark = pass_mark
+        self.state = torch.default_generator.get_state()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._check_arguments(function, args)
+        if kwargs is None:
+            kwargs = {}
+        elif kwargs:
+            self._check_arguments(function, kwargs.values())
+            if kwargs.get("generator") is not None:
+                return self._same_for_all(function, args, kwargs)
+        if function in _REFUSED:
+            raise NotIsolable(_REFUSED[function])
+        if isinstance(function, OpOverload | OpOverloadPacket) and not str(function).startswith("aten."):
+            raise NotIsolable(f"calls {function}, an operator that may have a vmap rule of its own")
+        if function in RANDOM:
+            self.check_generator()
+            result = function(*args, **kwargs)
+            self.state = torch.default_generator.get_state()
+        else:
+            result = _INSTEAD.get(function, function)(*args, **kwargs)
+        self.mark(result)
+        return result
+
+    def _check_arguments(self, function: Any, values: Any) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                if functorch.is_batchedtensor(value) and value.__dict__.get("_confide_pass") is not self.pass_mark:
+                    raise NotIsolable("uses a tensor that another pass, or an inner transform, left behind")
+            elif type(value) in (tuple, list):
+                self._check_arguments(function, value)
+            elif type(value) is FunctionType and type(function) is FunctionType:
+                raise NotIsolable(f"gives a function to {function.__name__}")
+
+    def mark(self, result: Any) -> None:
+        if isinstance(result, Tensor):
+            if functorch.is_batchedtensor(result):
+                result.__dict__["_confide_pass"] = self.pass_mark
+        elif isinstance(result, tuple | list):
+            for part in result:
+                self.mark(part)
+
+    def check_generator(self) -> None:
+        """Nobody has set or used the generator in a way that was not seen: its numbers stay free of any position."""
+        if not torch.equal(torch.default_generator.get_state(), self.state):
+            raise NotIsolable("sets torch's random numbers in its forward")
+
+    def _same_for_all(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Numbers from a generator of the module's own: as one record alone would have drawn them."""
+        if function not in RANDOM or any(
+            functorch.is_batchedtensor(value) for value in args if isinstance(value, Tensor)
+        ):
+            raise NotIsolable("draws random numbers for its records with a generator of its own")
+        with temporarily_clear_interpreter_stack():
+            return function(*args, **kwargs)
+
+
+# losses without a batching rule ---------------------------------------------------------------------------------
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """The same as torch's; vmap would loop over the records there."""
+    if size_average is not None or reduce is not None or label_smoothing or target.is_floating_point():
+        return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    logs = F.log_softmax(input, 1 if input.dim() > 1 else 0)
+    return _nll_loss(logs, target, weight, None, ignore_index, None, reduction)
+
+
+def _nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    axis = 1 if input.dim() > 1 else 0
+    expected = input.shape[:axis] + input.shape[axis + 1 :]
+    if size_average is not None or reduce is not None or target.shape != expected:
+        return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
+    counted = target != ignore_index
+    known = torch.where(counted, target, 0)
+    picked = -input.gather(axis, known.unsqueeze(axis)).squeeze(axis)
+    weights = counted.to(input.dtype) if weight is None else torch.where(counted, weight[known], 0.0)
+    losses = torch.where(counted, picked if weight is None else picked * weights, 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / weights.sum()
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {F.cross_entropy: _cross_entropy, F.nll_loss: _nll_loss}
+
+
+# functions of the user's own ------------------------------------------------------------------------------------
+
+
+def _refused_inside(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Inside a region no torch.autograd.Function: its backward, and a vmap rule of its own, would run outside of it."""
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        if _ACTIVE.guard is not None:
+            raise NotIsolable("has a torch.autograd.Function of its own")
+        return rule(*arguments, **options)
+
+    return watched
+
+
+def _install() -> None:
+    """Once for the process; outside of a region nothing is changed."""
+    table = autograd_function.custom_function_call.functorch_table
+    table[TransformType.Vmap] = _refused_inside(table[TransformType.Vmap])
+
+
+_install()

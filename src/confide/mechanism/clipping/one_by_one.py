@@ -1,0 +1,77 @@
+"""The way that is always right: a batch of one record after the other, ordinary autograd, everything put back between.
+
+For code that cannot run on all records at once (see `isolation`): branches on a record's values, .item(), numpy,
+gradient hooks, autograd functions of one's own, scripted modules. A record for which it raises counts as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confide.errors import Refusal
+from confide.mechanism.clipping import randomness
+from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
+from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.trees import map_tensors
+
+
+def gradients(
+    module: nn.Module, parameters: list[nn.Parameter], loss: Loss, x: Inputs, y: Any, draws: int, strict: bool
+) -> list[Tensor]:
+    """(records, *shape) for every parameter; `strict`: an error is raised, for records that are made up."""
+
+    def of_record(one_x: Any, one_y: Any) -> list[Tensor | None]:
+        with torch.enable_grad():
+            value = _loss(module, loss, one_x, one_y, draws)
+            if not value.requires_grad:
+                return [None] * len(parameters)
+            return list(torch.autograd.grad(value, parameters, allow_unused=True))
+
+    found = [torch.zeros(records_of(x), *value.shape, dtype=value.dtype) for value in parameters]
+
+    def store(record: int, values: list[Tensor | None]) -> None:
+        for place, value in zip(found, values, strict=True):
+            if value is not None:
+                place[record] = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+
+    for_each((module, loss), of_record, store, x, y, strict)
+    return found
+
+
+def for_each(
+    owners: tuple[Any, ...],
+    function: Callable[[Any, Any], Any],
+    store: Callable[[int, Any], None],
+    x: Any,
+    y: Any,
+    strict: bool = False,
+) -> None:
+    """store(record, function(x, y)) for every record as a batch of one; what `owners` reach is put back each time."""
+    records = records_of(x)
+    starts = randomness.seeds(records)
+    seal = Reachable(*owners)
+    with randomness.restored():
+        for record in range(records):
+            one_x, one_y = map_tensors(lambda tensor, at=record: tensor[at : at + 1].clone(), (x, y))
+            randomness.start_from(starts[record])
+            try:
+                store(record, function(one_x, one_y))
+            except Exception:
+                if strict:
+                    raise
+            finally:
+                seal.restore()
+    seal.move_on()
+
+
+def _loss(module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int) -> Tensor:
+    inputs, targets = folded(x, draws), folded(y, draws)
+    losses = loss(module(*(inputs if isinstance(inputs, tuple) else (inputs,))), targets)
+    if not isinstance(losses, Tensor) or losses.numel() != draws:
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise Refusal(f"loss: returned {got} for one record; one value per record is needed (reduction='none')")
+    return losses.reshape(-1).mean()

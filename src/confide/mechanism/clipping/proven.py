@@ -1,0 +1,179 @@
+"""What is known to treat every record alone: layers and losses by their exact types, composed by known containers.
+
+For these, and for nothing else, a batch runs through the module as it is. A layer is on the list with the number of
+axes its input must have, so that axis 0 is the records' and nothing else (a convolution takes a tensor with one axis
+less for a single image). Any subclass, hook, replaced forward, parametrisation or unknown container, and the module
+runs inside of a `Region`. All of it is looked at before every step, never remembered by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from confide.layers.bayesian import (
+    MeanFieldConv2d,
+    MeanFieldLinear,
+    VariationalDropoutConv2d,
+    VariationalDropoutLinear,
+)
+from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, LearntNoise
+from confide.models.networks import MLP
+
+# from the axes of the input, records included, to those of the output; None: not proven
+Axes: TypeAlias = Callable[[Any, int], int | None]
+
+
+def _elementwise(layer: Any, axes: int) -> int | None:
+    return axes
+
+
+def _features_last(layer: Any, axes: int) -> int | None:
+    return axes if axes >= 2 else None
+
+
+def _exactly(count: int, gives: int | None = None) -> Axes:
+    return lambda layer, axes: (gives or count) if axes == count else None
+
+
+def _along(layer: Any, axes: int) -> int | None:
+    """A softmax along one axis that is not the records'."""
+    return axes if layer.dim is not None and -axes <= layer.dim < axes and layer.dim % axes else None
+
+
+def _over_last(layer: Any, axes: int) -> int | None:
+    return axes if axes > len(layer.normalized_shape) else None
+
+
+def _fixed(allowed: tuple[int, ...]) -> Axes:
+    """Batch normalisation with statistics that are held fixed."""
+    return lambda layer, axes: (
+        axes if axes in allowed and not layer.training and layer.running_mean is not None else None
+    )
+
+
+def _of_images(count: int) -> Axes:
+    return lambda layer, axes: axes if axes == count and not layer.track_running_stats else None
+
+
+def _pooled(count: int) -> Axes:
+    return lambda layer, axes: count if axes == count and not getattr(layer, "return_indices", False) else None
+
+
+def _flattened(layer: Any, axes: int) -> int | None:
+    start, end = (value + axes if value < 0 else value for value in (layer.start_dim, layer.end_dim))
+    return axes - (end - start) if 1 <= start <= end < axes else None
+
+
+def _sequence(layer: Any, axes: int) -> int | None:
+    """Each child's output is the next one's input."""
+    found: int | None = axes
+    for child in layer._modules.values():
+        found = None if found is None or child is None else axes_after(child, found)
+    return found
+
+
+def _beside_noise(layer: Any, axes: int) -> int | None:
+    return 2 if axes_after(layer.network, axes) == 2 and axes_after(layer.raw, 2) == 2 else None
+
+
+_KNOWN: dict[type[nn.Module], Axes] = {
+    nn.Sequential: _sequence,
+    MLP: lambda layer, axes: _sequence(layer, 2) if axes >= 2 else None,
+    LearntNoise: _beside_noise,
+    **dict.fromkeys(
+        (nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.CELU, nn.SELU,
+         nn.LeakyReLU, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.LogSigmoid, nn.Dropout),
+        _elementwise,
+    ),
+    nn.Linear: _features_last,
+    type(LearntNoise(nn.Linear(1, 1)).raw): _features_last,
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax), _along),
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _over_last),
+    nn.GroupNorm: _features_last,
+    nn.Flatten: _flattened,
+    nn.Embedding: lambda layer, axes: axes + 1 if layer.max_norm is None else None,
+    nn.EmbeddingBag: _exactly(2),
+    nn.BatchNorm1d: _fixed((2, 3)),
+    nn.BatchNorm2d: _fixed((4,)),
+    nn.BatchNorm3d: _fixed((5,)),
+    **dict.fromkeys((MeanFieldLinear, VariationalDropoutLinear, SharedNoiseLinear), _features_last),
+    **dict.fromkeys((MeanFieldConv2d, VariationalDropoutConv2d, SharedNoiseConv2d), _exactly(4)),
+    SharedDropout: _features_last,
+}  # fmt: skip
+for _count, _kinds, _images, _pools in (
+    (3, (nn.Conv1d, nn.ConvTranspose1d, nn.Dropout1d), nn.InstanceNorm1d,
+     (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d)),
+    (4, (nn.Conv2d, nn.ConvTranspose2d, nn.Dropout2d), nn.InstanceNorm2d,
+     (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d)),
+    (5, (nn.Conv3d, nn.ConvTranspose3d, nn.Dropout3d), nn.InstanceNorm3d,
+     (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool3d)),
+):  # fmt: skip
+    _KNOWN |= {**dict.fromkeys(_kinds, _exactly(_count)), _images: _of_images(_count)}
+    _KNOWN |= dict.fromkeys(_pools, _pooled(_count))
+
+# as they were when confide was imported
+_FORWARDS = {kind: kind.forward for kind in _KNOWN}
+_CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
+
+_LOSSES: dict[type[Any], Callable[..., Tensor]] = {
+    kind: kind.loss for kind in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian)
+}
+
+
+def axes_after(layer: nn.Module, axes: int) -> int | None:
+    """How many axes the output has; None where the layer is not known to treat every record alone."""
+    known = _KNOWN.get(type(layer))
+    return known(layer, axes) if known is not None and _as_made(layer) else None
+
+
+def is_proven(module: nn.Module, x: Any) -> bool:
+    return (
+        isinstance(x, Tensor)
+        and type(x) is Tensor
+        and (axes_after(module, x.dim()) or 0) >= 2
+        and not _has_any_global_hook()
+    )
+
+
+def is_proven_loss(loss: Any, y: Any) -> bool:
+    """A likelihood of confide's own, by identity."""
+    owner = getattr(loss, "__self__", None)
+    known = _LOSSES.get(type(owner))
+    return known is not None and loss.__func__ is known and type(owner).loss is known and type(y) is Tensor
+
+
+def listens(layer: nn.Module) -> bool:
+    """Whether somebody listens to this layer or has replaced how it runs."""
+    return bool(
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or hooked_backwards(layer)
+        or layer._compiled_call_impl is not None
+        or "forward" in layer.__dict__
+        or "_call_impl" in layer.__dict__
+    )
+
+
+def hooked_backwards(layer: nn.Module) -> bool:
+    return bool(
+        layer._backward_hooks
+        or layer._backward_pre_hooks
+        or any(value is not None and value._backward_hooks for value in layer._parameters.values())
+    )
+
+
+def _as_made(layer: nn.Module) -> bool:
+    kind = type(layer)
+    return (
+        not listens(layer)
+        and kind.forward is _FORWARDS[kind]
+        and kind.__call__ is _CALL
+        and kind._call_impl is _CALL_IMPL
+        and all(value is None or type(value) is nn.Parameter for value in layer._parameters.values())
+        and all(value is None or type(value) is Tensor for value in layer._buffers.values())
+    )

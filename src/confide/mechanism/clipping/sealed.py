@@ -1,0 +1,283 @@
+"""State that user code may write to, put back after every pass: nothing computed from a record outlives it.
+
+`Attributes` is the quick seal of a pass inside a region: dictionaries, lists and sets in the attributes of a module.
+There the values of records are stacks that cannot be written into an ordinary tensor, so references are all there is.
+
+`Reachable` is the thorough one, for records that run one by one: besides attributes what the functions of the module
+and the loss can reach by name (closures, globals, class attributes, caches), the contents of tensors and arrays, and
+random states. It stops at the standard library, torch and numpy: their own state is theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# Beyond this many places a search has left the user's code.
+MOST_PLACES = 200_000
+_CONTAINERS = (dict, list, set, deque, bytearray)
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
+_OWN_STATE = frozenset({"torch", "numpy", "confide", "scipy", "sklearn", *sys.stdlib_module_names})
+_CACHE = type(functools.lru_cache(lambda: None))
+
+
+def _contents(container: Any) -> Any:
+    return container.copy() if not isinstance(container, bytearray) else bytes(container)
+
+
+def _same(container: Any, kept: Any) -> bool:
+    if len(container) != len(kept):
+        return False
+    if isinstance(container, dict):
+        return all(map(_is, container, kept)) and all(map(_is, container.values(), kept.values()))
+    if isinstance(container, list | deque):
+        return all(map(_is, container, kept))
+    return bool(container == kept)
+
+
+def _is(first: object, second: object) -> bool:
+    return first is second
+
+
+def _put_back(container: Any, kept: Any) -> None:
+    if isinstance(container, dict | set):
+        container.clear()
+        container.update(kept)
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(kept)
+    else:
+        container[:] = kept
+
+
+class Attributes:
+    """The containers of a module's attributes, as they were; `restore` says whether anything had changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.kept: list[tuple[Any, Any]] = []
+        seen: set[int] = set()
+        for layer in module.modules():
+            self._keep(layer.__dict__, seen)
+
+    def _keep(self, container: Any, seen: set[int]) -> None:
+        if id(container) in seen:
+            return
+        seen.add(id(container))
+        self.kept.append((container, _contents(container)))
+        for value in container.values() if isinstance(container, dict) else container:
+            if isinstance(value, _CONTAINERS):
+                self._keep(value, seen)
+            elif type(value) not in _PLAIN and not isinstance(value, Tensor | nn.Module | type | types.FunctionType):
+                inner = getattr(value, "__dict__", None)
+                if isinstance(inner, dict) and not _is_known(type(value)):
+                    self._keep(inner, seen)
+
+    def restore(self) -> bool:
+        changed = [pair for pair in self.kept if not _same(*pair)]
+        for container, kept in changed:
+            _put_back(container, kept)
+        return bool(changed)
+
+
+class Reachable:
+    """Everything found from `roots`, as it was; `restore` puts it back."""
+
+    def __init__(self, *roots: Any) -> None:
+        self.undo: list[Callable[[], object]] = []
+        self.onwards: list[Callable[[], object]] = []
+        seen: dict[int, Any] = {}
+        waiting: list[Any] = list(roots)
+        while waiting and len(seen) < MOST_PLACES:
+            value = waiting.pop()
+            if id(value) in seen or isinstance(value, _PLAIN):
+                continue
+            seen[id(value)] = value
+            waiting.extend(self._keep(value))
+        self.seen = seen  # alive, so that no identity is used twice
+
+    def restore(self) -> None:
+        for put_back in self.undo:
+            put_back()
+
+    def move_on(self) -> None:
+        """Generators that were found go on by one number, whatever the records drew: the next pass gets other ones."""
+        for draw in self.onwards:
+            draw()
+
+    def _keep(self, value: Any) -> Iterable[Any]:
+        """Remember how to put the value back; what it leads to is returned."""
+        if isinstance(value, Tensor):
+            return self._keep_tensor(value)
+        if isinstance(value, np.ndarray):
+            self._keep_array(value)
+            return ()
+        if isinstance(value, _CONTAINERS):
+            kept = _contents(value)
+            self.undo.append(lambda: None if _same(value, kept) else _put_back(value, kept))
+            return list(kept.values()) if isinstance(kept, dict) else list(kept)
+        if isinstance(value, tuple | frozenset):
+            return list(value)
+        if isinstance(value, torch.Generator):
+            state = value.get_state()
+            self.undo.append(lambda: value.set_state(state))
+            self.onwards.append(lambda: torch.rand((), generator=value))
+            return ()
+        return self._keep_object(value)
+
+    def _keep_tensor(self, value: Tensor) -> Iterable[Any]:
+        if value.is_leaf and value.layout == torch.strided and value.device.type != "meta":
+            kept, before = value.detach().clone(), value.grad
+            data = value.detach()
+
+            def put_back() -> None:
+                if not torch.equal(data, kept):
+                    data.copy_(kept)
+                value.grad = before
+
+            self.undo.append(put_back)
+        inner = value.__dict__
+        return (inner,) if inner else ()
+
+    def _keep_array(self, value: Any) -> None:
+        if value.flags.writeable and value.dtype != object:
+            kept = value.copy()
+            self.undo.append(lambda: np.copyto(value, kept))
+
+    def _keep_object(self, value: Any) -> Iterable[Any]:
+        if isinstance(value, np.random.Generator):
+            state = value.bit_generator.state
+            self.undo.append(lambda: setattr(value.bit_generator, "state", state))
+            self.onwards.append(value.random)
+            return ()
+        if isinstance(value, np.random.RandomState | random.Random):
+            return self._keep_random(value)
+        if isinstance(value, _CACHE):
+            size = value.cache_info()
+            self.undo.append(lambda: None if value.cache_info() == size else value.cache_clear())
+            return (value.__wrapped__,)
+        if isinstance(value, types.FunctionType):
+            return list(self._keep_function(value))
+        if isinstance(value, types.MethodType):
+            return value.__self__, value.__func__
+        if isinstance(value, functools.partial):
+            return value.func, value.args, value.keywords
+        if isinstance(value, property | staticmethod | classmethod):
+            parts = (value.fget, value.fset) if isinstance(value, property) else (value.__func__,)
+            return [part for part in parts if part is not None]
+        if isinstance(value, type):
+            return () if _is_known(value) else list(self._keep_class(value))
+        return list(self._keep_instance(value))
+
+    def _keep_random(self, value: Any) -> Iterable[Any]:
+        if isinstance(value, np.random.RandomState):
+            state = value.get_state()
+            self.undo.append(lambda: value.set_state(state))
+        else:
+            found = value.getstate()
+            self.undo.append(lambda: value.setstate(found))
+        return ()
+
+    def _keep_function(self, value: types.FunctionType) -> Iterator[Any]:
+        yield from value.__defaults__ or ()
+        yield value.__kwdefaults__ or ()
+        yield value.__dict__
+        for cell in value.__closure__ or ():
+            yield from self._keep_cell(cell)
+        if _is_known(value):  # it may hold a function of the user's; its globals are its own
+            return
+        names = _names(value.__code__)
+        yield from self._keep_names(value.__globals__, names)
+        for name in names:
+            found = value.__globals__.get(name)
+            if isinstance(found, types.ModuleType) and not _is_known(found):
+                yield from self._keep_names(vars(found), names)
+
+    def _keep_cell(self, cell: Any) -> Iterator[Any]:
+        try:
+            kept = cell.cell_contents
+        except ValueError:
+            return
+
+        def put_back() -> None:
+            cell.cell_contents = kept
+
+        self.undo.append(put_back)
+        yield kept
+
+    def _keep_names(self, space: dict[str, Any], names: frozenset[str]) -> Iterator[Any]:
+        absent = object()
+        kept = {name: space.get(name, absent) for name in names}
+
+        def put_back() -> None:
+            for name, value in kept.items():
+                if space.get(name, absent) is not value:
+                    if value is absent:
+                        space.pop(name, None)
+                    else:
+                        space[name] = value
+
+        self.undo.append(put_back)
+        yield from (value for value in kept.values() if value is not absent and not isinstance(value, types.ModuleType))
+
+    def _keep_class(self, value: type) -> Iterator[Any]:
+        kept = dict(vars(value))
+
+        def put_back() -> None:
+            now = vars(value)
+            for name in [name for name in now if name not in kept]:
+                delattr(value, name)
+            for name, before in kept.items():
+                if now.get(name) is not before:
+                    setattr(value, name, before)
+
+        self.undo.append(put_back)
+        yield from kept.values()
+        yield from (base for base in value.__bases__)
+
+    def _keep_instance(self, value: Any) -> Iterator[Any]:
+        if not isinstance(value, nn.Module) and _is_known(type(value)):
+            return
+        yield type(value)
+        inner = getattr(value, "__dict__", None)
+        if isinstance(inner, dict):
+            yield inner
+        for kind in type(value).__mro__:
+            for name in _slots(kind):
+                found = getattr(value, name, None)
+                self.undo.append(functools.partial(_set_slot, value, name, found))
+                yield found
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _set_slot(value: Any, name: str, kept: Any) -> None:
+    if getattr(value, name, None) is not kept:
+        object.__setattr__(value, name, kept)
+
+
+def _is_known(value: Any) -> bool:
+    """Whether it comes from a package whose state is its own."""
+    if isinstance(value, types.ModuleType):
+        name = value.__name__
+    else:
+        name = getattr(value, "__module__", None) or ""
+    return name.partition(".")[0] in _OWN_STATE and name != "__main__"
+
+
+def _names(code: types.CodeType) -> frozenset[str]:
+    """Global names and attributes that a function, or one defined inside it, may use."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return frozenset(code.co_names).union(*inner)
