@@ -71,3 +71,7 @@ class Unfinished(RuntimeError):  # noqa: N818 (the name says what happened)
 
 class PrivacyWarning(UserWarning):
     """Something beside the boundary reads records, or weakens what a statement would suggest."""
+
+
+class SpeedWarning(UserWarning):
+    """Something runs in a way that is right and slow; the message says what made it so."""

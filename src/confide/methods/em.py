@@ -12,6 +12,7 @@ from torch import Tensor
 from confide.errors import Refusal
 from confide.expectation.mixture import MixtureOfGaussians, log_joint
 from confide.expectation.natural import GaussianFamily
+from confide.mechanism.clipping import Recordwise
 from confide.methods.base import Method, Problem
 from confide.posteriors.natural import NaturalGaussian
 from confide.sources.queries import Release, StatisticQuery
@@ -75,7 +76,7 @@ class EM(Method):
             white = torch.linalg.solve_triangular(roots, gap, upper=False)[..., 0]
             return torch.cat([shares, (shares[..., None] * white).flatten(1)], 1) / unit
 
-        return StatisticQuery(statistics, state.counts.numel() + state.sums.numel())
+        return StatisticQuery(Recordwise(statistics), state.counts.numel() + state.sums.numel())
 
     def tell(self, problem: Problem, state: State, release: Release) -> State:
         module, step = _mixture(problem), state.step + 1

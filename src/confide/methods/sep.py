@@ -25,6 +25,7 @@ from confide.expectation.mixture import MixtureOfGaussians, MixtureSites
 from confide.expectation.natural import COVARIANCES, Covariance, LocalChart
 from confide.expectation.sites import NetworkSites, PlainChart
 from confide.expectation.standardise import InputMoments, centre_of, standardiser
+from confide.mechanism.clipping import Recordwise
 from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior
 from confide.posteriors.natural import NaturalGaussian
@@ -313,7 +314,7 @@ def _budget(problem: Problem) -> float:
 
 def _padded(function: Statistic, size: int, whole: int) -> StatisticQuery:
     """Answers of `size` numbers, with zeros behind them up to `whole`."""
-    return StatisticQuery(lambda x, y: F.pad(function(x, y), (0, whole - size)), whole)
+    return StatisticQuery(Recordwise(lambda x, y: F.pad(function(x, y), (0, whole - size))), whole)
 
 
 def _moment_query(problem: Problem, moments: InputMoments, centre: Tensor | None, size: int) -> StatisticQuery:

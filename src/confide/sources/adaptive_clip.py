@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.mechanism.clipping import clipped_sum
+from confide.mechanism.clipping import Recordwise, clipped_sum, isolated_rows
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.privacy.events import Event
@@ -113,7 +113,17 @@ def scaled(query: Query, factor: float) -> Query:
     """The same query with every record's answer multiplied by a public number."""
     if isinstance(query, GradientQuery):
         return GradientQuery(query.module, _scaled_loss(query.loss, factor))
-    return StatisticQuery(lambda x, y: query.function(x, y) * factor, query.size, query.dtype)
+    function = query.function
+
+    def multiplied(x: Tensor, y: Tensor) -> Tensor:
+        return function(x, y) * factor
+
+    own = type(function) is Recordwise
+    return StatisticQuery(
+        Recordwise(multiplied, function.module) if own else multiplied,
+        query.size,
+        query.dtype,  # type: ignore[attr-defined]
+    )
 
 
 def _scaled_loss(loss: Loss, factor: float) -> Loss:
@@ -126,13 +136,14 @@ def under(query: Query, clip: float) -> StatisticQuery:
     def function(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(norms_of(query, x, y) <= clip, 0.5, -0.5)[:, None].double()
 
-    return StatisticQuery(function, 1)
+    return StatisticQuery(Recordwise(function), 1)
 
 
 def norms_of(query: Query, x: Tensor, y: Tensor) -> Tensor:
     """How long each record's answer is before clipping. Private: only `under` reads it, inside the boundary."""
     if isinstance(query, StatisticQuery):
-        norms: Tensor = torch.linalg.vector_norm(query.function(x, y).double(), dim=1)
+        rows = isolated_rows(query.function, x, y, query.size)
+        norms: Tensor = torch.linalg.vector_norm(rows.double(), dim=1)
         return norms
     unused = torch.zeros(query.size, dtype=query.dtype)
     with torch.enable_grad():

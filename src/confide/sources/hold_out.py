@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows
+from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
 from confide.mechanism.clipping.factors import GAMMA
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
@@ -226,6 +226,6 @@ def _norms(query: Query, mechanism: SampledGaussian, x: Tensor, y: Tensor, micro
     with torch.no_grad():
         for start in range(0, len(x), micro_batch):
             piece = slice(start, start + micro_batch)
-            answers = query.function(x[piece], y[piece])
+            answers = isolated_rows(query.function, x[piece], y[piece], query.size)
             parts.append(clipped_sum_of_rows(answers, clip=mechanism.clip, out=scratch))
     return torch.cat(parts)

@@ -28,7 +28,7 @@ from confide._native.process import ForkAwareLock, mark
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.errors import Refusal
-from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows
+from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
 from confide.mechanism.clipping.workspace import keep_pages
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
@@ -153,7 +153,7 @@ class PrivateData:
         if self.schema.class_count is not None:
             y[-1] = self.schema.class_count - 1  # a network with too few outputs fails here, not at such a record
         trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
-        _add_answers(query, x, y, trial, torch.zeros(query.size, dtype=query.dtype))
+        _add_answers(query, x, y, trial, torch.zeros(query.size, dtype=query.dtype), rehearsal=True)
 
     def answer(
         self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
@@ -218,18 +218,22 @@ def _counts(events: Sequence[Event]) -> list[tuple[Event, int]]:
     return [(replace(event, count=1), event.count) for event in merged(events)]
 
 
-def _add_answers(query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian, total: Tensor) -> Tensor:
+def _add_answers(
+    query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian, total: Tensor, rehearsal: bool = False
+) -> Tensor:
     """Add every record's clipped answer onto `total`; the norms before clipping stay inside."""
     clip = min(mechanism.clip, LARGEST_CLIP)
     if isinstance(query, GradientQuery):
-        return clipped_sum(query.module, query.loss, x, y, clip=clip, out=total, style=mechanism.clipping)
+        options: dict[str, Any] = {"style": mechanism.clipping, "rehearsal": rehearsal}
+        return clipped_sum(query.module, query.loss, x, y, clip=clip, out=total, **options)
     if not len(x):
         return x.new_zeros(0)
     rows = max(1, ANSWER_BYTES // (8 * query.size))
     with torch.no_grad():
-        # A query is pure in the record, so that pieces of a batch give what the batch gives.
+        # No record sees another, so that pieces of a batch give what the batch gives.
         pieces = zip(x.split(rows), y.split(rows), strict=True)
-        return torch.cat([clipped_sum_of_rows(query.function(*piece), clip=clip, out=total) for piece in pieces])
+        answers = (isolated_rows(query.function, *piece, query.size, rehearsal) for piece in pieces)
+        return torch.cat([clipped_sum_of_rows(answer, clip=clip, out=total) for answer in answers])
 
 
 def _as_records(x: Any, y: Any, schema: Schema) -> tuple[Tensor, Tensor, Tensor]:

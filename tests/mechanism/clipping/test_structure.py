@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 
 from confide.errors import UnclippableError
 from confide.mechanism.clipping import Call, clipped_sum, rule_for
@@ -35,6 +36,11 @@ def centred(self: Any, x: Tensor) -> Tensor:
     return self.head(x - x.mean(0))
 
 
+def stack_of(values: Tensor) -> Tensor:
+    """What a tensor kept from a region holds underneath; only a test may look."""
+    return get_unwrapped(values) if is_batchedtensor(values) else values
+
+
 # errors do not depend on records --------------------------------------------------------------------------------
 
 
@@ -51,8 +57,8 @@ def test_the_examination_does_not_see_records() -> None:
     run(module.double(), loss, x, y)
     *examined, real = seen
     assert len(examined) >= 3
-    assert all(made.max() < 50 for made in examined)
-    torch.testing.assert_close(real, x)
+    assert all(stack_of(made).max() < 50 for made in examined)
+    torch.testing.assert_close(stack_of(real).squeeze(1), x)
 
 
 def test_the_examination_happens_once() -> None:
@@ -143,10 +149,10 @@ def test_a_used_module_can_be_pickled() -> None:
 
 
 def test_hooks_are_gone_after_an_error() -> None:
+    """Out of the vocabulary: the records count as zero, and nothing stays behind."""
     module, loss, x, y = ZOO["transformer"].case()
     run(module, loss, x, y)
-    with pytest.raises(IndexError):
-        run(module, loss, x + 1000, y)
+    assert run(module, loss, x + 1000, y).norm() == 0
     assert hooks_of(module) == 0
     assert all("forward" not in vars(layer) for layer in module.modules())
 
@@ -208,13 +214,13 @@ def test_a_module_changed_between_steps_is_planned_anew() -> None:
 # structure ------------------------------------------------------------------------------------------------------
 
 
-def test_weights_used_outside_their_layer_go_to_the_fallback() -> None:
-    """Hooks alone miss such a use: without the examination the sum would be wrong, and the clip with it."""
+def test_weights_used_outside_their_layer_are_copied() -> None:
+    """Hooks alone miss such a use: without the walk over the graph the sum would be wrong, and the clip with it."""
     module, loss, x, y = ZOO["weight_used_outside_its_layer"].case()
     run(module, loss, x, y)
     plan = engine_of(module).anatomy
     assert plan is not None
-    assert {plan.parameters[index].shape for index in plan.choices.escaped} == {module.encoder.weight.shape}
+    assert {plan.parameters[index].shape for index in plan.escaped} == {module.encoder.weight.shape}
 
 
 @pytest.mark.parametrize("start", [0.0, 1e-12])
@@ -234,26 +240,6 @@ def test_layers_behind_parameters_that_start_at_zero_are_examined(start: float) 
     nn.init.zeros_(mixing.head.weight)
     with pytest.raises(UnclippableError, match="mixed"):
         run(mixing.double(), loss, x, y)
-
-
-def test_broadcast_parameters_are_copied_and_not_run_again() -> None:
-    """Class tokens, scales and position embeddings are common; the fallback would cost a pass over the network."""
-    for name in ("bare_parameter", "vision_transformer", "positions_without_records", "norms_of_ones_own"):
-        module, loss, x, y = ZOO[name].case()
-        run(module, loss, x, y)
-        plan = engine_of(module).anatomy
-        assert plan is not None
-        assert plan.choices.copies or plan.choices.shared
-        assert not plan.replays, name
-
-
-def test_parameters_that_cannot_be_copied_are_run_again() -> None:
-    for name in ("bare_matrix_under_dropout", "positions_used_in_two_ways", "bilinear_layer"):
-        module, loss, x, y = ZOO[name].case()
-        run(module, loss, x, y)
-        plan = engine_of(module).anatomy
-        assert plan is not None
-        assert plan.replays, name
 
 
 def test_layers_find_their_rules() -> None:
@@ -318,36 +304,24 @@ def test_explicit_forwards_are_the_layers_own_functions(name: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_a_network_that_takes_another_way_for_real_records() -> None:
-    """The number of calls differs from that of the examination; records on axis 0 are still understood."""
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_network_that_takes_another_way_for_real_records(axis: int) -> None:
+    """The number of calls differs from that of the examination, and from record to record."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        hidden = self.body(x)
+        hidden = self.body(x.transpose(0, axis))
         if x.abs().max() > 50:
             hidden = self.body(torch.tanh(hidden))
-        return self.head(hidden)
-
-    module, loss, x, y = plain(Lambda(forward, body=nn.Linear(5, 5), head=nn.Linear(5, CLASSES)), 5)
-    x = x + 100
-    found = run(module.double(), loss, x, y)
-    wanted = torch.zeros_like(found)
-    reference_clipped_sum(module, loss, x, y, clip=0.1, out=wanted)
-    torch.testing.assert_close(found, wanted)
-
-
-def test_another_way_is_refused_where_records_were_not_on_axis_0() -> None:
-    """With as many positions as records the axes cannot be told apart by size, so guessing would be dangerous."""
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        hidden = self.body(x.transpose(0, 1))
-        if x.abs().max() > 50:
-            hidden = self.body(torch.tanh(hidden))
-        return self.head(hidden.mean(0))
+        return self.head(hidden.transpose(0, axis).mean(1))
 
     module, loss, x, y = plain(Lambda(forward, body=nn.Linear(5, 5), head=nn.Linear(5, CLASSES)), 6, 5)
-    run(module.double(), loss, x, y)
-    with pytest.raises(UnclippableError, match="another way"):
-        run(module, loss, x + 100, y)
+    x[:3] += 100
+    found = run(module.double(), loss, x, y)
+    parts = [torch.zeros_like(found) for _ in range(2)]
+    for part, some in zip(parts, (slice(0, 3), slice(3, 6)), strict=True):
+        reference_clipped_sum(module, loss, x[some], y[some], clip=0.1, out=part)
+    torch.testing.assert_close(found, parts[0] + parts[1])
 
 
 def test_parameters_the_loss_does_not_use() -> None:

@@ -18,6 +18,8 @@ from confide.mechanism.clipping.rules.registry import Call as Call
 from confide.mechanism.clipping.rules.registry import Contribution as Contribution
 from confide.mechanism.clipping.rules.registry import rule_for as rule_for
 from confide.mechanism.clipping.running import Inputs, Loss
+from confide.mechanism.clipping.statistics import Recordwise as Recordwise
+from confide.mechanism.clipping.statistics import isolated_rows as isolated_rows
 
 MEMORY_BUDGET = 256 << 20
 
@@ -33,6 +35,7 @@ def clipped_sum(
     style: Style = "flat",
     memory_budget: int = MEMORY_BUDGET,
     micro_batch: int | None = None,
+    rehearsal: bool = False,
 ) -> Tensor:
     """Add the sum over records of their clipped gradients onto `out` and return the norms before clipping.
 
@@ -46,8 +49,13 @@ def clipped_sum(
     so that one record moves `out` by at most `clip` in norm, in every style. `out` is a flat vector over the trainable
     parameters in the order of `module.parameters()`; it may already hold noise. A record whose gradient is not
     finite, or too large for its norm to be a number, counts as zero: it adds nothing and its norm is returned
-    as 0. An empty batch adds nothing. Whether a module can be clipped at all is found out on made-up records
-    at its first step, so no error depends on a private one.
+    as 0, as does one for which the module or the loss raises. An empty batch adds nothing. Whether a module can be
+    clipped at all is found out on made-up records at its first step, so no error depends on a private one. With
+    `rehearsal` the records themselves are made up: what they raise is raised.
+
+    No record can see another. A module and a loss that are known to keep records apart run on the batch as it is; all
+    other code runs on batches of one record, all at once where torch's vmap can (`isolation`), else one by one, which
+    is slow and said once in a SpeedWarning. What a forward writes to (attributes, buffers, globals) is put back.
 
     `memory_budget` (bytes) limits the buffers of per-record gradients; `micro_batch` (records) also limits the
     activations, by running the batch in pieces. Without it a batch that would hold more than 256 MB of them goes in
@@ -59,5 +67,5 @@ def clipped_sum(
         raise Refusal(f"memory_budget={memory_budget}: must be a number of bytes > 0")
     if micro_batch is not None and micro_batch < 1:
         raise Refusal(f"micro_batch={micro_batch}: must be at least 1, or None")
-    bound = ClipBound(clip, style, out, memory_budget, micro_batch)
+    bound = ClipBound(clip, style, out, memory_budget, micro_batch, rehearsal)
     return engine_of(module).step(module, loss, x, y, bound)

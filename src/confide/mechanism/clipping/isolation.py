@@ -26,8 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _functorch as functorch
+from torch._C._functorch import TransformType
 from torch._functorch import autograd_function
-from torch._functorch.pyfunctorch import TransformType, temporarily_clear_interpreter_stack
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
@@ -51,8 +52,9 @@ class Region:
         if functorch.maybe_current_level() is not None:
             raise NotIsolable("clipping inside of torch.func transforms")
         with ExitStack() as stack:
-            stack.callback(functorch._set_vmap_fallback_warning_enabled, True)
-            functorch._set_vmap_fallback_warning_enabled(False)  # what has no batching rule is looped over: fine
+            warn_of_loops: Any = vars(functorch)["_set_vmap_fallback_warning_enabled"]
+            stack.callback(warn_of_loops, True)
+            warn_of_loops(False)  # what has no batching rule is looped over: fine
             # what a forward packs away would be unpacked by its own code during the backward pass, out of this region
             stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks("saved-tensor hooks of a module"))
             self.level = functorch._vmap_increment_nesting(self.records, "different")

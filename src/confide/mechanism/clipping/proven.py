@@ -142,7 +142,7 @@ def is_proven(module: nn.Module, x: Any) -> bool:
 
 def is_proven_loss(loss: Any, y: Any) -> bool:
     """A likelihood of confide's own, by identity."""
-    owner = getattr(loss, "__self__", None)
+    owner: Any = getattr(loss, "__self__", None)
     known = _LOSSES.get(type(owner))
     return known is not None and loss.__func__ is known and type(owner).loss is known and type(y) is Tensor
 

@@ -82,7 +82,7 @@ class Pass:
     def gradients(self, keep: bool = False) -> tuple[list[list[Tensor | None]], dict[int, Tensor]]:
         """The gradient of the summed losses at every recorded output and every copy: one backward, nothing else."""
         edges = [edge for entry in self.entries for edge in entry.edges if edge is not None]
-        wanted = [*edges, *self.copies.values()]
+        wanted: list[Any] = [*edges, *self.copies.values()]
         start = torch.ones_like(self.losses)
         found = iter(torch.autograd.grad(self.losses, wanted, start, retain_graph=keep, allow_unused=True))
         at_outputs = [[None if edge is None else next(found) for edge in entry.edges] for entry in self.entries]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confide.errors import UnclippableError
+from confide.errors import SpeedWarning, UnclippableError
 from confide.mechanism.clipping import one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of
 from confide.mechanism.clipping.calls import Found
@@ -110,7 +110,7 @@ def _one_by_one(asked: Question, anatomy: Anatomy, why: str) -> tuple[Anatomy, E
     warnings.warn(
         f"{type(asked.module).__name__}: its records run one by one, which is slow, because {why}; "
         "keep to torch operations that give tensors of the same shape for every record (torch.where, masks)",
-        UserWarning,
+        SpeedWarning,
         stacklevel=2,
     )
     return anatomy, Examined("one by one", None, 0, why)

@@ -1,0 +1,101 @@
+"""Per-record statistics, evaluated so that no record can see another.
+
+A statistic maps a batch to one row per record. Code that confide did not write is given batches of one: all at once
+inside a region, else one by one. A record for which it raises, or whose row has another size, counts as zero.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from confide.errors import Refusal, SpeedWarning
+from confide.mechanism.clipping import one_by_one
+from confide.mechanism.clipping.isolation import Region
+from confide.mechanism.clipping.proven import is_proven
+
+Statistic: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Recordwise:
+    """A statistic of confide's own that treats every row alone, if the module it runs, if any, is proven to."""
+
+    function: Statistic
+    module: nn.Module | None = None
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(x, y)
+
+    def holds(self, x: Tensor) -> bool:
+        return self.module is None or is_proven(self.module, x)
+
+
+def isolated_rows(function: Statistic, x: Tensor, y: Tensor, size: int, rehearsal: bool = False) -> Tensor:
+    """(records, size): the statistic of every record; with `rehearsal` records are made up and errors are raised."""
+    if not len(x):
+        return torch.zeros(0, size, dtype=torch.float64)
+    with torch.no_grad():
+        if type(function) is Recordwise and function.holds(x):
+            try:
+                return _whole(function(x, y), len(x), size)
+            except Exception:
+                if rehearsal:
+                    raise
+                return _rows_one_by_one(function, x, y, size, rehearsal)
+        try:
+            return _rows_at_once(function, x, y, size)
+        except Exception as error:  # whatever vmap cannot do; an error of the function itself comes up again
+            if rehearsal:
+                _warn(function, error)
+            return _rows_one_by_one(function, x, y, size, rehearsal)
+
+
+def _rows_at_once(function: Statistic, x: Tensor, y: Tensor, size: int) -> Tensor:
+    region = Region(len(x))
+    with region.entered():
+        row = _row(function(region.one_each(x), region.one_each(y)), size)
+        return region.stacked(row).contiguous()
+
+
+def _rows_one_by_one(function: Statistic, x: Tensor, y: Tensor, size: int, strict: bool) -> Tensor:
+    found = torch.zeros(len(x), size, dtype=torch.float64)
+
+    def store(record: int, row: Tensor) -> None:
+        found[record] = row
+
+    def of_record(one_x: Tensor, one_y: Tensor) -> Tensor:
+        return _row(function(one_x, one_y), size).detach()
+
+    with torch.no_grad():
+        one_by_one.for_each((function,), of_record, store, x, y, strict)
+    return found
+
+
+def _row(row: Tensor, size: int) -> Tensor:
+    if not isinstance(row, Tensor) or row.numel() != size:
+        got = tuple(row.shape) if isinstance(row, Tensor) else type(row).__name__
+        raise Refusal(f"statistic: returned {got} for one record; a row of {size} numbers is needed")
+    return row.reshape(size)
+
+
+def _whole(rows: Tensor, records: int, size: int) -> Tensor:
+    if not isinstance(rows, Tensor) or rows.shape != (records, size):
+        got = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        raise Refusal(f"statistic: returned {got} for {records} records; ({records}, {size}) is needed")
+    return rows
+
+
+def _warn(function: Statistic, error: Exception) -> None:
+    text = (str(error).strip().splitlines() or [repr(error)])[0]
+    warnings.warn(
+        f"{getattr(function, '__name__', 'statistic')}: its records run one by one, which is slow, because of: {text}; "
+        "keep to torch operations that give tensors of the same shape for every record",
+        SpeedWarning,
+        stacklevel=3,
+    )
