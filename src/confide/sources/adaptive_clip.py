@@ -118,12 +118,8 @@ def scaled(query: Query, factor: float) -> Query:
     def multiplied(x: Tensor, y: Tensor) -> Tensor:
         return function(x, y) * factor
 
-    own = type(function) is Recordwise
-    return StatisticQuery(
-        Recordwise(multiplied, function.module) if own else multiplied,
-        query.size,
-        query.dtype,  # type: ignore[attr-defined]
-    )
+    whole = Recordwise(multiplied, function.module) if isinstance(function, Recordwise) else multiplied
+    return StatisticQuery(whole, query.size, query.dtype)
 
 
 def _scaled_loss(loss: Loss, factor: float) -> Loss:

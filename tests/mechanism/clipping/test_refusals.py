@@ -119,7 +119,7 @@ def test_inputs_overwritten_after_the_call_are_noticed() -> None:
         return self.second(hidden)
 
     module, loss, x, y = plain(Lambda(forward, first=nn.Linear(5, 5), second=nn.Linear(5, CLASSES)), 5)
-    with pytest.raises(RuntimeError, match="in ?place"):
+    with pytest.raises(RuntimeError, match=r"in ?place"):
         run(module.double(), loss, x, y)
 
 

@@ -151,9 +151,8 @@ def calls_of(
         return [_call(slot, tree, arranged, space)]
     counts = [tensor.shape[1] for tensor in tensors_in((arranged, tree)) if tensor.dim() > 1]
     several = 1 if rule.positions else max(counts, default=1)
-    return [
-        _call(slot, *map_tensors(partial(_row, rule.positions, row), (tree, arranged)), space) for row in range(several)
-    ]
+    rows = [map_tensors(partial(_row, rule.positions, row), (tree, arranged)) for row in range(several)]
+    return [_call(slot, given, found, space) for given, found in rows]
 
 
 def _row(positions: bool, row: int, tensor: Tensor) -> Tensor:

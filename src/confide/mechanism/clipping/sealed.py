@@ -16,6 +16,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,10 +90,14 @@ class Attributes:
 
 
 class Reachable:
-    """Everything found from `roots`, as it was; `restore` puts it back."""
+    """Everything found from `roots`, as it was; `restore` puts it back and says whether a reference had changed.
 
-    def __init__(self, *roots: Any) -> None:
-        self.undo: list[Callable[[], object]] = []
+    Without `contents` tensors and arrays are left alone.
+    """
+
+    def __init__(self, *roots: Any, contents: bool = True) -> None:
+        self.contents = contents
+        self.undo: list[Callable[[], bool]] = []
         self.onwards: list[Callable[[], object]] = []
         seen: dict[int, Any] = {}
         waiting: list[Any] = list(roots)
@@ -104,9 +109,9 @@ class Reachable:
             waiting.extend(self._keep(value))
         self.seen = seen  # alive, so that no identity is used twice
 
-    def restore(self) -> None:
-        for put_back in self.undo:
-            put_back()
+    def restore(self) -> bool:
+        changed = [put_back() for put_back in self.undo]  # all of them, also after the first that says so
+        return any(changed)
 
     def move_on(self) -> None:
         """Generators that were found go on by one number, whatever the records drew: the next pass gets other ones."""
@@ -122,53 +127,51 @@ class Reachable:
             return ()
         if isinstance(value, _CONTAINERS):
             kept = _contents(value)
-            self.undo.append(lambda: None if _same(value, kept) else _put_back(value, kept))
+            self.undo.append(partial(_restore_container, value, kept))
             return list(kept.values()) if isinstance(kept, dict) else list(kept)
         if isinstance(value, tuple | frozenset):
             return list(value)
         if isinstance(value, torch.Generator):
             state = value.get_state()
-            self.undo.append(lambda: value.set_state(state))
+            self.undo.append(lambda: _quietly(value.set_state, state))
             self.onwards.append(lambda: torch.rand((), generator=value))
             return ()
         return self._keep_object(value)
 
     def _keep_tensor(self, value: Tensor) -> Iterable[Any]:
-        if value.is_leaf and value.layout == torch.strided and value.device.type != "meta":
-            kept, before = value.detach().clone(), value.grad
-            data = value.detach()
+        ordinary = value.layout == torch.strided and value.device.type != "meta" and not is_functorch_wrapped(value)
+        if self.contents and value.is_leaf and ordinary:
+            data, before = value.detach(), value.grad
+            kept = data.clone()
 
-            def put_back() -> None:
+            def put_back() -> bool:
                 if not torch.equal(data, kept):
                     data.copy_(kept)
                 value.grad = before
+                return False
 
             self.undo.append(put_back)
         inner = value.__dict__
         return (inner,) if inner else ()
 
     def _keep_array(self, value: Any) -> None:
-        if value.flags.writeable and value.dtype != object:
+        if self.contents and value.flags.writeable and value.dtype != object:
             kept = value.copy()
-            self.undo.append(lambda: np.copyto(value, kept))
+            self.undo.append(lambda: _quietly(np.copyto, value, kept))
 
     def _keep_object(self, value: Any) -> Iterable[Any]:
-        if isinstance(value, np.random.Generator):
-            state = value.bit_generator.state
-            self.undo.append(lambda: setattr(value.bit_generator, "state", state))
-            self.onwards.append(value.random)
+        if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
+            self._keep_random(value)
             return ()
-        if isinstance(value, np.random.RandomState | random.Random):
-            return self._keep_random(value)
         if isinstance(value, _CACHE):
             size = value.cache_info()
-            self.undo.append(lambda: None if value.cache_info() == size else value.cache_clear())
+            self.undo.append(lambda: value.cache_info() != size and _quietly(value.cache_clear))
             return (value.__wrapped__,)
         if isinstance(value, types.FunctionType):
             return list(self._keep_function(value))
         if isinstance(value, types.MethodType):
             return value.__self__, value.__func__
-        if isinstance(value, functools.partial):
+        if isinstance(value, partial):
             return value.func, value.args, value.keywords
         if isinstance(value, property | staticmethod | classmethod):
             parts = (value.fget, value.fset) if isinstance(value, property) else (value.__func__,)
@@ -177,14 +180,17 @@ class Reachable:
             return () if _is_known(value) else list(self._keep_class(value))
         return list(self._keep_instance(value))
 
-    def _keep_random(self, value: Any) -> Iterable[Any]:
-        if isinstance(value, np.random.RandomState):
-            state = value.get_state()
-            self.undo.append(lambda: value.set_state(state))
+    def _keep_random(self, value: Any) -> None:
+        if isinstance(value, np.random.Generator):
+            bits, state = value.bit_generator, value.bit_generator.state
+            self.undo.append(lambda: _quietly(setattr, bits, "state", state))
+        elif isinstance(value, np.random.RandomState):
+            known = value.get_state()
+            self.undo.append(lambda: _quietly(value.set_state, known))
         else:
             found = value.getstate()
-            self.undo.append(lambda: value.setstate(found))
-        return ()
+            self.undo.append(lambda: _quietly(value.setstate, found))
+        self.onwards.append(value.random)
 
     def _keep_function(self, value: types.FunctionType) -> Iterator[Any]:
         yield from value.__defaults__ or ()
@@ -207,41 +213,47 @@ class Reachable:
         except ValueError:
             return
 
-        def put_back() -> None:
+        def put_back() -> bool:
+            changed = cell.cell_contents is not kept
             cell.cell_contents = kept
+            return changed
 
         self.undo.append(put_back)
         yield kept
 
     def _keep_names(self, space: dict[str, Any], names: frozenset[str]) -> Iterator[Any]:
-        absent = object()
-        kept = {name: space.get(name, absent) for name in names}
+        kept = {name: space.get(name, _ABSENT) for name in names}
 
-        def put_back() -> None:
-            for name, value in kept.items():
-                if space.get(name, absent) is not value:
-                    if value is absent:
-                        space.pop(name, None)
-                    else:
-                        space[name] = value
+        def put_back() -> bool:
+            changed = [name for name, value in kept.items() if space.get(name, _ABSENT) is not value]
+            for name in changed:
+                if kept[name] is _ABSENT:
+                    space.pop(name, None)
+                else:
+                    space[name] = kept[name]
+            return bool(changed)
 
         self.undo.append(put_back)
-        yield from (value for value in kept.values() if value is not absent and not isinstance(value, types.ModuleType))
+        yield from (
+            value for value in kept.values() if value is not _ABSENT and not isinstance(value, types.ModuleType)
+        )
 
     def _keep_class(self, value: type) -> Iterator[Any]:
         kept = dict(vars(value))
 
-        def put_back() -> None:
+        def put_back() -> bool:
             now = vars(value)
-            for name in [name for name in now if name not in kept]:
+            added = [name for name in now if name not in kept]
+            changed = [name for name, before in kept.items() if now.get(name, _ABSENT) is not before]
+            for name in added:
                 delattr(value, name)
-            for name, before in kept.items():
-                if now.get(name) is not before:
-                    setattr(value, name, before)
+            for name in changed:
+                setattr(value, name, kept[name])
+            return bool(added or changed)
 
         self.undo.append(put_back)
         yield from kept.values()
-        yield from (base for base in value.__bases__)
+        yield from value.__bases__
 
     def _keep_instance(self, value: Any) -> Iterator[Any]:
         if not isinstance(value, nn.Module) and _is_known(type(value)):
@@ -252,9 +264,29 @@ class Reachable:
             yield inner
         for kind in type(value).__mro__:
             for name in _slots(kind):
-                found = getattr(value, name, None)
-                self.undo.append(functools.partial(_set_slot, value, name, found))
-                yield found
+                found = getattr(value, name, _ABSENT)
+                self.undo.append(partial(_set_slot, value, name, found))
+                if found is not _ABSENT:
+                    yield found
+
+
+_ABSENT = object()
+
+
+def is_functorch_wrapped(value: Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def _quietly(function: Callable[..., object], *arguments: Any) -> bool:
+    function(*arguments)
+    return False
+
+
+def _restore_container(container: Any, kept: Any) -> bool:
+    if _same(container, kept):
+        return False
+    _put_back(container, kept)
+    return True
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -263,9 +295,14 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
-def _set_slot(value: Any, name: str, kept: Any) -> None:
-    if getattr(value, name, None) is not kept:
+def _set_slot(value: Any, name: str, kept: Any) -> bool:
+    if getattr(value, name, _ABSENT) is kept:
+        return False
+    if kept is _ABSENT:
+        object.__delattr__(value, name)
+    else:
         object.__setattr__(value, name, kept)
+    return True
 
 
 def _is_known(value: Any) -> bool:

@@ -33,6 +33,7 @@ from confide.mechanism.clipping.made_up import FEW, Batch, MakeBatch, choose_bat
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, per_record_losses, proven_pass
+from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.trees import tensors_in
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -42,11 +43,12 @@ MIXES = "records are mixed; every record must pass through the module on its own
 
 @dataclass(frozen=True)
 class Question:
-    """A module with a loss, and made-up batches for them."""
+    """A module with a loss, made-up batches for them, and what they could write to outside of the module."""
 
     module: nn.Module
     loss: Loss
     batch: MakeBatch
+    outside: Reachable
 
     @property
     def few(self) -> Batch:
@@ -55,17 +57,18 @@ class Question:
 
 def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> tuple[Anatomy, Examined]:
     """The anatomy, with parameters copied where needed, and the way for batches of this shape."""
+    proven = is_proven(module, x), is_proven_loss(loss, y)
+    outside = Reachable(*(() if proven[0] else (module,)), *(() if proven[1] else (loss,)), contents=False)
     with undisturbed(module):
-        asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y))
-        if is_proven(module, x):
-            if not is_proven_loss(loss, y):
+        try:
+            asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside)
+            if not all(proven):
                 _check_meaning(asked, anatomy)
-            examined = _proven(asked, anatomy)
-            if examined is not None:
-                return anatomy, examined
-        else:
-            _check_meaning(asked, anatomy)
-        return _isolated(asked, anatomy)
+                outside.restore()
+            examined = _proven(asked, anatomy) if proven[0] else None
+            return _isolated(asked, anatomy) if examined is None else (anatomy, examined)
+        finally:
+            outside.restore()
 
 
 def _proven(asked: Question, anatomy: Anatomy) -> Examined | None:
@@ -76,6 +79,8 @@ def _proven(asked: Question, anatomy: Anatomy) -> Examined | None:
     try:
         run = proven_pass(asked.module, anatomy, asked.loss, few.x, few.y, leaves=False)
     except NotIsolable:  # the loss
+        return None
+    if asked.outside.restore():  # the loss keeps something
         return None
     if not is_proven_loss(asked.loss, few.y) and run.unseen():
         return None
@@ -88,20 +93,29 @@ def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
     """All records at once, none of which can see another; or one by one."""
     if any(hooked_backwards(layer) for layer in asked.module.modules()):
         return _one_by_one(asked, anatomy, "it has hooks on gradients")
-    few = asked.few
+    if any(isinstance(layer, torch.jit.ScriptModule) for layer in asked.module.modules()):
+        return _one_by_one(asked, anatomy, "it is scripted or traced")
     try:
-        while True:
-            run = isolated_pass(asked.module, anatomy, asked.loss, few.x, few.y)
-            missed = (run.unseen() or _missed(run, anatomy)) - anatomy.escaped
-            if not missed:
-                if run.unseen() or _missed(run, anatomy):
-                    return _one_by_one(asked, anatomy, "its gradients differ from run to run")
-                return anatomy, Examined("isolated", None, _record_bytes(run))
-            examined = anatomy.examined
-            anatomy = anatomy_of(asked.module, anatomy.escaped | missed)
-            anatomy.examined.update(examined)
+        anatomy, examined = _covered(asked, anatomy)
+        why = "it writes to a global, a closure or a class" if asked.outside.restore() else examined.why
     except Exception as error:  # whatever vmap cannot do; an error of the module itself comes up again
-        return _one_by_one(asked, anatomy, _reason(asked.module, error))
+        asked.outside.restore()
+        why = _reason(asked.module, error)
+    return _one_by_one(asked, anatomy, why) if why else (anatomy, examined)
+
+
+def _covered(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
+    """The anatomy that accounts for all gradients of an isolated pass, with copies where they are needed."""
+    few = asked.few
+    while True:
+        run = isolated_pass(asked.module, anatomy, asked.loss, few.x, few.y)
+        missed = run.unseen() or _missed(run, anatomy)
+        if missed <= anatomy.escaped:
+            why = "its gradients differ from run to run" if missed else ""
+            return anatomy, Examined("isolated", None, _record_bytes(run), why)
+        examined = anatomy.examined
+        anatomy = anatomy_of(asked.module, anatomy.escaped | missed)
+        anatomy.examined.update(examined)
 
 
 def _one_by_one(asked: Question, anatomy: Anatomy, why: str) -> tuple[Anatomy, Examined]:
