@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import confide
 from confide.mechanism.clipping import clipped_sum
+from confide.mechanism.clipping.engine import ClipBound, Engine
 from confide.mechanism.gaussian import CLIPPING_STYLES, SampledGaussian
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Query, StatisticQuery
@@ -236,6 +238,12 @@ class TestTheFuzzingCanFail:
         def careless(targets: Tensor, schema: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
             return targets.to(torch.int64), torch.ones(len(targets), dtype=torch.bool)
 
+        def strict(self: Engine, anatomy: Any, examined: Any, asked: Any, bound: ClipBound) -> Tensor:
+            return answered(self, anatomy, examined, asked, dataclasses.replace(bound, strict=True))
+
+        answered = Engine._answered
         monkeypatch.setattr(boundary, "_as_targets", careless)
-        with pytest.raises((IndexError, RuntimeError)):
+        check_gradient(self.attack(label=99))  # the engine counts it as zero all the same
+        monkeypatch.setattr(Engine, "_answered", strict)
+        with pytest.raises((IndexError, RuntimeError, ValueError)):
             check_gradient(self.attack(label=99))

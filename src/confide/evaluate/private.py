@@ -35,6 +35,7 @@ from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models.predictive import ClassPredictive
 from confide.posteriors.base import Posterior
+from confide.posteriors.recordwise import recordwise
 from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency
 from confide.privacy.statement import Privacy
@@ -96,7 +97,7 @@ class _Questions:
             pairs = zip(x.split(_ROWS_AT_ONCE), y.split(_ROWS_AT_ONCE), strict=True)
             return torch.cat([self.answers(posterior.predict(part), truth) for part, truth in pairs])
 
-        return StatisticQuery(answer, self.size)
+        return StatisticQuery(recordwise(answer, posterior), self.size)
 
     def answers(self, predictive: Any, y: Tensor) -> Tensor:
         """One row per record: every score as a part of at most 1/2 in size."""

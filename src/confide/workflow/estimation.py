@@ -32,6 +32,7 @@ from confide.data.preprocessing import Encoder, check_training
 from confide.data.schema import Column, Schema, Task
 from confide.data.table import Array, Table, plain_column
 from confide.errors import DataError, Refusal
+from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
@@ -351,7 +352,7 @@ def _rehearse(request: Request, schema: Schema, x: Array, data: PrivateData, pla
 
 def _with_count(schema: Schema, data: PrivateData, counting: SampledGaussian) -> Schema:
     """The schema with the number of records as a noisy count shows it, at least the count's standard deviation."""
-    query = StatisticQuery(lambda x, _: torch.ones(len(x), 1, dtype=torch.float64), 1)
+    query = StatisticQuery(Recordwise(lambda x, _: torch.ones(len(x), 1, dtype=torch.float64)), 1)
     seen = data.answer(query, counting, purpose="count the records").sum.item()
     records = max(2, math.ceil(counting.noise_std), round(seen))
     sources: Any = {**dict(schema.sources), "records": "learnt privately"}

@@ -30,6 +30,7 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method
 from confide.models.likelihoods import Gaussian, Likelihood
 from confide.posteriors.base import Posterior
+from confide.posteriors.recordwise import recordwise
 from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency
 from confide.running.fit import Run, fit
@@ -54,7 +55,7 @@ def residual_bins(posterior: Posterior) -> StatisticQuery:
         distance = (posterior.summary(x).centre.double() - y.reshape(-1).double()).abs()
         return torch.nn.functional.one_hot(torch.bucketize(distance, edges), len(EDGES) + 1).double()
 
-    return StatisticQuery(answer, len(EDGES) + 1)
+    return StatisticQuery(recordwise(answer, posterior), len(EDGES) + 1)
 
 
 def scale_of(counts: Tensor, records: int) -> float:

@@ -51,9 +51,10 @@ def isolated_rows(function: Statistic, x: Tensor, y: Tensor, size: int, rehearsa
         try:
             return _rows_at_once(function, x, y, size)
         except Exception as error:  # whatever vmap cannot do; an error of the function itself comes up again
+            rows = _rows_one_by_one(function, x, y, size, rehearsal)
             if rehearsal:
                 _warn(function, error)
-            return _rows_one_by_one(function, x, y, size, rehearsal)
+            return rows
 
 
 def _rows_at_once(function: Statistic, x: Tensor, y: Tensor, size: int) -> Tensor:
