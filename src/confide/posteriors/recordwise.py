@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from confide.expectation.mixture import MixtureOfGaussians
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.clipping.statistics import Statistic
 from confide.models.likelihoods import LIKELIHOODS
+from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
 from confide.posteriors.mapped import MappedDraws
 from confide.posteriors.natural import NaturalGaussian
+from confide.posteriors.variational import DiagonalGaussian, DropoutNetwork
 
-OWN = (Draws, MappedDraws, NaturalGaussian)
+OWN = (Draws, MappedDraws, DiagonalGaussian, DropoutNetwork, NaturalGaussian)
 
 
-def recordwise(function: Statistic, posterior: Any) -> Statistic:
+def recordwise(function: Statistic, posterior: Posterior) -> Statistic:
     """The statistic, believed as far as the posterior's network is proven to keep records apart."""
     if type(posterior) not in OWN or type(posterior.likelihood) not in LIKELIHOODS.values():
         return function
