@@ -111,8 +111,9 @@ def test_the_grid_only_adds(unit: Unit, step: float) -> None:
 @pytest.mark.parametrize("unit", UNITS, ids=str)
 def test_both_distributions_of_the_pair_sum_to_one(unit: Unit) -> None:
     pmf = loss_pmf(unit, Grid(1e-3, 0.0065, 9.0))
-    assert pmf.probs.sum() + pmf.infinity == pytest.approx(1, abs=1e-12)
-    assert (pmf.probs @ np.exp(-pmf.losses)) + pmf.only_q == pytest.approx(1, abs=1e-12)
+    # Masses are rounded up, so that there is never less than one, and hardly more.
+    assert 1 - 1e-13 <= pmf.probs.sum() + pmf.infinity <= 1 + 1e-10
+    assert 1 - 1e-13 <= (pmf.probs @ np.exp(-pmf.losses)) + pmf.only_q <= 1 + 1e-10
 
 
 def test_rounding_losses_down_would_be_caught() -> None:

@@ -10,7 +10,7 @@ transform small relative to the delta asked for, however small that is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,8 +19,12 @@ from confide.privacy.accountants.losses import Index, LossPmf
 from confide.privacy.accountants.profiles import Array
 
 _MACHINE = float(np.finfo(np.float64).eps)
-# Masses are differences of rounded numbers: this surcharge on delta, and this for each release, covers their error.
-_SURCHARGE, _SURCHARGE_PER_RELEASE = 1e-6, 1e-14
+# A Fourier transform errs at every frequency by at most this much times the logarithm (base 2) of its length and the
+# sum of its inputs: docs/soundness.md, "Rounding". The second number is for powers and products of frequencies.
+_PER_LEVEL, _PER_PRODUCT = 4 * _MACHINE, 16 * _MACHINE
+# Where rounding errors make up more than this part of delta, losses above _JUMP times epsilon are taken out, again and
+# again while epsilon falls, at most _SPLITS times.
+_DOUBTFUL, _JUMP, _SPLITS = 0.01, 1.2, 8
 # Frequencies below this are left out.
 _SILENT = 1e-25
 
@@ -39,6 +43,7 @@ class Composition:
 
     parts: tuple[tuple[LossPmf, int], ...]
     max_points: int = 1 << 21
+    jumps: Jumps | None = None
 
     @property
     def step(self) -> float:
@@ -71,7 +76,28 @@ class Composition:
         """The smallest epsilon >= 0 that the composed distribution shows for delta."""
         if self.infinity >= delta:
             return math.inf
-        return self.deep(delta).epsilon(delta)
+        tail = self.deep(delta)
+        epsilon = tail.epsilon(delta)
+        for _ in range(_SPLITS):
+            if not 0 < epsilon < math.inf or tail.doubt_at(epsilon) < _DOUBTFUL * delta:
+                break
+            tail = self._split(_JUMP * epsilon).deep(delta)
+            before, epsilon = epsilon, min(epsilon, tail.epsilon(delta))
+            if epsilon > 0.97 * before:
+                break
+        return epsilon
+
+    def _split(self, cut: float) -> Composition:
+        """The same releases, with losses above the cut taken out and counted apart: see `Jumps`."""
+        near, losses, masses = [], [], []
+        for pmf, count in self.parts:
+            far = pmf.losses > cut
+            near.append((replace(pmf, probs=np.where(far, 0.0, pmf.probs)), count))
+            losses.append(pmf.losses[far])
+            masses.append(count * pmf.probs[far])
+        chances = np.concatenate(masses)
+        jumps = Jumps(np.concatenate(losses), chances, self.plain.delta(0.0), float(chances.sum()) ** 2 / 2)
+        return Composition(tuple(near), self.max_points, jumps)
 
     def deep(self, delta: float) -> Tail:
         """The composed distribution with errors that are small relative to this delta."""
@@ -176,27 +202,54 @@ class Composition:
         if points > self.max_points:
             raise WindowTooWideError(points)
         spectrum = np.ones(points // 2 + 1, dtype=np.complex128)
-        log_scale, doubt = 0.0, 0.0
+        log_scale, doubt, growth = 0.0, 0.0, 0.0
+        unit = _PER_LEVEL * math.log2(points) + _PER_PRODUCT
         # Large powers first: they silence most frequencies, which then need no further work.
         cumulants = self._pool.cumulants(tilt)
         for i in np.argsort(-self._pool.counts):
             (pmf, count), k = self.parts[i], float(cumulants[i])
-            factor = fft.rfft(_folded(pmf, tilt, k, points))[: len(spectrum)]
+            masses, roundings = _folded(pmf, tilt, k, points)
+            factor = fft.rfft(masses)[: len(spectrum)]
             # Cauchy-Schwarz turns an error of every frequency into one for any sum of masses; a power multiplies
             # the error by its exponent and damps it where the factor is small.
-            energy = 2 * float(np.sum(np.abs(factor) ** (2 * (count - 1)))) if count > 1 else points
-            doubt += count * math.sqrt(energy)
+            energy = 2 * float(np.sum((np.abs(factor) + unit) ** (2 * (count - 1)))) if count > 1 else points
+            doubt += count * math.sqrt(energy) * unit
             spectrum *= factor**count if count > 1 else factor
             loud = np.flatnonzero(np.abs(spectrum) > _SILENT)
             spectrum = spectrum[: loud[-1] + 1]
             log_scale += count * k
-        # A transform errs by a few units in the last place times the logarithm of its length.
-        doubt *= 4 * _MACHINE * math.log2(points)
-        doubt += len(self.parts) * points * _SILENT
+            growth += count * roundings
         mass = np.maximum(np.roll(fft.irfft(spectrum, points), -(low % points)), 0.0)
+        # The way back errs by that much of the Euclidean norm, and a sum of masses by the root of their number more.
+        doubt += unit * math.sqrt(points) * (float(np.linalg.norm(mass)) + doubt) + len(self.parts) * points * _SILENT
         losses = (low + np.arange(points)) * self.step
-        surcharge = 1 + _SURCHARGE + _SURCHARGE_PER_RELEASE * self.releases
-        return Tail(losses, mass, tilt, log_scale, self.infinity + above, doubt, surcharge)
+        # Sums and scales: a few units in the last place for each point and for each unit of an exponent.
+        exponents = abs(log_scale) + tilt * self.step * (abs(low) + points)
+        surcharge = math.exp(growth + 4 * _MACHINE * (points + exponents + 64))
+        return Tail(losses, mass, tilt, log_scale, self.infinity + above, doubt, surcharge, self.jumps)
+
+
+@dataclass(frozen=True, eq=False)
+class Jumps:
+    """Large losses that were taken out of a composition, because they are too rare and too large for any tilt.
+
+    Either none of them happens, and the rest composes by itself; or one does, and beside its loss l the rest adds
+    E max(0, 1 - e^(epsilon - l - rest)) <= 1 - e^(epsilon - l) + e^(epsilon - l) delta(0); or two do, which counts as
+    infinite loss. All three add up, with no more than the probability of each.
+
+    losses, masses  of one jump, summed over the releases
+    advantage       delta(0) of everything: it bounds E max(0, 1 - e^-rest)
+    pairs           bound on the probability of two jumps
+    """
+
+    losses: Array
+    masses: Array
+    advantage: float
+    pairs: float
+
+    def delta(self, epsilon: float) -> float:
+        behind = np.exp(np.minimum(epsilon - self.losses, 0.0))
+        return self.pairs + float(self.masses @ np.minimum(1.0, 1 - behind + behind * self.advantage))
 
 
 class _Pool:
@@ -234,11 +287,13 @@ class _Pool:
         return float(self.counts @ k), float(self.counts @ means), float(self.counts @ variances)
 
 
-def _folded(pmf: LossPmf, tilt: float, k: float, points: int) -> Array:
-    """The tilted masses e^(tilt l - K) p(l), laid around a circle of `points` grid points."""
-    mass = np.exp(pmf.log_probs + tilt * pmf.losses - k)
-    folded: Array = np.bincount(pmf.index % points, weights=mass, minlength=points).astype(np.float64)
-    return folded
+def _folded(pmf: LossPmf, tilt: float, k: float, points: int) -> tuple[Array, float]:
+    """The tilted masses e^(tilt l - K) p(l), laid around a circle of `points` grid points, and their relative error."""
+    exponents = pmf.log_probs + tilt * pmf.losses - k
+    folded: Array = np.bincount(pmf.index % points, weights=np.exp(exponents), minlength=points).astype(np.float64)
+    some = pmf.probs > 0
+    size = float(np.max(np.abs(pmf.log_probs[some]) + tilt * np.abs(pmf.losses[some]), initial=0.0)) + abs(k)
+    return folded, 8 * _MACHINE * (1 + size)
 
 
 class Tail:
@@ -259,7 +314,9 @@ class Tail:
         infinity: float,
         doubt: float,
         surcharge: float = 1.0,
+        jumps: Jumps | None = None,
     ) -> None:
+        self.jumps = jumps
         self.losses, self.tilt, self.log_scale = losses, tilt, log_scale
         self.infinity, self.doubt, self.surcharge = infinity, doubt, surcharge
         self.floor = float(losses[0])
@@ -291,7 +348,12 @@ class Tail:
 
     def _fixed(self, epsilon: float) -> float:
         """What is added to delta(epsilon) whatever the masses are."""
-        return self.infinity + self.doubt * math.exp(min(700.0, self.log_scale - self.tilt * epsilon))
+        jumps = 0.0 if self.jumps is None else self.jumps.delta(epsilon)
+        return self.infinity + jumps + self.doubt_at(epsilon)
+
+    def doubt_at(self, epsilon: float) -> float:
+        """The bound on rounding errors in delta(epsilon)."""
+        return self.doubt * math.exp(min(700.0, self.log_scale - self.tilt * epsilon))
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon >= 0 with delta(epsilon) <= delta; at the least the floor of a tilted window."""

@@ -29,8 +29,11 @@ from confide.privacy.accountants.profiles import (
 
 Index = NDArray[np.int64]
 
+# Each of the two parts of a mass is a difference, an expm1 and a quotient: accurate to twelve units in the last place.
+_MASS = 12 * float(np.finfo(np.float64).eps)
+
 # Losses further out than this many standard deviations of the noise count as infinite.
-_REACHES = (8.0, 9.0, 10.0, 12.0, 16.0, 24.0, 37.0)
+_REACHES = tuple(half / 2 for half in range(6, 76))
 # The grid is _WIDEN times sparser at each level of the tail; a level m times sparser than the bulk holds a mass of
 # at most _THIN / m^2, so that all levels together add a small part of what the bulk adds to the variance.
 _WIDEN = 4
@@ -76,13 +79,15 @@ def dot_masses(deltas: Array, index: Index, step: float) -> Array:
     """The masses at the dots (index[i] * step, deltas[i]) after the first, whose profile passes through them all.
 
     Between neighbours a < b the profile falls by (1 - e^(a - b)) times a mass at b, and that leaves (e^(b - a) - 1)
-    of it to be taken back at a.
+    of it to be taken back at a. Where rounding has left a rise, the lower dot is lifted; each mass gets what rounding
+    may have taken from it, and one below zero counts as zero. All of that only lifts the profile.
     """
-    falls = np.maximum(-np.diff(deltas), 0.0)
+    deltas = np.maximum.accumulate(deltas[::-1])[::-1]
+    falls = -np.diff(deltas)
     gaps = np.minimum(np.diff(index) * step, 700.0)  # beyond, e^-gap is zero to every digit
     masses = falls / -np.expm1(-gaps)
-    masses[:-1] -= falls[1:] / np.expm1(gaps[1:])
-    return np.maximum(masses, 0.0)
+    taken = np.append(falls[1:] / np.expm1(gaps[1:]), 0.0)
+    return np.maximum(masses - taken + _MASS * (masses + taken), 0.0)
 
 
 Profile = Callable[[Array], Array]
@@ -154,12 +159,12 @@ def _mixed(rate: float, loss: float) -> float:
     return float(np.logaddexp(math.log1p(-rate), math.log(rate) + loss))
 
 
-def reach_for(tail: float) -> float:
-    """The smallest standard reach with at most `tail` beyond it."""
+def reach_for(tail: float, rate: float = 1.0, mu: float = 0.0) -> float:
+    """The smallest standard reach beyond whose loss lies at most `tail`, for a record that is sampled at a rate."""
     from scipy.special import ndtr
 
     for reach in _REACHES:
-        if ndtr(-reach) <= tail:
+        if rate * ndtr(-reach) + (1 - rate) * ndtr(-reach - mu) <= tail:
             return reach
     return _REACHES[-1]
 

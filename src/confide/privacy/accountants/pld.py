@@ -59,8 +59,12 @@ _INFLATION = 0.01
 # than _WIDEST.
 _GAP = 0.01
 _WIDEST = 0.0065
+# A first answer chooses the grid for the next one, as long as each is less than half of the one before.
+_ROUNDS = 4
 # The step is coarsened (still an upper bound) so that no array has more points than this.
 _POINTS = 1 << 18
+# Losses so rare that together they make up this part of delta count as infinite.
+_CUT = 1e-6
 # Points at which a whole profile is given; a cover by a Gaussian loses about 0.1 % of its mu to their distance.
 _PROFILE_POINTS = 2000
 
@@ -166,10 +170,13 @@ def _pure_sum(parts: Parts) -> float:
 def _compositions(parts: Parts, step: float, widest: float, delta: float) -> list[Composition]:
     """One composition when every pair is symmetric; else one for removing a record and one for adding it."""
     releases = sum(count for _, count in parts)
-    reach = reach_for(1e-8 * delta / releases)
-    step = step * max(1.0, max(_size(unit, step, reach) for unit, _ in parts) / _POINTS)
-    grid = Grid(step, widest, reach)
-    forward = [(unit, loss_pmf(unit, grid), count) for unit, count in parts]
+    reaches = [reach_for(_CUT * delta / releases, unit.rate, unit.parameter) for unit, _ in parts]
+    sizes = [_size(unit, step, reach) for (unit, _), reach in zip(parts, reaches, strict=True)]
+    step = step * max(1.0, max(sizes) / _POINTS)
+    forward = [
+        (unit, loss_pmf(unit, Grid(step, widest, reach)), count)
+        for (unit, count), reach in zip(parts, reaches, strict=True)
+    ]
     directions = [Composition(tuple((pmf, count) for _, pmf, count in forward), 2 * _POINTS)]
     if not all(unit.symmetric for unit, _ in parts):
         backward = [(pmf if unit.symmetric else pmf.reversed(), count) for unit, pmf, count in forward]
@@ -204,14 +211,20 @@ def _epsilon(parts: Parts, delta: float, discretisation: float | None) -> tuple[
         return composition.epsilon(delta)
 
     epsilon, directions = _fitting(parts, discretisation or COARSE, _WIDEST, delta, ask)
-    step = wanted = directions[0].step
-    if epsilon == 0 or math.isinf(epsilon):
-        return epsilon, step, _WIDEST
-    widest = min(_WIDEST, _GAP * epsilon)
-    if discretisation is None and step <= COARSE:
-        wanted = min(_step_for(epsilon), _step_without_inflation(directions[0]))
-    if wanted < 0.999 * step or widest < _WIDEST:
+    widest = _WIDEST
+    for _ in range(_ROUNDS):
+        step = wanted = directions[0].step
+        if epsilon == 0 or math.isinf(epsilon):
+            break
+        before, gap = epsilon, min(_WIDEST, _GAP * epsilon)
+        if discretisation is None and step <= COARSE:
+            wanted = min(_step_for(epsilon), _step_without_inflation(directions[0]))
+        if wanted >= 0.999 * step and gap >= widest:
+            break
+        widest = gap
         epsilon, directions = _fitting(parts, wanted, widest, delta, ask)
+        if epsilon > before / 2:
+            break
     return epsilon, directions[0].step, widest
 
 

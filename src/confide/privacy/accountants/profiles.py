@@ -1,7 +1,9 @@
 """Privacy profiles: delta as a function of epsilon for one release (the hockey-stick divergence).
 
-Every function here takes epsilons in an array and is accurate relative to its own size far into the tail, because
-the loss distributions built from it are second differences of these curves.
+Every function here takes epsilons in an array, is accurate relative to its own size far into the tail, and is rounded
+UP: it adds a bound on its own rounding error, so that a loss distribution built from it dominates the mechanism in
+floating point too. The bounds are worked out in docs/soundness.md, "Rounding"; they rest on exp, log and the normal
+distribution's functions being accurate to eight units in the last place, which a test holds against mpmath.
 
 Noise is in units of the sensitivity: mu = sensitivity / standard deviation, so that the un-sampled mechanism
 compares N(0, 1) with N(mu, 1).
@@ -19,6 +21,10 @@ from confide.errors import Refusal
 
 Array = NDArray[np.float64]
 
+_MACHINE = float(np.finfo(np.float64).eps)
+# Relative accuracy of exp, expm1, log1p, ndtr, log_ndtr and erfcx, as far as it is measured.
+_FUNCTION = 8 * _MACHINE
+
 
 def gaussian_delta(mu: float, epsilon: Array) -> Array:
     """delta(epsilon) of the Gaussian mechanism (Balle and Wang 2018), for epsilon of either sign.
@@ -30,14 +36,26 @@ def gaussian_delta(mu: float, epsilon: Array) -> Array:
 
     epsilon = np.asarray(epsilon, dtype=np.float64)
     a = epsilon / mu - mu / 2
-    delta = np.empty_like(a)
+    moved = 2 * _MACHINE * (np.abs(epsilon) / mu + mu)  # bound on the rounding error of a
+    delta, doubt = np.empty_like(a), np.empty_like(a)
     tail = a > 0
     b = a[tail]
-    mills = math.sqrt(math.pi / 2) * (erfcx(b / math.sqrt(2)) - erfcx((b + mu) / math.sqrt(2)))
-    delta[tail] = np.exp(-b * b / 2) / math.sqrt(2 * math.pi) * mills
+    density = np.exp(-b * b / 2) / 2
+    first, second = erfcx(b / math.sqrt(2)), erfcx((b + mu) / math.sqrt(2))
+    delta[tail] = density * (first - second)
+    # The logarithm of delta falls in a by at most a + mu + 6, and that of erfcx by less.
+    slope = b + mu + 6
+    doubt[tail] = density * (first + second) * (_FUNCTION + _MACHINE * slope) + delta[tail] * (
+        slope * moved[tail] + _FUNCTION * (1 + b * b)
+    )
     body = ~tail
-    delta[body] = ndtr(-a[body]) - np.exp(np.minimum(epsilon[body] + log_ndtr(-a[body] - mu), 0.0))
-    return np.clip(delta, 0.0, 1.0)
+    inside, exponent = ndtr(-a[body]), epsilon[body] + log_ndtr(-a[body] - mu)
+    outside = np.exp(np.minimum(exponent, 0.0))
+    delta[body] = inside - outside
+    slope = np.abs(a[body]) + mu + 6
+    size = np.abs(epsilon[body]) + np.abs(exponent - epsilon[body])
+    doubt[body] = (inside + outside) * (_FUNCTION * (1 + size) + slope * (moved[body] + _MACHINE * slope))
+    return np.clip(delta + doubt, 0.0, 1.0)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -100,9 +118,17 @@ def sampled_delta(mu: float, rate: float, epsilon: Array) -> Array:
     delta = -np.expm1(np.minimum(epsilon, 0.0))
     # e^epsilon would overflow; from here on log(1 + (e^epsilon - 1) / q) = epsilon - log q to the last digit.
     small = np.minimum(epsilon[inside], 600.0)
-    base = np.log1p(np.expm1(small) / rate) + (epsilon[inside] - small)
-    delta[inside] = rate * gaussian_delta(mu, base)
+    ratio = np.expm1(small) / rate
+    base = np.log1p(ratio) + (epsilon[inside] - small)
+    moved = 2 * _FUNCTION * (1 + np.abs(base) + np.abs(ratio) / (1 + ratio))
+    delta[inside] = rate * gaussian_delta(mu, base) * (1 + _FUNCTION + moved * _slope(mu, base))
     return np.clip(delta, 0.0, 1.0)
+
+
+def _slope(mu: float, epsilon: Array) -> Array:
+    """A bound on how fast the logarithm of gaussian_delta(mu, .) falls in epsilon."""
+    slope: Array = (np.abs(epsilon / mu) + mu + 6) / mu
+    return slope
 
 
 def sampled_delta_reversed(mu: float, rate: float, epsilon: Array) -> Array:
@@ -119,7 +145,10 @@ def sampled_delta_reversed(mu: float, rate: float, epsilon: Array) -> Array:
     inside = -np.expm1(-epsilon) < rate
     shrink = -np.expm1(-epsilon[inside])  # 1 - e^-epsilon
     outer = (rate - shrink) * np.exp(epsilon[inside])  # 1 - (1 - q) e^epsilon
-    delta[inside] = outer * gaussian_delta(mu, -np.log1p(-shrink / rate))
+    base = -np.log1p(-shrink / rate)
+    # 1 - shrink / rate keeps an absolute accuracy only, and both factors hang on its logarithm.
+    moved = 4 * _FUNCTION / (1 - shrink / rate)
+    delta[inside] = outer * gaussian_delta(mu, base) * (1 + moved * (1 + _slope(mu, base)))
     return np.clip(delta, 0.0, 1.0)
 
 
@@ -141,9 +170,14 @@ def poisson_replace_delta(noise_multiplier: float, rate: float, epsilon: Array) 
     log_ratio = log_expm1 - epsilon / 2 - math.log(2) + math.log1p(-rate) - math.log(rate) + 1 / (2 * z * z)
     asinh = np.logaddexp(log_ratio, 0.5 * np.logaddexp(0.0, 2 * log_ratio))
     x = -z * z * (asinh + epsilon / 2)
-    included = ndtr((x + 1) / z) - np.exp(epsilon + log_ndtr((x - 1) / z))
-    absent = np.exp(log_expm1 + log_ndtr(x / z))
-    delta: Array = np.clip(rate * included - (1 - rate) * absent, 0.0, 1.0)
+    # At the best x the derivative is zero, so that an error of x only counts squared.
+    terms = [
+        (rate * ndtr((x + 1) / z), (x + 1) / z),
+        (-rate * np.exp(epsilon + log_ndtr((x - 1) / z)), (x - 1) / z),
+        (-(1 - rate) * np.exp(log_expm1 + log_ndtr(x / z)), x / z),
+    ]
+    doubt = sum(np.abs(term) * (_FUNCTION * (2 + epsilon + at**2) + 4 * _MACHINE * (1 + at**2)) for term, at in terms)
+    delta: Array = np.clip(sum(term for term, _ in terms) + doubt, 0.0, 1.0)
     return delta
 
 
@@ -152,4 +186,4 @@ def pure_delta(bound: float, epsilon: Array) -> Array:
     epsilon = np.asarray(epsilon, dtype=np.float64)
     # (e^bound - e^epsilon) / (1 + e^bound), written so that a large bound does not overflow.
     inside = -np.expm1(np.minimum(epsilon - bound, 0.0)) / (1 + math.exp(-bound))
-    return np.maximum(inside, -np.expm1(epsilon))
+    return np.minimum(1.0, np.maximum(inside, -np.expm1(epsilon)) * (1 + 4 * _FUNCTION))
