@@ -87,7 +87,8 @@ def dot_masses(deltas: Array, index: Index, step: float) -> Array:
     gaps = np.minimum(np.diff(index) * step, 700.0)  # beyond, e^-gap is zero to every digit
     masses = falls / -np.expm1(-gaps)
     taken = np.append(falls[1:] / np.expm1(gaps[1:]), 0.0)
-    return np.maximum(masses - taken + _MASS * (masses + taken), 0.0)
+    found: NDArray[np.float64] = np.maximum(masses - taken + _MASS * (masses + taken), 0.0)
+    return found
 
 
 Profile = Callable[[Array], Array]
