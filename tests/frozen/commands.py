@@ -42,6 +42,7 @@ OPEN_KINDS = {
     "created": kinds,
     "time": kinds,
     "who": kinds,
+    "head": kinds,
     "versions": kinds,
     "sha256": kinds,
     "peak_mb": "<any>",
