@@ -35,3 +35,13 @@ def test_every_dependency_is_imported_and_its_licence_listed() -> None:
     assert {name for name in NEEDED if IMPORTED_AS.get(name, name) not in imported} == set()
     listed = re.findall(r"^\| ([a-z0-9-]+) \|", (ROOT / "docs" / "licences.md").read_text(encoding="utf-8"), flags=re.M)
     assert set(listed) - {"package"} == NEEDED
+
+
+def test_every_folder_of_tests_has_its_line_and_mirrors_a_room() -> None:
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(\w+)` \|", text, flags=re.M))
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert listed == folders
+    rooms = {path.stem.lstrip("_") for path in (ROOT / "src" / "confide").iterdir() if path.name != "__pycache__"}
+    apart = {"conformance", "docs", "frozen", "fuzz", "hostile", "reference", "statistical"}
+    assert folders - rooms == apart, "a folder of tests is named after a room, or belongs to none"
