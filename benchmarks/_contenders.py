@@ -112,7 +112,7 @@ def vmap(case: Case) -> Step:
         for name, gradient in gradients.items():
             total = torch.tensordot(factors, gradient, dims=1)
             total += torch.randn_like(total) * (NOISE_MULTIPLIER * CLIP)
-            parameters[name] -= total * (LEARNING_RATE / case.batch)
+            parameters[name].sub_(total, alpha=LEARNING_RATE / case.batch)
 
     return step
 

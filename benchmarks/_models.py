@@ -75,7 +75,8 @@ class Attention(nn.Module):
         query, key, value = split.unbind(-2)
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         mixed = scores.softmax(-1) @ value
-        return self.merge(mixed.transpose(-3, -2).flatten(-2))
+        merged: Tensor = self.merge(mixed.transpose(-3, -2).flatten(-2))
+        return merged
 
 
 class Block(nn.Module):
@@ -89,11 +90,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.first(x))
-        return x + self.narrow(F.gelu(self.widen(self.second(x)), approximate="tanh"))
+        widened = F.gelu(self.widen(self.second(x)), approximate="tanh")
+        narrowed: Tensor = self.narrow(widened)
+        return x + narrowed
 
 
 class Transformer(nn.Module):
     """Token embedding with fixed positions, two blocks, the mean over positions, a linear read-out."""
+
+    positions: Tensor
 
     def __init__(self, vocabulary: int = 1000, length: int = 64, width: int = 128, heads: int = 4) -> None:
         super().__init__()
@@ -104,7 +109,8 @@ class Transformer(nn.Module):
         self.read = nn.Linear(width, 2)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.read(self.norm(self.blocks(self.embed(tokens) + self.positions)).mean(-2))
+        said: Tensor = self.read(self.norm(self.blocks(self.embed(tokens) + self.positions)).mean(-2))
+        return said
 
 
 def sinusoids(length: int, width: int) -> Tensor:

@@ -62,7 +62,7 @@ def test_a_slow_contender_takes_fewer_turns_but_takes_one() -> None:
 
 
 def allocating(megabytes: int) -> Step:
-    return lambda: torch.ones(megabytes << 18).sum().item() and None
+    return lambda: torch.ones(megabytes << 18).sum().item() and None  # type: ignore[return-value]
 
 
 def allocators() -> Mapping[str, Maker]:

@@ -56,7 +56,7 @@ def _imports(node: ast.AST, types_only: bool) -> Iterator[tuple[str, int, bool]]
         for child in node.orelse:
             yield from _imports(child, types_only)
         return
-    for child in ast.iter_child_nodes(node):
+    for child in ast.iter_child_nodes(node):  # type: ignore[assignment]
         yield from _imports(child, types_only)
 
 

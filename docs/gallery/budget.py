@@ -8,6 +8,7 @@ from confide.data import load_dataset, prepare
 
 digits = prepare(load_dataset("digits"))
 schema = digits.encoder.schema
+assert schema.records is not None  # the catalogue declares it; a size read off the records would not be public
 plan = confide.plan(epsilon=1, delta=1e-4, records=schema.records, batch=256, epochs=10)
 with tempfile.TemporaryDirectory() as folder, confide.Ledger(Path(folder) / "budget.db") as ledger:
     ledger.limit(epsilon=1.5, delta=1e-4)

@@ -42,7 +42,7 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (engine, rows):
             monkeypatch.setattr(module, "clip_factors", lambda norms, *_: torch.ones_like(norms))
     elif fault == "clip per layer":
-        right = boundary.clipped_sum
+        right = boundary.clipped_sum  # type: ignore[attr-defined]
 
         def per_layer(module: Any, *arguments: Any, clip: float, style: str, **options: Any) -> Tensor:
             wide = clip * math.sqrt(anatomy_of(module).groups)

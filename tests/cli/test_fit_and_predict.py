@@ -287,7 +287,7 @@ def test_the_noise_of_the_target_is_learnt_and_paid_for(run: Run, tmp_path: Path
     assert [entry.event for entry in entries] == events
     assert 0.99 < sound_epsilon(events, 1e-5) <= 1
     assert "one histogram of residuals, alone epsilon 0.2" in (out / "report.html").read_text()
-    reloaded = load_run(out).posterior.likelihood.noise_scale
+    reloaded = load_run(out).posterior.likelihood.noise_scale  # type: ignore[attr-defined]
     assert 100 * reloaded == pytest.approx(found["target_noise"]["standard_deviation"])
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import confide
-from confide.cli import output, plan, training
+from confide.cli import output, training
 from confide.cli.app import main
+from confide.models import networks
 from tests.cli.conftest import Result, is_refusal
 
 Run = Callable[..., Result]
@@ -79,7 +80,7 @@ def test_a_value_error_of_a_library_is_not_taken_for_a_refusal(
     words = ("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run")
     monkeypatch.setattr(training, "load", lambda source: int("not a number"))
     assert run(*words).code == 1
-    monkeypatch.setattr(training, "load", lambda source: plan._up(float("nan")))  # math.ceil raises in a confide line
+    monkeypatch.setattr(training, "load", lambda source: networks.Recipe.from_dict(None))  # fails in a confide line
     assert run(*words).code == 1
 
 

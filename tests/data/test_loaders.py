@@ -6,6 +6,7 @@ import gzip
 import pickle
 import traceback
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -199,7 +200,7 @@ def test_npz_never_unpickles(tmp_path) -> None:
         {"x_train": np.zeros((3, 2)), "y_train": np.zeros(3, "datetime64[s]")},
     ],
 )
-def test_npz_of_another_form_is_refused(tmp_path, arrays: dict) -> None:
+def test_npz_of_another_form_is_refused(tmp_path, arrays: dict[str, Any]) -> None:
     np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DataError):
         load_table(tmp_path / "t.npz")

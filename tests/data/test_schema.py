@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def test_toml_that_cannot_be_read(tmp_path) -> None:
         {"sources": {"records": "guessed"}},
     ],
 )
-def test_impossible_facts_are_refused(arguments: dict) -> None:
+def test_impossible_facts_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(DataError):
         Schema(**arguments)
 
@@ -174,7 +175,7 @@ def test_impossible_facts_are_refused(arguments: dict) -> None:
         {"name": "a", "source": "guessed"},
     ],
 )
-def test_impossible_columns_are_refused(arguments: dict) -> None:
+def test_impossible_columns_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(DataError):
         Column(**arguments)
 

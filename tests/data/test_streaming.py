@@ -55,7 +55,7 @@ def test_a_run_is_the_one_from_memory_bit_for_bit(file: Path, target: str, class
     for given in ((records, None), (x, y)):
         data = confide.PrivateData(*given, schema=schema(classes), seed=1)
         module = confide.networks.mlp(2, classes or 1, hidden=(4,), generator=torch.Generator().manual_seed(0))
-        runs.append(confide.fit(confide.methods.SGD(), module, data, plan, seed=0).posterior.draws)
+        runs.append(confide.fit(confide.methods.SGD(), module, data, plan, seed=0).posterior.draws)  # type: ignore[attr-defined]
     assert torch.equal(*runs)
 
 

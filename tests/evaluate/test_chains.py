@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from arviz_stats.base import array_stats
+from arviz_stats.base import array_stats  # type: ignore[attr-defined]
 
 import confide
 from confide.evaluate.chains import autocorrelation, effective_sample_size, split_r_hat
@@ -54,7 +54,7 @@ def test_every_chain_is_charged_and_the_plan_covers_them() -> None:
     assert sum(event.count for event in ledger.events("d")) == 36
     assert 1.99 < run.privacy.epsilon() <= 2.0
     assert run.posterior.facts["chains"] == 3
-    assert len(run.posterior.draws) == 18
+    assert len(run.posterior.draws) == 18  # type: ignore[attr-defined]
     assert run.posterior.facts["largest_r_hat"] > 0
 
 
@@ -78,7 +78,7 @@ def test_too_few_draws_are_refused_before_anything_is_charged(
     with pytest.raises(ValueError, match=f"steps={steps}: this sampler would keep {kept} draws"):
         confide.fit_chains(method, case.module, case.data(ledger=ledger), plan, chains=2)
     assert not ledger.entries()
-    assert len(confide.fit(method, case.module, case.data(), plan, seed=1).posterior.draws) == kept
+    assert len(confide.fit(method, case.module, case.data(), plan, seed=1).posterior.draws) == kept  # type: ignore[attr-defined]
 
 
 def test_a_budget_for_some_of_the_chains_refuses_all() -> None:

@@ -22,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 
-from confide.__main__ import main
+from confide.__main__ import main  # type: ignore[attr-defined]
 from tests.frozen.tools import kinds, plain, without
 
 FACTS = """
@@ -182,7 +182,7 @@ PRINTED: dict[str, tuple[str, dict[str, Any]]] = {
 STRUCTURE_ONLY = ("audit",)
 RUNS = {"one": OPEN, "fresh": NOISY, "set": OPEN, "assumed": OPEN, "heights": OPEN, "digits": OPEN, "sugar": OPEN}
 COMMANDS = ("account", "plan", "fit", "predict", "evaluate", "compare", "export", "audit", "ledger show")
-COMMANDS += ("ledger limit", "papers list", "papers run")
+COMMANDS += ("ledger limit", "papers list", "papers run")  # type: ignore[assignment]
 
 
 def command_values() -> dict[str, Any]:

@@ -234,7 +234,7 @@ def ledger_of_chains() -> dict[str, Any]:
 
 
 def ledger_of_estimator(task: str, **options: Any) -> dict[str, Any]:
-    ledger, problem = confide.Ledger(), TASKS[task](1000)
+    ledger, problem = confide.Ledger(), TASKS[task](1000)  # type: ignore[call-arg]
     settings: dict[str, Any] = {"bounds": (-3, 3), "delta": DELTA, "ledger": ledger, "name": "people", "seed": 3}
     if task == "regression":
         model: Any = confide.PrivateBayesRegressor(target_bounds=(-1, 1), **settings, **options)

@@ -28,7 +28,7 @@ from confide.data.streaming import from_parquet
 from confide.posteriors.files import load_posterior
 from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run, save_run
-from confide.running.journal import _unsealed
+from confide.running.checkpoint_files import unsealed
 
 REFUSALS = (ValueError, TypeError)  # the family of errors that a user is promised; their messages are one sentence
 
@@ -60,7 +60,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "toml": lambda path: Schema.from_toml(path),
     "posterior": load_posterior,
     "run": _run,
-    "journal": _unsealed,
+    "journal": unsealed,
     "ledger": _ledger,
 }
 NAMES = tuple(READERS)
@@ -83,7 +83,8 @@ def read(data: bytes) -> Any:
 def seeds() -> dict[str, bytes]:
     """One sound file for each reader."""
     text = b"a,b,y\n1,2,0.5\n3,4,1.5\n,x,2\n"
-    table, arrays, found = io.BytesIO(), io.BytesIO(), {}
+    table, arrays = io.BytesIO(), io.BytesIO()
+    found: dict[str, Any] = {}
     parquet.write_table(pa.table({"a": [1.0, None], "b": [1, 2], "y": [0.5, 1.5]}), table)
     np.savez(arrays, x_train=np.eye(3), y_train=np.arange(3.0), x_test=np.eye(3), y_test=np.arange(3.0))
     found |= {

@@ -297,7 +297,7 @@ class TestDoors:
         run = confide.fit(confide.methods.SGD(), confide.networks.linear(3), data, plan, seed=0, secure=True)
         assert run.plan.mechanism.secure
         assert run.privacy.events == confide.Privacy(plan.events(), 1e-5).events
-        assert torch.isfinite(run.posterior.draws).all()
+        assert torch.isfinite(run.posterior.draws).all()  # type: ignore[attr-defined]
 
     def test_refusals(self) -> None:
         with pytest.raises(ValueError, match="secure=True: there is no noise"):

@@ -45,9 +45,9 @@ class TestOptimum:
         model = linear_model()
         posterior = model.fit(OPTIMUM, STEPS).posterior
         assert ((posterior.mean() - model.mean) / model.mean_field_deviation).abs().max() < 0.35
-        assert torch.allclose(posterior.spread, model.mean_field_deviation, rtol=0.1)
+        assert torch.allclose(posterior.spread, model.mean_field_deviation, rtol=0.1)  # type: ignore[attr-defined]
         exact = torch.linalg.inv(model.precision).diag().sqrt()
-        assert (exact / posterior.spread).max() > 1.2, "the posterior itself is wider: features are correlated"
+        assert (exact / posterior.spread).max() > 1.2, "the posterior itself is wider: features are correlated"  # type: ignore[attr-defined]
 
     def test_divergence_not_divided_by_n_is_caught(self) -> None:
         @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TestOptimum:
         model = linear_model()
         broken = Undivided(**vars(OPTIMUM))
         posterior = model.fit(broken, STEPS).posterior
-        assert (posterior.spread / model.mean_field_deviation).min() > 1.5
+        assert (posterior.spread / model.mean_field_deviation).min() > 1.5  # type: ignore[attr-defined]
         assert ((posterior.mean() - model.mean) / model.mean_field_deviation).abs().max() > 1
 
     @pytest.mark.slow  # one step of each prior is checked exactly below
@@ -69,7 +69,7 @@ class TestOptimum:
         """Fixed points: at the end the gradient of the exact objective is near zero."""
         model = linear_model()
         posterior = model.fit(replace(OPTIMUM, prior=prior), STEPS).posterior
-        mean, spread = (value.clone().requires_grad_() for value in (posterior.mean(), posterior.spread))
+        mean, spread = (value.clone().requires_grad_() for value in (posterior.mean(), posterior.spread))  # type: ignore[attr-defined]
         data = model.precision - torch.eye(3, dtype=torch.float64) / PRIOR**2
         noise = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         expected_energy = prior.energy(mean + spread * noise) / len(noise)
@@ -108,7 +108,7 @@ class TestDivergence:
         with torch.enable_grad():
             for one in distributions(problem.module):
                 mean, rho = getattr(one.layer, one._mean), one.spread_parameter
-                total = total + method.prior.divergence(mean, F.softplus(rho))
+                total = total + method.prior.divergence(mean, F.softplus(rho))  # type: ignore[attr-defined]
             parameters = list(problem.module.parameters())
             gradient = torch.cat(
                 [g.reshape(-1) for g in torch.autograd.grad(total, parameters, materialize_grads=True)]
@@ -153,7 +153,7 @@ class TestDivergence:
         method.ask(problem, method.init(problem))
 
         def loss(output: Tensor, y: Tensor) -> Tensor:
-            share = method.prior.divergence(problem.module.weight_mean, F.softplus(problem.module.weight_rho))
+            share = method.prior.divergence(problem.module.weight_mean, F.softplus(problem.module.weight_rho))  # type: ignore[attr-defined]
             return F.cross_entropy(output, y, reduction="none") + share
 
         x, y = torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
@@ -195,7 +195,7 @@ class TestNetworks:
         y = torch.tensor([0, 1, 2, 0, 1])
         together = per_record_gradients(query.module, query.loss, x, y)
         apart = torch.zeros_like(together)
-        noises = [(layer, layer.weight_noise, layer.bias_noise) for layer in query.module if hasattr(layer, "draws")]
+        noises = [(layer, layer.weight_noise, layer.bias_noise) for layer in query.module if hasattr(layer, "draws")]  # type: ignore[attr-defined]
         for draw in range(4):
             for layer, weight, bias in noises:
                 layer.draws, layer.weight_noise, layer.bias_noise = 1, weight[draw : draw + 1], bias[draw : draw + 1]
@@ -206,7 +206,7 @@ class TestNetworks:
         module = small_cnn()
         before = module(images()[0])
         problem = problem_of(BBP(initial_deviation=1e-9), module, clip=1.0)
-        assert [type(layer) for layer in problem.module][::4] == [MeanFieldConv2d, MeanFieldLinear]
+        assert [type(layer) for layer in problem.module][::4] == [MeanFieldConv2d, MeanFieldLinear]  # type: ignore[attr-defined]
         network, mean, deviation = plain(problem.module)
         assert torch.allclose(network(images()[0]), before)
         assert mean.numel() == sum(p.numel() for p in module.parameters())
@@ -217,7 +217,7 @@ class TestNetworks:
         module[1].weight = module[0].weight
         module[2].weight.requires_grad_(False)
         converted = BBP().prepare(module)
-        assert [type(layer) for layer in converted] == [nn.Linear, nn.Linear, nn.Linear, MeanFieldLinear]
+        assert [type(layer) for layer in converted] == [nn.Linear, nn.Linear, nn.Linear, MeanFieldLinear]  # type: ignore[attr-defined]
 
     def test_a_network_without_linear_layers_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no trainable Linear or Conv2d"):
@@ -278,8 +278,8 @@ class TestPosterior:
     def test_draws_have_the_stated_mean_and_deviation(self) -> None:
         posterior = self.run().posterior
         draws = posterior.sample(4000, torch.Generator().manual_seed(0))
-        assert ((draws.mean(0) - posterior.mean()) / posterior.spread).abs().max() < 5 / 4000**0.5
-        assert (draws.std(0) / posterior.spread - 1).abs().max() < 5 / 8000**0.5
+        assert ((draws.mean(0) - posterior.mean()) / posterior.spread).abs().max() < 5 / 4000**0.5  # type: ignore[attr-defined]
+        assert (draws.std(0) / posterior.spread - 1).abs().max() < 5 / 8000**0.5  # type: ignore[attr-defined]
 
     def test_predictions_repeat_and_do_not_depend_on_company(self) -> None:
         posterior = self.run().posterior
@@ -295,8 +295,8 @@ class TestPosterior:
         again = confide.load_posterior(tmp_path / "p.safetensors")
         x = torch.randn(5, 4, generator=torch.Generator().manual_seed(3))
         assert torch.equal(posterior.predict(x).probabilities, again.predict(x).probabilities)
-        assert (again.passes, again.facts) == (200, posterior.facts)
-        assert torch.equal(again.covariance(), posterior.covariance())
+        assert (again.passes, again.facts) == (200, posterior.facts)  # type: ignore[attr-defined]
+        assert torch.equal(again.covariance(), posterior.covariance())  # type: ignore[attr-defined]
 
     def test_a_network_of_ones_own_is_saved_by_its_vector(self, tmp_path: Path) -> None:
         x, y = images(30)

@@ -155,7 +155,7 @@ def with_fixed_masks(module: nn.Module, chosen: list[Tensor]) -> nn.Module:
 
     left = iter(chosen)
     parts = []
-    for child in module:
+    for child in module:  # type: ignore[attr-defined]
         if isinstance(child, nn.Sequential):
             parts += [child[0], Times(next(left))]
         else:
@@ -204,7 +204,7 @@ class TestWeights:
 class TestNetworks:
     def test_confides_own_networks_get_dropout_after_hidden_activations(self) -> None:
         converted, inserted = with_shared_dropout(network(), 0.25)
-        kinds = [[type(part).__name__ for part in child] for child in converted if isinstance(child, nn.Sequential)]
+        kinds = [[type(part).__name__ for part in child] for child in converted if isinstance(child, nn.Sequential)]  # type: ignore[attr-defined]
         assert (inserted, kinds) == (True, [["ReLU", "SharedDropout"]] * 2)
         assert [layer.rate for layer in layers(converted)] == [0.25, 0.25]
         linear, _ = with_shared_dropout(networks.softmax(4, 3), 0.25)
@@ -255,7 +255,7 @@ class TestPosterior:
         x = records(5)[0]
         found = outputs_of_draws(network(), draws, x)
         masked = posterior.module
-        torch.nn.utils.vector_to_parameters(posterior.weights, masked.parameters())
+        torch.nn.utils.vector_to_parameters(posterior.weights, masked.parameters())  # type: ignore[attr-defined]
         stream = generator(7)
         for output in found:
             draw_(masked, stream)

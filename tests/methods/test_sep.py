@@ -57,7 +57,7 @@ class TestFixedPoints:
             networks.linear(2), x, y, likelihood=Gaussian(NOISE), covariance="full", learn_noise=False, passes=5
         )
         assert torch.allclose(found.mean(), exact.mean(), atol=1e-6)
-        assert torch.allclose(found.covariance(), exact.covariance(), atol=1e-6)
+        assert torch.allclose(found.covariance(), exact.covariance(), atol=1e-6)  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("covariance", ["full", "diagonal"])
     def test_different_records_of_a_linear_model_give_nearly_ep(self, covariance: Covariance) -> None:
@@ -75,7 +75,7 @@ class TestFixedPoints:
         )
         spread = exact.covariance().diagonal().sqrt()
         assert ((found.mean() - exact.mean()).abs() < 0.05 * spread).all()
-        assert torch.allclose(found.covariance().diagonal().sqrt(), spread, rtol=0.03)
+        assert torch.allclose(found.covariance().diagonal().sqrt(), spread, rtol=0.03)  # type: ignore[attr-defined]
 
     def test_one_record_at_a_time_is_the_published_step(self) -> None:
         """theta' = theta + (theta_i - theta_f): a = 1 / n with one record. Double damping moves n times less."""
@@ -266,7 +266,7 @@ def test_answers_in_pieces_are_those_of_the_batch(monkeypatch: pytest.MonkeyPatc
     plan = confide.plan(delta=1e-5, records=200, batch=100, steps=20, epsilon=5.0)
 
     def found() -> Tensor:
-        return fitted(SEP(), x, y, plan, networks.mlp(2, 1, hidden=(5,))).posterior.natural
+        return fitted(SEP(), x, y, plan, networks.mlp(2, 1, hidden=(5,))).posterior.natural  # type: ignore[attr-defined]
 
     torch.manual_seed(0)
     whole = found()
@@ -281,12 +281,12 @@ def test_draws_for_arviz_are_those_of_the_posterior(hidden: tuple[int, ...]) -> 
     x, y = records(200)
     plan = confide.plan(delta=1e-5, records=200, batch=100, steps=20, epsilon=5.0)
     posterior = fitted(SEP(), x, y, plan, networks.mlp(2, 1, hidden=hidden)).posterior
-    tree = posterior.to_arviz(4000)["posterior"]
+    tree = posterior.to_arviz(4000)["posterior"]  # type: ignore[call-arg]
     named = dict(posterior.module.named_parameters())
     assert set(tree.data_vars) == set(named)
     assert all(tree[name].shape == (1, 4000, *value.shape) for name, value in named.items())
     mean = torch.cat([torch.as_tensor(tree[name].to_numpy()).mean((0, 1)).flatten() for name in named])
-    deviation = posterior.covariance().diagonal().sqrt()
+    deviation = posterior.covariance().diagonal().sqrt()  # type: ignore[attr-defined]
     assert ((mean - posterior.mean()).abs() < 5 * deviation / math.sqrt(4000)).all()
     assert tree.attrs["variant"] == "DP-SEP"
 

@@ -20,7 +20,9 @@ from confide.mechanism.clipping.reference import per_record_gradients, reference
 from confide.methods.variational_dropout import VariationalDropout
 from confide.models import networks, priors
 from confide.models.priors import LogUniformPrior
+from confide.posteriors.variational import DiagonalGaussian
 from confide.sources.private_data import PrivateData
+from tests.conformance.conftest import classification, small_plan
 from tests.methods.variational_tools import PRIOR, linear_model, problem_of, silence
 
 
@@ -73,7 +75,7 @@ class TestActivations:
         if kind is SharedNoiseLinear:
             plain, x = nn.Linear(5, 3).double(), torch.randn(1, 5, generator=generator()).double()
         else:
-            plain, x = nn.Conv2d(2, 3, 2).double(), torch.randn(1, 2, 2, 2, generator=generator()).double()
+            plain, x = nn.Conv2d(2, 3, 2).double(), torch.randn(1, 2, 2, 2, generator=generator()).double()  # type: ignore[assignment]
         layer = local_noise(plain, 0.3)
         assert isinstance(layer, kind)
         with torch.no_grad():
@@ -205,7 +207,7 @@ class TestDivergence:
         )
         posterior = model.fit(Started(**vars(method)), 700).posterior
         assert ((posterior.mean() - model.mean) / model.mean_field_deviation).abs().max() < 0.6
-        assert torch.allclose(posterior.spread, model.mean_field_deviation, rtol=0.15)
+        assert torch.allclose(posterior.spread, model.mean_field_deviation, rtol=0.15)  # type: ignore[attr-defined]
 
     def test_priors_without_a_closed_form_are_refused(self) -> None:
         with pytest.raises(ValueError, match="no closed form"):
@@ -237,8 +239,8 @@ class TestPosterior:
 
     def test_sparsity_counts_weights_that_are_mostly_noise(self) -> None:
         posterior = self.run(network(), deviation="learnt").posterior
-        inside = posterior.spread > 0
-        ratio = 2 * (posterior.spread[inside] / posterior.mean()[inside].abs()).log()
+        inside = posterior.spread > 0  # type: ignore[attr-defined]
+        ratio = 2 * (posterior.spread[inside] / posterior.mean()[inside].abs()).log()  # type: ignore[attr-defined]
         assert posterior.facts["sparsity"] == pytest.approx((ratio > 3).double().mean().item())
         assert inside.sum() == 112, "biases have no distribution"
 
@@ -260,3 +262,13 @@ class TestPosterior:
         x = records(5)[0]
         assert torch.equal(run.posterior.predict(x).probabilities, again.predict(x).probabilities)
         assert again.facts == run.posterior.facts
+
+
+def test_the_released_posterior_carries_the_tied_deviation() -> None:
+    """The module that leaves is not the one that was trained: what is not in the position is written into it again."""
+    case = classification()
+    run = confide.fit(VariationalDropout(), case.module, case.data(), small_plan(case), seed=5)
+    assert isinstance(run.posterior, DiagonalGaussian)
+    spread = run.posterior.spread[run.posterior.spread > 0]
+    assert float(spread.max()) == pytest.approx(run.posterior.facts["tied_deviation"], rel=1e-5)
+    assert float(spread.min()) == pytest.approx(run.posterior.facts["tied_deviation"], rel=1e-5)

@@ -48,7 +48,7 @@ class TestLoss:
         scale = 0.01 + torch.nn.functional.softplus(output[:, 1])
         expected = -torch.distributions.Normal(output[:, 0], scale).log_prob(y)
         constant = LIKELIHOOD.loss(output, y) - expected
-        assert torch.allclose(constant, torch.full((6,), -0.5 * torch.log(torch.tensor(2 * torch.pi))).double())
+        assert torch.allclose(constant, torch.full((6,), -0.5 * torch.log(torch.tensor(2 * torch.pi))).double())  # type: ignore[call-overload]
 
     def test_stays_bounded_where_the_fit_is_perfect(self) -> None:
         output = torch.tensor([[1.0, -200.0]])
@@ -105,7 +105,7 @@ class TestLearntNoise:
         assert isinstance(converted.network[0], MeanFieldLinear)
         assert not isinstance(converted.raw, MeanFieldLinear)
         run = fitted(module, records(), 5, BBP())
-        assert run.posterior.spread[-1] == 0
+        assert run.posterior.spread[-1] == 0  # type: ignore[attr-defined]
         run.posterior.save(tmp_path / "p.safetensors")
         fresh = LearntNoise(networks.mlp(1, 1, hidden=(4,)).double())
         again = confide.load_posterior(tmp_path / "p.safetensors", fresh)

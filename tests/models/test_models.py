@@ -153,7 +153,7 @@ class TestNetworksAndDraws:
         posterior.save(tmp_path / "p.safetensors")
         with pytest.raises(ValueError, match="pass it as module="):
             load_posterior(tmp_path / "p.safetensors")
-        assert torch.equal(load_posterior(tmp_path / "p.safetensors", nn.Linear(2, 2)).draws, torch.ones(1, 6))
+        assert torch.equal(load_posterior(tmp_path / "p.safetensors", nn.Linear(2, 2)).draws, torch.ones(1, 6))  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("content", [b"", b"garbage" * 50, b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
     def test_a_file_that_is_no_posterior_is_refused(self, tmp_path: Path, content: bytes) -> None:

@@ -88,7 +88,7 @@ def test_the_ring_holds_its_share() -> None:
 
 
 def test_one_wild_prediction_does_not_decide_the_error() -> None:
-    given = fits.sets.load("wine_red", CONTEXT)
+    given = fits.sets.load("wine_red", CONTEXT)  # type: ignore[attr-defined]
     mean = given.y_test.double().clone()
     mean[0] = 1e6
     variance = torch.full_like(mean, 1e12)

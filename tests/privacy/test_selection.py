@@ -44,7 +44,7 @@ def best_of(law: Repetitions, mu: float, sign: int) -> Any:
 
 
 def integral(values: Any) -> float:
-    return float(np.trapezoid(values, GRID) if hasattr(np, "trapezoid") else np.trapz(values, GRID))
+    return float(np.trapezoid(values, GRID) if hasattr(np, "trapezoid") else np.trapz(values, GRID))  # type: ignore[attr-defined]
 
 
 def pairs(law: Repetitions, mu: float) -> list[tuple[Any, Any]]:
@@ -173,7 +173,7 @@ class TestSelect:
         )
 
     def test_the_best_score_wins_and_nothing_else_shows(self) -> None:
-        scores = []
+        scores: list[float] = []
 
         def run(candidate: float) -> tuple[float, str]:
             scores.append(candidate * math.sin(len(scores)))

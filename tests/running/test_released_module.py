@@ -117,7 +117,7 @@ def test_checkpoints_hold_no_buffer(tmp_path: Path) -> None:
     assert tensors
     assert not holds_a_record(iter(tensors))
     other = Remembers()
-    other.table += 1  # what a checkpoint does not hold has to be the same
+    other.table += 1  # type: ignore[assignment]  # what a checkpoint does not hold has to be the same
     with pytest.raises(ValueError, match="belongs to another run"):
         fitted(other, checkpoint=Checkpoints(tmp_path / "run", every=2))
 

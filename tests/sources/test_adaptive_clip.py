@@ -104,7 +104,7 @@ def test_the_clip_is_a_function_of_releases() -> None:
     first = confide.fit(methods.SGD(), module, AdaptiveClip(recorder), plan, seed=0)
     replay = Replay(recorder.releases, confide.Schema(records=RECORDS))
     again = confide.fit(methods.SGD(), module, AdaptiveClip(replay), plan, seed=0)
-    assert torch.equal(first.posterior.draws, again.posterior.draws)
+    assert torch.equal(first.posterior.draws, again.posterior.draws)  # type: ignore[attr-defined]
 
 
 def test_one_record_moves_a_count_by_a_half_whatever_it_holds() -> None:

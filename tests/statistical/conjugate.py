@@ -58,5 +58,5 @@ def deviations(conjugate: Conjugate, run: confide.Run) -> tuple[float, float]:
     root = torch.linalg.cholesky(conjugate.precision)
     posterior = run.posterior
     whitened = root.T @ (posterior.mean() - conjugate.mean)
-    ratio = torch.trace(root.T @ posterior.covariance() @ root) / FEATURES
+    ratio = torch.trace(root.T @ posterior.covariance() @ root) / FEATURES  # type: ignore[attr-defined]
     return whitened.abs().max().item(), ratio.item()

@@ -78,7 +78,7 @@ def test_the_default_step_size_credits_all_noise(conjugate: Conjugate) -> None:
 
 def test_draws_are_weighted_by_their_steps(conjugate: Conjugate) -> None:
     run = conjugate.chain(sampler(decay=1 / 3), 50, 1e-6)
-    weights = run.posterior.weights
+    weights = run.posterior.weights  # type: ignore[attr-defined]
     steps = torch.arange(3, 51, dtype=torch.float64) ** (-1 / 3)
     assert torch.allclose(weights, steps / steps.sum())
 

@@ -57,7 +57,7 @@ def draws(method: Any, noise_multiplier: float) -> np.ndarray:
     )
     module = nn.Linear(2, COPIES, bias=False, dtype=torch.float64)
     run = confide.fit(method, module, data, plan, likelihood=Copies(), seed=5)
-    return run.posterior.draws.reshape(-1, 2).numpy()
+    return run.posterior.draws.reshape(-1, 2).numpy()  # type: ignore[attr-defined]
 
 
 def distance(found: np.ndarray) -> tuple[float, float]:

@@ -93,10 +93,13 @@ class VariationalDropout(MeanField):
         return network
 
     def init(self, problem: Problem) -> DescentState:
+        self._tie(problem)
+        return self.start(problem)
+
+    def _tie(self, problem: Problem) -> None:
         log_variance = 2 * math.log(self.tied_deviation(problem))
         for one in distributions(problem.module):
             one.raw.fill_(log_variance)
-        return self.start(problem)
 
     def tied_deviation(self, problem: Problem) -> float:
         """The standard deviation that the privacy noise gives a weight in one step."""
@@ -133,6 +136,8 @@ class VariationalDropout(MeanField):
         return min(1.0, problem.records / weights)
 
     def posterior(self, problem: Problem, state: DescentState) -> DiagonalGaussian:
+        if self.deviation == "tied":  # not part of the position, and this module is not the one that was trained
+            self._tie(problem)
         found = [log_alpha(one.means, one.deviations()).flatten() for one in distributions(problem.module)]
         dropped = (torch.cat(found) > SPARSE).double().mean().item()
         facts = {

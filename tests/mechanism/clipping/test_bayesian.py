@@ -90,7 +90,7 @@ def test_several_draws_are_averaged_before_clipping(draws: int) -> None:
     for draw in range(draws):
         for layer, (weight, bias) in zip(layers, noises, strict=True):
             layer.weight_noise, layer.bias_noise, layer.draws = weight[draw : draw + 1], bias[draw : draw + 1], 1  # type: ignore[index]
-        total = total + per_record_gradients(module, classes, x, y) / draws
+        total = total + per_record_gradients(module, classes, x, y) / draws  # type: ignore[assignment]
     for layer, (weight, bias) in zip(layers, noises, strict=True):
         layer.weight_noise, layer.bias_noise, layer.draws = weight, bias, draws
     assert isinstance(total, Tensor)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from confide._native import arithmetic
+from confide._native import arithmetic, loader
 from confide.layers.bayesian import MeanFieldLinear, draw_
 from confide.mechanism.clipping import chain as chains
 from confide.mechanism.clipping import clipped_sum, losses, structure
@@ -177,7 +177,7 @@ def test_native_gram_norms_are_those_of_the_gradients(shape: tuple[int, ...], dt
         found = arithmetic.gram_norms(left, right, 0.0, 0.0)
         torch.set_num_threads(threads)
         if found is None:  # no compiler here: torch does the work
-            assert arithmetic._library() is None
+            assert loader.library() is None
             return
         torch.testing.assert_close(found.double(), wanted, rtol=1e-13 if dtype == torch.float64 else 2e-5, atol=0)
     assert arithmetic.gram_norms(left.transpose(0, 1), right.transpose(0, 1), 0.0, 0.0) is None or 1 in shape[:2]
@@ -191,7 +191,7 @@ def test_native_sums_of_squares(dtype: torch.dtype) -> None:
         values = torch.randn(6, entries + 3, dtype=dtype)[:, 2:-1]
         found = arithmetic.row_squares(values)
         if found is None:
-            assert arithmetic._library() is None
+            assert loader.library() is None
             return
         wanted = values.double().square().sum(1)
         torch.testing.assert_close(found.double(), wanted, rtol=1e-14 if dtype == torch.float64 else 1e-6, atol=0)
@@ -209,7 +209,7 @@ def test_native_mean_field_weights_are_torchs() -> None:
     noise[1] = -3
     found = arithmetic.mean_field(mean, rho, noise)
     if found is None:  # no compiler here: torch does the work
-        assert arithmetic._library() is None
+        assert loader.library() is None
         return
     deviation, slope = F.softplus(rho.double(), threshold=1000), torch.sigmoid(rho.double())
     kept = rho > -86  # beyond, both are smaller than 1e-37

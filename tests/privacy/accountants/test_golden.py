@@ -161,7 +161,7 @@ def variational_dropout() -> dict[str, Computation]:
         arguments = (2 * sigma, rate, steps)
         values[f"002.{name}.sigma{sigma}.addremove_std2Cs"] = lambda a=arguments: epsilon(*a)
         values[f"002.{name}.sigma{sigma}.replace_poisson"] = lambda a=arguments: replaced(*a)
-        values[f"002.{name}.sigma{sigma}.replace_wor_upper"] = lambda a=arguments: fixed_size(*a, 20_000)
+        values[f"002.{name}.sigma{sigma}.replace_wor_upper"] = lambda a=arguments: fixed_size(*a, 20_000)  # type: ignore[call-arg]
     return values
 
 

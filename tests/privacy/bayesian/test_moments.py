@@ -182,7 +182,7 @@ def test_group_privacy_counter_example() -> None:
     epsilon, bound = group_privacy(5.0, delta, 10)
     assert (epsilon, bound) == (50.0, 1.0)
     assert group_privacy(0.1, 1e-6, 3)[1] == pytest.approx(1e-6 * (1 + math.exp(0.1) + math.exp(0.2)))
-    assert group_privacy(0.0, 1e-6, 3) == (0.0, pytest.approx(3e-6))
+    assert group_privacy(0.0, 1e-6, 3) == (0.0, pytest.approx(3e-6))  # type: ignore[comparison-overlap]
 
 
 def test_too_many_distances_are_rounded_up() -> None:

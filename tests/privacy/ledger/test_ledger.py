@@ -131,7 +131,7 @@ def test_the_ceiling_admits_exactly_what_fits(ledger: Ledger, price: CountingPri
     assert accepted == most(STEP, 1.0)
     assert len(ledger.entries()) == accepted
     after = gaussian_epsilon(math.sqrt(accepted + 1) / 10, DELTA)
-    assert (refusal.epsilon_after, refusal.limit, refusal.delta) == (pytest.approx(after), 1.0, DELTA)
+    assert (refusal.epsilon_after, refusal.limit, refusal.delta) == (pytest.approx(after), 1.0, DELTA)  # type: ignore[comparison-overlap]
     assert ledger.spent() <= 1.0 < refusal.epsilon_after
     assert ledger.remaining() == pytest.approx(1.0 - ledger.spent())
     for part in (

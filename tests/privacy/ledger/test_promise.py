@@ -217,7 +217,8 @@ def worst_case(charges: list[tuple[Event, str, str | None]], dataset: str, adjac
 def keeps_the_promise(actions: list[Any], adjacency: Any) -> bool:
     ledger = Ledger()
     ledger.limit(1.0, DELTA, adjacency)
-    ceiling, accepted = 1.0, []
+    ceiling = 1.0
+    accepted: list[Any] = []
     for action in actions:
         if isinstance(action, float):
             ceiling = action

@@ -30,7 +30,7 @@ def spend(path: str, tries: int, barrier: Barrier, results: Any, create: bool, s
         return closed_form(events, delta, adjacency)
 
     if slow is not None:
-        accountants.sound_epsilon = priced
+        accountants.sound_epsilon = priced  # type: ignore[assignment]
     ledger = None if create else Ledger(path)
     barrier.wait()
     ledger = ledger or Ledger(path)
