@@ -80,7 +80,7 @@ def test_the_examination_does_not_see_records() -> None:
 def test_the_examination_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:
     module, loss, x, y = ZOO["mlp"].case()
     examined = []
-    whole = engine.examine
+    whole = engine.examine  # type: ignore[attr-defined]
 
     def counted(*arguments: Any) -> Any:
         examined.append(1)
