@@ -18,7 +18,7 @@ from confide.data.table import Array, Table, as_numbers, plain_column, quoted
 from confide.errors import DataError
 
 ASSUMED: Source = "assumed public"
-MOST_CATEGORIES = 1000
+MOST_CATEGORIES = 1000  # convention: a column of more different values is an identifier or free text
 # A numeric target counts as classes when it holds whole numbers and at most this many different ones.
 MOST_NUMERIC_CLASSES = 20
 

@@ -29,7 +29,7 @@ from confide.errors import DataError
 Layout: TypeAlias = Literal["flat", "image"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 _CHUNK = 1 << 22  # numbers converted at once, so that float64 copies of large image sets stay small
-_MISSING, _UNKNOWN = -2, -1
+_MISSING, _UNKNOWN = -2, -1  # no place in a list: categories are counted from 0
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Task: TypeAlias = Literal["classification", "regression"]
 FACTS = ("records", "classes", "target_bounds", "bounds", "shape")
-MOST_CLASSES = 100_000
+MOST_CLASSES = 100_000  # convention: beyond it a target is a number that was taken for a class
 
 __all__ = ["Column", "DataError", "Fact", "Schema", "Task"]
 

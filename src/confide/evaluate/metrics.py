@@ -24,7 +24,7 @@ from confide.errors import Refusal
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
 from confide.sources.private_data import PrivateData
 
-BINS = 15
+BINS = 15  # convention: Guo et al., ICML 2017
 _ELEMENTS_AT_ONCE = 1 << 16  # draws times inputs: stays in the processor's cache, which is four times faster
 
 

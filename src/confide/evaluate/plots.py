@@ -27,7 +27,7 @@ from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.privacy.accountants.bound import Bound
 from confide.wording import accountant, share_up, up
 
-MOST_POINTS = 200
+MOST_POINTS = 200  # convention: more dots than this in a small drawing cover each other
 _SOLID = {"color": BLUE}
 _HATCHED = {"facecolor": "#FFFFFF", "edgecolor": ORANGE, "hatch": "////", "linewidth": 1.4}
 

@@ -13,7 +13,7 @@ from confide.evaluate.chains import autocorrelation, effective_sample_size
 from confide.evaluate.drawing import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, Plot, legend, plot
 from confide.models.predictive import ClassPredictive, RealPredictive
 
-MOST_CHAINS = 4
+MOST_CHAINS = 4  # as many lines as can be told apart; also the default number of chains
 _CHAIN_COLOURS = (BLUE, ORANGE, GREEN, VERMILION)
 
 

@@ -44,10 +44,10 @@ from confide.sources.queries import StatisticQuery
 
 CLASS_SCORES = ("accuracy", "brier", "nll", "ece")
 REAL_SCORES = ("rmse", "coverage_90")
-BINS = 10
+BINS = 10  # every bin is a noisy number of its own, so fewer than without privacy
 NLL_BOUND = 5.0
 """Nats: a right class with a probability below e^-5 counts as e^-5."""
-_ROWS_AT_ONCE = 2048
+_ROWS_AT_ONCE = 2048  # predictions of all draws for so many records fit in memory
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from torch import Tensor
 from confide.errors import Refusal
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Probit
 
-_NODES = 32
-_NORMALS = 64
+_NODES = 32  # Gauss-Hermite: exact for polynomials up to degree 63
+_NORMALS = 64  # in pairs of opposite sign; every record of a batch is evaluated at each of them
 
 
 class Evidence(Protocol):

@@ -30,7 +30,7 @@ from confide.posteriors.base import Posterior
 from confide.posteriors.prediction.stacked import chain_of
 from confide.posteriors.variational import DropoutNetwork
 
-FORMAT = 1
+FORMAT = 1  # raised when files that were written before could be misread
 WEIGHTS, MODULE = "draws.npz", "predict.py"
 _ACTIVATIONS = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.SiLU: "silu", nn.Identity: "identity"}
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 4096  # so that the outputs of all draws for one piece fit in memory
 DAMAGED = (
     OSError,
     ValueError,

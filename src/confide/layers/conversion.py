@@ -25,7 +25,7 @@ from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoise
 from confide.models.flat import flatten_, named_slices
 from confide.models.networks import ACTIVATIONS, MLP
 
-SMALLEST_DEVIATION = 1e-18
+SMALLEST_DEVIATION = 1e-18  # its square, 1e-36, is still a normal number in single precision
 Make: TypeAlias = Callable[[nn.Module], nn.Module | None]
 
 

@@ -26,7 +26,7 @@ from confide.layers.bayesian import (
     VariationalDropoutLinear,
 )
 
-_SEEDS = 2**62
+_SEEDS = 2**62  # the seed of a stream is an int64
 
 
 def new_seed(source: Source) -> int:

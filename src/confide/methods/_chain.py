@@ -15,7 +15,7 @@ from confide.models.priors import GaussianPrior, Prior
 from confide.posteriors.draws import Draws
 from confide.sources.queries import GradientQuery
 
-MOST_DRAWS = 100
+MOST_DRAWS = 100  # by default: predictions cost in proportion, and draws of one chain resemble each other
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ LARGEST_NOISE = 0.15
 """Cap on the standard deviation that the noise of all steps together leaves in a parameter."""
 UNCLIPPED_RATE = 0.1
 """The rate of plain steps where nothing is clipped, so that no bound on the gradients is known."""
-ADAM_RATE = 0.01
+ADAM_RATE = 0.01  # its largest: about the length of a step in every parameter, small beside a prior of scale 1
 ADAM_WALK = 0.1
 """Adam walks at random by about rate * sqrt(steps) where noise dominates: its cap."""
 

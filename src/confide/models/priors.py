@@ -213,7 +213,7 @@ class LogUniformPrior:
         return 2 * (deviation.log() - mean.abs().clamp(min=SMALLEST_MEAN).log())
 
 
-SMALLEST_MEAN = 1e-12
+SMALLEST_MEAN = 1e-12  # its square, 1e-24, is far above the smallest normal number in single precision
 PRIORS: dict[str, Any] = {
     "gaussian": GaussianPrior,
     "laplace": LaplacePrior,

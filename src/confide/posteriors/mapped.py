@@ -34,7 +34,7 @@ from confide.posteriors.draws import Draws
 
 STORED: dict[torch.dtype, str] = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 _WEIGHT = torch.float32
-_LARGEST_HEADER = 100_000_000
+_LARGEST_HEADER = 100_000_000  # bytes: the limit of the safetensors format itself
 
 
 @dataclass(frozen=True)

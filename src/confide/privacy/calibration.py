@@ -18,7 +18,7 @@ from confide.privacy.step_sizes import StepSize, step_size_for
 
 __all__ = ["StepSize", "noise_multiplier_for", "step_size_for", "steps_for"]
 
-_MOST_STEPS = 10**9
+_MOST_STEPS = 10**9  # beyond any run; the search has to end
 
 
 def noise_multiplier_for(

@@ -26,7 +26,7 @@ from confide.privacy.accountants.pld import PLD
 from confide.privacy.accountants.profiles import Array
 from confide.privacy.events import Adjacency, Event
 
-FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)  # convention: Carlini et al., S&P 2022, report the small ones
 _TAIL = 1e-7
 """The profile is looked at up to the epsilon where it has fallen to this."""
 

@@ -9,7 +9,7 @@ from confide.errors import Refusal
 
 # Epsilon is reached to within this fraction, from below.
 TOLERANCE = 1e-5
-_LARGEST = 1e12
+_LARGEST = 1e12  # noise beyond any use; the search has to end
 
 
 def smallest_noise(cost: Callable[[float], float], target: float, start: float, stride: float = 0.1) -> float:

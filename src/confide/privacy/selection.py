@@ -47,7 +47,7 @@ from confide.privacy.ledger import Ledger
 
 Candidate = TypeVar("Candidate")
 Result = TypeVar("Result")
-_NEGLIGIBLE = 2.0**-60
+_NEGLIGIBLE = 2.0**-60  # below the spacing of doubles near 1, so that further terms change no sum
 
 
 @dataclass(frozen=True)

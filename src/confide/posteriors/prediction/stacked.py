@@ -28,7 +28,7 @@ from confide.models.flat import flatten_, trainable
 from confide.models.networks import MLP
 from confide.posteriors.prediction import native
 
-INPUTS_AT_ONCE = 1024
+INPUTS_AT_ONCE = 1024  # columns of one product: enough to fill it, few enough for the cache
 ACTIVATIONS_AT_ONCE = 1 << 21
 """Activations of the widest layer in one block, 8 MB of float32: within the cache, and few calls."""
 WEIGHTS_AT_ONCE = 1 << 24

@@ -32,7 +32,7 @@ from confide.privacy.events import GaussianEvent
 Counts = NDArray[np.int64]
 
 _MACHINE = float(np.finfo(np.float64).eps)
-_POINTS = 1 << 16
+_POINTS = 1 << 16  # of a grid at most, so that transforms stay quick
 # The grid adds about _GRID^2 / 12 of itself to the delta of the worst record, where that is the one asked for.
 _GRID = 0.125
 _WIDEST = 0.0065
@@ -40,7 +40,7 @@ _WIDEST = 0.0065
 _SPREAD = 0.005
 # Frequencies from which on the spectrum stays below e^-_SILENT are left out.
 _SILENT = 60.0
-_CHUNK = 1 << 22
+_CHUNK = 1 << 22  # doubles in one piece: 32 MB
 _SURCHARGE = 1 + 1e-6  # for profiles, which are second differences of rounded numbers
 
 
