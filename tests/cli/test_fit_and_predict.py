@@ -199,7 +199,9 @@ def test_a_method_in_a_new_file_is_offered_with_no_other_edit(
     """Catches a list of methods kept anywhere but in the folder."""
     (tmp_path / "newcomer.py").write_text(
         '"""A newcomer that does nothing."""\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n'
-        "@dataclass(frozen=True)\nclass Newcomer:\n    speed: float = 1.0\n    name: ClassVar[str] = 'newcomer'\n"
+        "from confide.methods.base import Method\n"
+        "@dataclass(frozen=True)\nclass Newcomer(Method):\n    speed: float = 1.0\n"
+        "    name: ClassVar[str] = 'newcomer'\n"
         "    init = ask = tell = posterior = None\n"
     )
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])

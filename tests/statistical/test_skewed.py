@@ -23,6 +23,7 @@ from confide.methods.psgld import PSGLD
 from confide.methods.sghmc import SGHMC
 from confide.methods.sgld import SGLD
 from confide.methods.sgnht import SGNHT
+from confide.models.predictive import ClassPredictive
 from confide.sources.private_data import PrivateData
 
 COPIES, STEPS, CLIP = 200, 1500, 1e3
@@ -46,6 +47,10 @@ class Copies:
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         labels = y[:, None].expand_as(output).to(output.dtype)
         return F.binary_cross_entropy_with_logits(output, labels, reduction="none").sum(1)
+
+    def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
+        """Of the first copy; no test predicts."""
+        return confide.likelihoods.Bernoulli().predictive(outputs[..., :1], weights)
 
 
 def draws(method: Any, noise_multiplier: float) -> np.ndarray:
