@@ -86,7 +86,7 @@ def test_a_budget_for_some_of_the_chains_refuses_all() -> None:
     case, ledger = classification(), confide.Ledger()
     plan = confide.plan(epsilon=2.0, delta=1e-5, records=60, batch=20, steps=12, chains=3)
     ledger.limit(2.0, 1e-5)
-    data, method = case.data(ledger=ledger), confide.methods.SGLD(thinning=1)
+    data, method = case.data(ledger=ledger, seed=None), confide.methods.SGLD(thinning=1)
     with pytest.raises(confide.BudgetExceeded):
         confide.fit_chains(method, case.module, data, plan, chains=4)
     assert not ledger.entries()

@@ -134,7 +134,7 @@ PRINTED: dict[str, tuple[str, dict[str, Any]]] = {
     "plan, steps of sghmc": (f"{PLAN} --method sghmc --clip 1 --friction 0.1", OPEN),
     "plan, steps of sgnht": (f"{PLAN} --method sgnht --clip 1", OPEN),
     "ledger limit": ("ledger limit budget.db --epsilon 20 --delta 1e-3", OPEN),
-    "fit": (f"{PATIENTS} --ledger budget.db --name patients --seed 3 --out one", OPEN),
+    "fit": (f"{PATIENTS} --ledger seeded.db --name patients --seed 3 --out one", OPEN),
     "fit, noise not seeded": (f"{PATIENTS} --ledger budget.db --name patients --out fresh", NOISY),
     "fit, lattice noise": (f"{PATIENTS} --secure --seed 3 --out secure", OPEN),
     "fit, settings": (
@@ -145,7 +145,7 @@ PRINTED: dict[str, tuple[str, dict[str, Any]]] = {
         f"fit train.csv --target ill --assume-public {BUDGET} --method bbp --seed 3 --out assumed",
         OPEN,
     ),
-    "fit, regression": (f"{HEIGHTS} --method sgld --ledger budget.db --seed 3 --out heights", OPEN),
+    "fit, regression": (f"{HEIGHTS} --method sgld --ledger seeded.db --seed 3 --out heights", OPEN),
     "fit, regression with noise given": (f"{HEIGHTS} --method sgd --noise-scale 0.2 --seed 3 --out given", OPEN),
     "fit, digits": (f"{DIGITS} --seed 3 --out digits", OPEN),
     "fit, diabetes": (
@@ -157,7 +157,7 @@ PRINTED: dict[str, tuple[str, dict[str, Any]]] = {
     "predict, digits": ("predict digits digits --out digits.csv", OPEN),
     "evaluate, public": ("evaluate one test.csv --public", OPEN),
     "evaluate": (
-        "evaluate one train.csv --epsilon 1 --delta 1e-3 --records 120 --ledger budget.db --name patients --seed 4",
+        "evaluate one train.csv --epsilon 1 --delta 1e-3 --records 120 --ledger seeded.db --name patients --seed 4",
         OPEN,
     ),
     "evaluate, counted": ("evaluate one train.csv --epsilon 1 --delta 1e-3 --seed 4", OPEN),
@@ -386,7 +386,7 @@ def _good_folder() -> Iterator[Path]:
     """A folder with a fitted run and a ledger whose ceiling is nearly reached."""
     with folder() as here:
         assert call("ledger", "limit", "budget.db", "--epsilon", 2.5, "--delta", 1e-3).code == 0
-        fitted = call(*f"fit train.csv --bounds facts.toml {BUDGET} --ledger budget.db --seed 3 --out run".split())
+        fitted = call(*f"fit train.csv --bounds facts.toml {BUDGET} --ledger budget.db --out run".split())
         assert fitted.code == 0, fitted.err
         yield here
 
