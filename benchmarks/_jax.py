@@ -42,7 +42,7 @@ def make_step(case: Case, clip: float, noise_multiplier: float, learning_rate: f
 
     def step() -> None:
         nonlocal state
-        state = jax.block_until_ready(compiled(*state, x, y))  # type: ignore[no-untyped-call]
+        state = jax.block_until_ready(compiled(*state, x, y))
 
     return step
 
