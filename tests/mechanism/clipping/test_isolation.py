@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from confide.errors import SpeedWarning, UnclippableError
 from confide.mechanism.clipping import Recordwise, clipped_sum, engine, isolated_rows, isolation
 from confide.mechanism.clipping.engine import engine_of
+from confide.mechanism.clipping.sealed import Reachable
 from confide.models.likelihoods import Categorical
 from tests.mechanism.clipping import mixers
 from tests.mechanism.clipping.mixers import CLASSES, MIXERS, WIDTH, Net, plain
@@ -383,6 +385,43 @@ def test_what_is_believed_of_a_statistic_is_its_proven_module() -> None:
     isolated_rows(Recordwise(predicted, nn.Linear(WIDTH, 1)), x, y, WIDTH)
     isolated_rows(Recordwise(predicted, Net(lambda self, x: x)), x, y, WIDTH)
     assert seen == [RECORDS, 1]
+
+
+class Lazy(OrderedDict[str, Any]):
+    """As large libraries have them: it cannot be made again from its contents, and looks things up when asked."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(self.prefix + key)
+
+    def copy(self) -> Any:
+        raise AssertionError("nobody may copy it")
+
+
+def test_mappings_with_a_mind_of_their_own_are_put_back() -> None:
+    table, plain_list = Lazy("x"), [1, 2]
+    OrderedDict.__setitem__(table, "a", 1)
+    holder: dict[str, Any] = {
+        "table": table,
+        "list": plain_list,
+        "queue": deque([1]),
+        "set": {1},
+        "bytes": bytearray(b"a"),
+    }
+    seal = Reachable(holder)
+    assert not seal.restore()
+    OrderedDict.__setitem__(table, "b", 2)
+    plain_list.append(3)
+    holder["queue"].append(2)
+    holder["set"].add(2)
+    holder["bytes"].extend(b"b")
+    holder["more"] = 1
+    assert seal.restore()
+    assert (list(table), plain_list, list(holder["queue"])) == (["a"], [1, 2], [1])
+    assert (holder["set"], holder["bytes"], len(holder)) == ({1}, b"a", 5)
 
 
 # the seam to torch ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch._C._functorch import TransformType
 from torch._functorch import autograd_function
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from confide.mechanism.clipping.trees import map_tensors
@@ -168,7 +169,7 @@ class _Guard(TorchFunctionMode):
             raise NotIsolable(f"calls {function}, an operator that may have a vmap rule of its own")
         if function in RANDOM:
             self.check_generator()
-            result = function(*args, **kwargs)
+            result = _INSTEAD.get(function, function)(*args, **kwargs)
             self.state = torch.default_generator.get_state()
         else:
             result = _INSTEAD.get(function, function)(*args, **kwargs)
@@ -251,7 +252,22 @@ def _nll_loss(
     return losses.sum() if reduction == "sum" else losses.sum() / weights.sum()
 
 
-_INSTEAD: dict[Any, Callable[..., Any]] = {F.cross_entropy: _cross_entropy, F.nll_loss: _nll_loss}
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **more: Any
+) -> Tensor:
+    """The same as torch's; a mask that is learnt (relative positions) has a gradient in the plain formula only."""
+    below = attn_mask
+    if below is not None and functorch.is_batchedtensor(below):
+        below = functorch.get_unwrapped(below)
+    with sdpa_kernel(SDPBackend.MATH) if below is not None and below.requires_grad else nullcontext():
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **more)
+
+
+_INSTEAD: dict[Any, Callable[..., Any]] = {
+    F.cross_entropy: _cross_entropy,
+    F.nll_loss: _nll_loss,
+    F.scaled_dot_product_attention: _attention,
+}
 
 
 # functions of the user's own ------------------------------------------------------------------------------------

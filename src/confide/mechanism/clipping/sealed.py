@@ -14,7 +14,7 @@ import functools
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -32,17 +32,30 @@ _CACHE = type(functools.lru_cache(lambda: None))
 
 
 def _contents(container: Any) -> Any:
-    return container.copy() if not isinstance(container, bytearray) else bytes(container)
+    """A plain copy, by the methods of the built-in type: a subclass may have a constructor or a copy of its own."""
+    if isinstance(container, dict):
+        return {key: value for key, value in dict.items(container)}  # noqa: C416 - dict() would ask the subclass
+    if isinstance(container, set):
+        return set.copy(container)
+    return bytes(container) if isinstance(container, bytearray) else list(_items(container))
+
+
+def _items(container: Any) -> Any:
+    kind = list if isinstance(container, list) else deque
+    return kind.__iter__(container)
 
 
 def _same(container: Any, kept: Any) -> bool:
-    if len(container) != len(kept):
-        return False
     if isinstance(container, dict):
-        return all(map(_is, container, kept)) and all(map(_is, container.values(), kept.values()))
+        return (
+            dict.__len__(container) == len(kept)
+            and all(map(_is, dict.keys(container), kept))
+            and all(map(_is, dict.values(container), kept.values()))
+        )
     if isinstance(container, list | deque):
-        return all(map(_is, container, kept))
-    return bool(container == kept)
+        now = list(_items(container))
+        return len(now) == len(kept) and all(map(_is, now, kept))
+    return set.__eq__(container, kept) if isinstance(container, set) else bytes(container) == kept
 
 
 def _is(first: object, second: object) -> bool:
@@ -50,12 +63,21 @@ def _is(first: object, second: object) -> bool:
 
 
 def _put_back(container: Any, kept: Any) -> None:
-    if isinstance(container, dict | set):
-        container.clear()
-        container.update(kept)
+    if isinstance(container, OrderedDict):
+        OrderedDict.clear(container)
+        for key, value in kept.items():
+            OrderedDict.__setitem__(container, key, value)
+    elif isinstance(container, dict):
+        dict.clear(container)
+        dict.update(container, kept)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, kept)
     elif isinstance(container, deque):
-        container.clear()
-        container.extend(kept)
+        deque.clear(container)
+        deque.extend(container, kept)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), kept)
     else:
         container[:] = kept
 
@@ -74,7 +96,8 @@ class Attributes:
             return
         seen.add(id(container))
         self.kept.append((container, _contents(container)))
-        for value in container.values() if isinstance(container, dict) else container:
+        kept = self.kept[-1][1]
+        for value in kept.values() if isinstance(kept, dict) else kept:
             if isinstance(value, _CONTAINERS):
                 self._keep(value, seen)
             elif type(value) not in _PLAIN and not isinstance(value, Tensor | nn.Module | type | types.FunctionType):
