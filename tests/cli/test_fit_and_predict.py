@@ -213,6 +213,7 @@ def test_a_method_in_a_new_file_is_offered_with_no_other_edit(
         shown = CliRunner().invoke(app, ["fit", "--help"]).stdout
         refused = run("fit", "digits", "--method", "nonsense", "--epsilon", 1, "--out", tmp_path / "x")
     finally:
+        monkeypatch.undo()  # the path first: names() below would find and keep the newcomer for later tests
         methods.all_methods.cache_clear()
         sys.modules.pop("confide.methods.newcomer", None)
     assert "A newcomer that does nothing (speed)" in shown
