@@ -20,7 +20,8 @@ def test_json(run: Callable[..., Result]) -> None:
     assert 0 <= values["epsilon_lower"] < 1
     assert values["confidence"] == 0.95
     assert values["passed"]
-    assert len(values["checks"]) == 5
+    assert len(values["checks"]) == 9
+    assert {check["level"] for check in values["checks"]} == {0.0, 1e-7}
 
 
 def test_prose(run: Callable[..., Result]) -> None:

@@ -1,4 +1,4 @@
-"""The audit can fail: five bugs planted in the code that a real run goes through, each caught."""
+"""The audit can fail: bugs planted in the code that a real run goes through, and in the data, each caught."""
 
 from __future__ import annotations
 
@@ -24,12 +24,29 @@ from confide.mechanism.clipping import engine, rows
 from confide.mechanism.clipping.anatomy import anatomy_of
 from confide.mechanism.noise import NoiseStream
 
+# What has to speak against the claim, at least.
 CAUGHT_BY = {
     "noise halved": {"lower bound", "noise size", "empty batch"},
     "no clip": {"lower bound", "sensitivity"},
     "clip per layer": {"lower bound", "sensitivity"},
     "same noise": {"lower bound", "fresh noise"},
     "no sampling": {"lower bound", "sampling"},
+}
+BY_CHECKS = {
+    **{fault: names - {"lower bound"} for fault, names in CAUGHT_BY.items()},
+    "noise halved every second step": {"noise size", "empty batch"},
+    "noise with period 2": {"fresh noise", "empty batch"},
+    "noise with period 3": {"fresh noise", "empty batch"},
+    "no noise in the last coordinates": {"noise size", "empty batch", "wide noise"},
+    "noise held over 8 coordinates": {"fresh noise", "empty batch", "wide noise"},
+    "a block of 8 repeated": {"fresh noise", "empty batch", "wide noise"},
+    "uniform noise": {"noise shape", "empty batch", "wide noise"},
+    "no noise after step 8": {"noise size", "empty batch"},
+    "record 0 always in": {"sampling"},
+    "previous batch added": {"sensitivity", "sampling"},
+    "half of the steps charged": {"ledger"},
+    "nothing charged": {"ledger"},
+    "records counted in low-order bits": {"no trace"},
 }
 
 
@@ -61,11 +78,11 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sampling, "poisson_batch", in_order)
 
 
-@pytest.mark.parametrize("fault", list(FAULTS))
+@pytest.mark.parametrize("fault", list(CAUGHT_BY))
 def test_a_bug_in_the_mechanism_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(fault, monkeypatch)
     found = audit(methods.SGLD(), seed=6, **SETTINGS[fault])
-    assert set(found.caught_by) == CAUGHT_BY[fault]
+    assert set(found.caught_by) >= CAUGHT_BY[fault]
     assert not found.passed
 
 
@@ -90,12 +107,15 @@ def checks_of(method: Any, plan: confide.Plan, make_data: Any) -> Any:
     return run_checks(method, problem_for(method), plan, make_data, seed=8)
 
 
-@pytest.mark.parametrize(("fault", "name"), [*((fault, "sgld") for fault in FAULTS), ("clip per layer", "bbp")])
-def test_planted_data_fails_the_same_checks(fault: str, name: str) -> None:
-    """What `confide audit --self-test` plants is what the bugs above are."""
+@pytest.mark.parametrize(("fault", "name"), [*((fault, "sgd") for fault in FAULTS), ("clip per layer", "bbp")])
+def test_planted_data_fails_the_checks_that_look_for_it(fault: str, name: str) -> None:
+    """What `confide audit --self-test` plants, and nothing that the fault does not touch."""
     plan = confide.plan(noise_multiplier=1.5, delta=1e-5, records=160, batch=10, steps=4)
     checks = checks_of(methods.get(name)(), plan, partial(FaultyData, fault=fault))
-    assert {check.name for check in checks if not check.passed} == CAUGHT_BY[fault] - {"lower bound"}
+    failed = {check.name for check in checks if not check.passed}
+    assert failed >= BY_CHECKS[fault]
+    if BY_CHECKS[fault] <= {"sampling", "ledger", "no trace"}:
+        assert failed == BY_CHECKS[fault], "a fault outside the noise leaves the noise alone"
 
 
 @pytest.mark.slow
@@ -103,5 +123,8 @@ def test_planted_data_fails_the_same_checks(fault: str, name: str) -> None:
 def test_every_fault_is_caught_in_every_method(name: str) -> None:
     method = methods.get(name)()
     rows = self_test(method, seed=9)
-    expected = {fault: CAUGHT_BY[fault] for fault in faults_of(method)}
-    assert {row.fault: set(row.caught_by) for row in rows} == {None: set(), **expected}
+    assert [row.fault for row in rows] == [None, *faults_of(method)]
+    assert rows[0].caught_by == ()
+    for row in rows[1:]:
+        assert row.fault is not None
+        assert set(row.caught_by) >= CAUGHT_BY.get(row.fault, BY_CHECKS[row.fault])

@@ -26,9 +26,13 @@ def test_the_claim_survives(name: str) -> None:
     assert [check.name for check in found.checks] == [
         "sensitivity",
         "noise size",
+        "noise shape",
         "fresh noise",
         "empty batch",
+        "wide noise",
+        "no trace",
         "sampling",
+        "ledger",
     ]
 
 

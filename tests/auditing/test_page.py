@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from confide.auditing.checks import Check
 from confide.auditing.game import Audit
 from confide.auditing.page import render_audit
+from confide.auditing.results import Check
 from confide.auditing.self_test import Caught
 from tests.cli.conftest import is_refusal, run
 
@@ -28,7 +28,7 @@ FOUND = Audit(
     steps=16,
     rate=0.25,
     noise_multiplier=1.75,
-    checks=(Check("noise", True, "1.001", "1 within 0.02"),),
+    checks=(Check("noise", True, "1.001", "1 within 0.02", 1e-7, 0.25), Check("ledger", True, "4 of 4", "4")),
 )
 
 
@@ -36,6 +36,8 @@ def test_a_claim_that_survives() -> None:
     page = render_audit(FOUND)
     for words in ("The claim of 4 survives", "at least 1.234", "51 (85.0%", "1 within 0.02", "proves nothing"):
         assert words in page
+    assert "<td>1e-07</td><td>0.25</td>" in page, "a check shows its level and its chance"
+    assert "<td>exact</td>" in page
     assert "The audit failed" not in page
 
 

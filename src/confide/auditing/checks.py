@@ -1,54 +1,49 @@
-"""Deterministic checks of what an audit by guessing sees badly or not at all.
+"""Checks of the mechanism, beside the audit by guessing, which sees much of this badly or not at all.
 
 sensitivity   noise off, one record more or less, the same batch: the sum moves by at most C
-noise size    R_t minus the sum without noise has the stated standard deviation (chi-square test, two-sided)
-fresh noise   that difference is uncorrelated between steps
-empty batch   a batch without records is noise of the stated size, not silence
-sampling      every row joins every batch as stated: how often, how unevenly over rows and over steps, and whether one
-              step tells about the next
+noise         R_t minus the sum without noise, over a whole run: size, shape, freshness (`noise_checks`)
+empty batch   batches without records are such noise too, not silence; no values come again
+wide noise    the same for releases wider than the blocks in which noise is made, on two threads
+no trace      records that answer with nothing leave nothing, to the last bit, neither of values nor of their number
+sampling      every row joins every batch as stated (`sampling_checks`)
+ledger        as many releases are charged and stated as were made (`books`)
 
-A check that is a test of significance fails below LEVEL, so that right code hardly ever fails one.
+Checks that go by chance share one LEVEL (`results`), so that right code hardly ever fails any.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from confide.auditing import significance
+from confide.auditing.books import check_ledger
 from confide.auditing.canaries import CanarySource, Marked, marked_rows
+from confide.auditing.noise_checks import MakeData, all_at_once, bits_of, noise_checks, wide_noise
 from confide.auditing.problems import AuditProblem
-from confide.data.schema import Schema
+from confide.auditing.results import Check, tested
+from confide.auditing.sampling_checks import check_sampling
 from confide.mechanism.clipping.structure import kept_generators
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Problem
 from confide.running.fit import make_problem
-from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Query, StatisticQuery
 
-LEVEL = 1e-7
 ROUNDING = 1e-4
 STEPS = 4
-ROWS, BATCHES = 200, 400
+# A fault may come late, and chances per coordinate need steps.
+RUN_STEPS = 24
+# Noise that is kept of one run; of longer ones every step still gives its size.
+KEPT = 1 << 22
 SIZES = (1.0, 1e6)
-MakeData = Callable[..., PrivateData]
-
-
-@dataclass(frozen=True)
-class Check:
-    """What was measured beside what it should be. `measured` and `expected` are for people."""
-
-    name: str
-    passed: bool
-    measured: str
-    expected: str
+OTHERS = 5
 
 
 def silent(mechanism: SampledGaussian) -> SampledGaussian:
@@ -59,7 +54,15 @@ def silent(mechanism: SampledGaussian) -> SampledGaussian:
 def run_checks(method: Any, problem: AuditProblem, plan: Plan, make_data: MakeData, seed: int = 0) -> list[Check]:
     """All checks of a method's own queries on the audit's records. `make_data` is PrivateData, or something faulty."""
     bench = _Bench(method, problem, plan, make_data, seed)
-    return [bench.sensitivity(), *bench.noise(), bench.empty_batch(), check_sampling(plan.mechanism, make_data, seed)]
+    return [
+        bench.sensitivity(),
+        *bench.noise(),
+        bench.empty_batch(),
+        wide_noise(plan.mechanism, make_data, seed),
+        bench.no_trace(),
+        check_sampling(plan.mechanism, make_data, seed),
+        check_ledger(method, problem, plan, make_data),
+    ]
 
 
 class _Bench:
@@ -111,20 +114,60 @@ class _Bench:
         return Check("sensitivity", passed, f"a record moves the sum by up to {largest:.4f} C", "at most 1 C")
 
     def noise(self) -> list[Check]:
+        """Noise of a whole run, by a twin that draws the same batches and adds none."""
         mechanism = self.plan.mechanism
         noisy, quiet = (self.source(self.given.x, self.given.y, canary=True) for _ in range(2))
-        found = []
-        for query in self.queries():
+        rows: list[Any] = []
+        sizes: list[float] = []
+        for step in range(max(RUN_STEPS, self.plan.steps)):
+            if step % self.plan.steps == 0:  # a short run is made again, from the same data
+                state = self.method.init(self.problem)
+            query = self.method.ask(self.problem, state)
             plain = self.answer(quiet, query, silent(mechanism))
-            found.append((self.answer(noisy, query, mechanism) - plain) / mechanism.noise_std)
-        return [_size("noise size", found), _freshness(found)]
+            with _same_randomness(self.problem, query):
+                release = noisy.answer(query, mechanism)
+            row = (release.sum.double() - plain).numpy() / mechanism.noise_std
+            sizes.append(float((row**2).sum()))
+            if (len(rows) + 1) * row.size <= KEPT:
+                rows.append(row)
+            state = self.method.tell(self.problem, state, release)
+        size, *others = noise_checks(np.stack(rows))
+        later = significance.family(significance.chi_square(np.asarray(sizes), row.size))
+        chance = significance.family(size.chance, later)
+        return [tested(size.name, chance, size.measured, size.expected), *others]
 
     def empty_batch(self) -> Check:
         nobody = torch.full_like(self.given.x, torch.nan)
         source = self.source(nobody, self.given.y, canary=False)
-        mechanism = self.plan.mechanism
-        found = [self.answer(source, query, mechanism) / mechanism.noise_std for query in self.queries()]
-        return _size("empty batch", found)
+        mechanism, query = self.plan.mechanism, next(self.queries())
+        released = torch.stack([source.answer(query, mechanism).sum.clone() for _ in range(RUN_STEPS)])
+        return all_at_once("empty batch", released.double().numpy() / mechanism.noise_std, bits_of(released))
+
+    def no_trace(self) -> Check:
+        """The same noise beside other records, more of them or none: as long as they say nothing, the same bits."""
+        x, y = self.given.x, self.given.y
+        nobody, more = torch.full_like(x, torch.nan), torch.cat([x, x[:OTHERS]])
+        tables = ((x, y), (x * 3 + 1, y.flip(0)), (more, torch.cat([y, y[:OTHERS]])), (nobody, y))
+        query, found = _saying_nothing(next(self.queries())), []
+        for rows, targets in tables:
+            data = self.make_data(rows, targets, schema=self.public, seed=self.seed)
+            answers = []
+            for _ in range(STEPS):
+                with _same_randomness(self.problem, query):
+                    answers.append(data.answer(query, self.plan.mechanism).sum.clone())
+            found.append(torch.stack(answers))
+        differing = sum(int((bits != found[0]).sum()) for bits in found[1:])
+        measured = f"{differing} of {found[0].numel() * (len(tables) - 1)} numbers differ"
+        return Check("no trace", differing == 0, f"{measured} with the records that say nothing", "none")
+
+
+def _saying_nothing(query: Query) -> Query:
+    """The same query with every answer zero."""
+    if isinstance(query, StatisticQuery):
+        size, dtype = query.size, query.dtype
+        return StatisticQuery(lambda x, y: torch.zeros(len(x), size, dtype=dtype), size, dtype)
+    loss = query.loss
+    return GradientQuery(query.module, lambda output, y: loss(output, y) * 0)
 
 
 @contextmanager
@@ -136,62 +179,3 @@ def _same_randomness(problem: Problem, query: Query) -> Iterator[None]:
         torch.manual_seed(0)
         yield
     problem.generator.set_state(state)
-
-
-def _size(name: str, found: list[Tensor]) -> Check:
-    values = torch.stack(found)
-    measured = values.square().mean().sqrt().item()
-    chance = chi_square_chance(values.square().sum().item(), values.numel())
-    return Check(name, chance > LEVEL, f"{measured:.4f} times the stated standard deviation", "1 times")
-
-
-def _freshness(found: list[Tensor]) -> Check:
-    """<n_t, n_{t+1}> / sqrt(d) is standard normal for independent noise; the correlation is shown."""
-    values = torch.stack(found)
-    products = (values[1:] * values[:-1]).sum()
-    largest = products.item() / math.sqrt(values[1:].numel())
-    correlation = products.item() / values[1:].numel()
-    return Check("fresh noise", normal_chance(largest) > LEVEL, f"correlation {correlation:+.4f} between steps", "0")
-
-
-def check_sampling(mechanism: SampledGaussian, make_data: MakeData, seed: int = 0) -> Check:
-    """Which rows join, seen through the boundary itself: row i answers with the i-th unit vector, without noise."""
-    joined = _inclusion(mechanism, make_data, seed)
-    rate = mechanism.rate
-    frequency = f"rows join with frequency {joined.mean():.4f}"
-    if rate == 1:
-        return Check("sampling", bool(joined.all()), frequency, "every row at every step")
-    centred = (joined - rate) / math.sqrt(rate * (1 - rate))
-    size = math.sqrt(joined.size)
-    chances = {
-        "how often": normal_chance(centred.sum() / size),
-        "spread over rows": chi_square_chance((centred.sum(0) ** 2).sum() / BATCHES, ROWS),
-        "spread over steps": chi_square_chance((centred.sum(1) ** 2).sum() / ROWS, BATCHES),
-        "from one step to the next": normal_chance((centred[1:] * centred[:-1]).sum() / size),
-    }
-    wrong = [name for name, chance in chances.items() if chance <= LEVEL]
-    measured = f"{frequency}; not by chance: {', '.join(wrong)}" if wrong else f"{frequency}, independently"
-    return Check("sampling", not wrong, measured, f"{rate:.4f}, independently")
-
-
-def _inclusion(mechanism: SampledGaussian, make_data: MakeData, seed: int) -> np.ndarray[Any, Any]:
-    """(steps, rows): 1 where the row was in the batch."""
-    rows = torch.arange(ROWS, dtype=torch.float32)[:, None]
-    data = make_data(rows, torch.zeros(ROWS), schema=Schema(records=ROWS), seed=seed)
-    asked = replace(silent(mechanism), clip=1.0, records=ROWS)
-    query = StatisticQuery(lambda x, y: torch.eye(ROWS, dtype=torch.float64)[x[:, 0].long()], ROWS)
-    data.charge([(asked, BATCHES)])
-    answers = [data.answer(query, asked).sum.clone() for _ in range(BATCHES)]
-    return np.asarray(torch.stack(answers).round().numpy())
-
-
-def chi_square_chance(value: float, degrees: int) -> float:
-    """Two-sided: the chance of a value as far out, on the side it lies on, doubled."""
-    from scipy.special import gammainc, gammaincc
-
-    half = degrees / 2
-    return float(min(1.0, 2 * min(gammainc(half, value / 2), gammaincc(half, value / 2))))
-
-
-def normal_chance(value: float) -> float:
-    return math.erfc(abs(value) / math.sqrt(2))

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from confide.auditing.canaries import CanarySource, marked_rows
-from confide.auditing.checks import Check, MakeData, run_checks
+from confide.auditing.checks import run_checks
 from confide.auditing.faults import FaultyData
 from confide.auditing.lower_bound import correct_guesses, epsilon_lower_bound, guesses_for
+from confide.auditing.noise_checks import MakeData
 from confide.auditing.problems import AuditProblem, mislabelled, problem_for
+from confide.auditing.results import Check
 from confide.errors import Refusal
 from confide.mechanism.plan import Plan
 from confide.mechanism.plan import plan as make_plan

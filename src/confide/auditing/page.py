@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING
 
+from confide.auditing.results import LEVEL, Check
 from confide.report.render import style
 from confide.report.trail import versions
 
 if TYPE_CHECKING:
     from confide.auditing.game import Audit
+    from confide.auditing.moves import QueryAudit
     from confide.auditing.self_test import Caught
 
 WIDTH, BAR = 640, 26
@@ -26,31 +28,38 @@ ABOUT = {
 
 def render_audit(found: Audit, faults: Sequence[Caught] = ()) -> str:
     """The page as text. It stands alone: no network, no script, and every text is escaped."""
-    moment = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0")
     title = f"Audit of {found.method} at epsilon {found.epsilon_claimed:g}"
     parts = [
-        _head(title, found, moment),
+        _top(title, found.attack, found.caught_by, _now()),
         _section(1, "What was found", _verdict(found)),
         _section(2, "How the attack works", _method(found)),
     ]
     if found.checks:
-        parts.append(_section(3, "The mechanism, looked at directly", _checks(found)))
+        parts.append(_section(3, "The mechanism, looked at directly", _checks(found.checks)))
     if faults:
         parts.append(_section(len(parts), "Faults planted on purpose", _faults(faults)))
+    return _page(parts)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0")
+
+
+def _page(parts: Sequence[str]) -> str:
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     return "\n".join([*parts, f'<p class="note">{escape(software)}</p>', "</div></body></html>", ""])
 
 
-def _head(title: str, found: Audit, moment: str) -> str:
+def _top(title: str, kind: str, caught_by: Sequence[str], moment: str) -> str:
     stamp = ""
-    if not found.passed:
-        reasons = escape(", ".join(found.caught_by))
+    if caught_by:
+        reasons = escape(", ".join(caught_by))
         stamp = f'<div class="stamp" role="note"><strong>The audit failed</strong><span>By: {reasons}.</span></div>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title><style>{style()}</style></head>'
-        f'<body><div class="page"><header><p class="kicker">Privacy audit, {escape(found.attack)}</p>'
+        f'<body><div class="page"><header><p class="kicker">Privacy audit, {escape(kind)}</p>'
         f'<h1>{escape(title)}</h1><p class="about">Written on {moment}.</p>{stamp}</header>'
     )
 
@@ -114,11 +123,46 @@ def _method(found: Audit) -> str:
     return f"<p>{escape(ABOUT[found.attack])} {escape(paper)}</p>{_table((), facts)}"
 
 
-def _checks(found: Audit) -> str:
+def _checks(checks: Sequence[Check]) -> str:
     rows = [
-        (check.name, "passed" if check.passed else "FAILED", check.measured, check.expected) for check in found.checks
+        (
+            check.name,
+            "passed" if check.passed else "FAILED",
+            check.measured,
+            check.expected,
+            f"{check.level:g}" if check.level else "exact",
+            "" if check.chance is None else f"{check.chance:.2g}",
+        )
+        for check in checks
     ]
-    return _table(("Check", "", "Measured", "Expected"), rows)
+    text = (
+        "Level: how often a check fails by chance if all is well, at most; exact checks never do. Chance: of a value "
+        f"as far out as the one measured. All levels of an audit together stay within {LEVEL:g}."
+    )
+    return f"<p>{escape(text)}</p>{_table(('Check', '', 'Measured', 'Expected', 'Level', 'Chance'), rows)}"
+
+
+def render_moves(found: QueryAudit) -> str:
+    """The page about a module or query of the user's own."""
+    title = f"Audit of {found.name}"
+    lead = "The claim survives." if found.passed else f"The claim does not hold: {', '.join(found.caught_by)}."
+    text = (
+        f"{found.tried} tables got one record more, or another one: huge, equal, opposite, out of range, first or last "
+        "in order and others. The sum may move by 1 C, the clip; by 2 C where one record takes another's place. A "
+        "claim that survives is not proven by this."
+    )
+    rows = [
+        (move.record, move.error or f"{move.size:.4g} C", f"{move.allowed:g} C", move.table, f"{move.batch}")
+        for move in found.largest
+    ]
+    moves = _table(("Record", "Moves by", "Allowed", "Table", "Batch"), rows)
+    parts = [
+        _top(title, "one-record moves", found.caught_by, _now()),
+        _section(1, "What was found", f'<p class="lead">{escape(lead)}</p><p class="caution">{escape(text)}</p>'),
+        _section(2, "Checks", _checks(found.checks)),
+        _section(3, "Largest moves by kind of record", moves),
+    ]
+    return _page(parts)
 
 
 def _faults(faults: Sequence[Caught]) -> str:

@@ -15,7 +15,10 @@ from confide.sources.queries import GradientQuery
 # Claims at which each fault shows: few steps of the full batch, many canaries for the halved noise, which changes
 # least; a small rate for batches that are not sampled, since sampling is worth most there.
 _STRONG = {"epsilon": 2.0, "rate": 1.0, "steps": 4}
+# What the checks see needs few canaries, but batches that are drawn and steps enough.
+_USUAL = {"epsilon": 2.0, "rate": 1 / 4, "steps": 16, "canaries": 200}
 SETTINGS: dict[str | None, dict[str, Any]] = {
+    **dict.fromkeys(FAULTS, _USUAL),
     None: {**_STRONG, "canaries": 4000},
     "noise halved": {**_STRONG, "canaries": 24000},
     "no clip": {**_STRONG, "canaries": 2000},

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from confide import methods
-from confide.cli import options
+from confide.cli import audit_own, options
 from confide.cli.help_texts import WIDTH, teach
-from confide.cli.options import OUTPUT, PRIVACY, RUN, Json
+from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN, Json
 from confide.cli.output import emit_json, output, progress_bar
 from confide.cli.settings import make_method
 from confide.errors import CommandError
@@ -27,6 +27,7 @@ EXAMPLES = (
     "confide audit --method sgld --epsilon 1 --canaries 1000",
     "confide audit --method sgd --epsilon 4 --attack black-box --rate 1",
     "confide audit --method sgld --self-test --page audit.html",
+    "confide audit --module net.py:Net --features 3,32,32 --classes 10",
 )
 CLOSING = (
     "Exit code 4: the audit failed. The lower bound is above the claim, a check found the mechanism to be other than "
@@ -69,6 +70,38 @@ Settings = Annotated[
         "--set", metavar="NAME=VALUE", help="A setting of the method.", rich_help_panel=RUN, show_default=False
     ),
 ]
+Own = Annotated[
+    str,
+    typer.Option(
+        "--module",
+        metavar="FILE:NAME",
+        help="Audit your own network or query instead: hostile records, one more or less. The file is run.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+OwnLoss = Annotated[
+    str,
+    typer.Option(
+        "--loss",
+        metavar="FILE:NAME",
+        help="Its loss, one number per record; by default what a fit would take.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+Features = Annotated[
+    str,
+    typer.Option(
+        metavar="SHAPE", help="Shape of one record, such as 3,32,32.", rich_help_panel=DATA, show_default=False
+    ),
+]
+Classes = Annotated[
+    int, typer.Option(metavar="K", help="Classes of the labels; 0 for a real target.", rich_help_panel=DATA)
+]
+Tokens = Annotated[
+    int, typer.Option(metavar="V", help="Features are whole numbers below V; 0 for real.", rich_help_panel=DATA)
+]
 Page = Annotated[
     Path | None,
     typer.Option(
@@ -84,7 +117,7 @@ SelfTest = Annotated[
     typer.Option(
         "--self-test",
         metavar="",
-        help="Plant five faults in turn and show what catches which, at claims of its own.",
+        help="Plant faults in turn and show what catches which, at claims of its own.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -100,6 +133,11 @@ def audit(
     rate: Rate = 0.25,
     attack: AttackName = "white-box",
     setting: Settings = None,
+    module: Own = "",
+    loss: OwnLoss = "",
+    features: Features = "",
+    classes: Classes = 0,
+    tokens: Tokens = 0,
     self_test: SelfTest = False,
     page: Page = None,
     as_json: Json = False,
@@ -108,8 +146,18 @@ def audit(
 
     Canaries go through the same sampling, clipping and noise as any record. From what is released, the audit guesses
     which were in. If it guesses better than the claim allows, the claim is refuted; if not, nothing is proven. Beside
-    the guesses, deterministic checks look at sensitivity, noise, empty batches and sampling.
+    the guesses, checks look at sensitivity, noise, sampling, the ledger and what could be hidden in low-order bits.
+    With --module, records made to do harm are put into your own network or query, one more or less.
     """
+    if page is not None:
+        check_new_file("--page", page)
+    options.whole("--classes", classes, least=0)
+    options.whole("--tokens", tokens, least=0)
+    if module:
+        if not audit_own.run_own(module, loss, features, classes, tokens, page, as_json):
+            raise typer.Exit(FAILED)
+        return
+    audit_own.check_alone({"--loss": loss, "--features": features, "--classes": classes, "--tokens": tokens})
     chosen = make_method(method, setting or (), None)
     options.epsilon(epsilon)
     options.delta(delta)
@@ -119,8 +167,6 @@ def audit(
         raise CommandError(f"--steps={steps}: must be an even number, since canaries change their sign at every step")
     options.number("--rate", rate, above=0.00999, most=1)
     options.choice("--attack", attack, ATTACKS)
-    if page is not None:
-        check_new_file("--page", page)
     if self_test and page is None:
         _run_self_test(chosen, as_json)
         return
@@ -174,9 +220,12 @@ def _show(console: Console, found: Any) -> None:
     if not found.checks:
         return
     console.print()
-    table = _plain("check", "", "measured", "expected")
+    table = _plain("check", "", "measured", "expected", "level")
     for check in found.checks:
-        table.add_row(check.name, "passed" if check.passed else "[bold]FAILED[/bold]", check.measured, check.expected)
+        verdict = "passed" if check.passed else "[bold]FAILED[/bold]"
+        table.add_row(
+            check.name, verdict, check.measured, check.expected, f"{check.level:g}" if check.level else "exact"
+        )
     console.print(table)
 
 

@@ -1,0 +1,323 @@
+"""One record more: how far does the sum move, in units of the clip C? The claim is 1 C, for every record and table.
+
+    confide.auditing.audit_query(query, x, y)            any query, with a few made-up or public examples
+    confide.auditing.audit_module(module, x, y, loss=...)
+
+asks through the boundary itself and knows nothing of how records are kept apart there, so it is a check of that. Both
+answers of a pair have the same noise, so that a sum which washes noise away is seen as well. Where a module draws
+random numbers, a record is exchanged instead (2 C), since one more would shift what all others draw.
+
+moves       hostile records in hostile tables, at several batch sizes, clips and seeds
+memory      after a batch with the record, the next batch without it is answered as if it had never been there
+left state  what stays in the module after an answer does not depend on the record
+errors      no record raises anything
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confide.auditing.hostile_records import RECORDS, TABLES, UNUSABLE, Table
+from confide.auditing.results import Check
+from confide.data.schema import Schema
+from confide.errors import Refusal
+from confide.mechanism.clipping.structure import kept_generators
+from confide.mechanism.gaussian import SampledGaussian
+from confide.running.fit import default_likelihood
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import GradientQuery, Loss, Query
+
+SIZES = (0, 1, 4, 17, 64)
+SEEDS = 2
+# Of C, for what single precision loses in a sum of a batch and its noise.
+ROUNDING = 1e-3
+# The clip is set by what a record of the table counts for: just above, where nothing is clipped yet; further above,
+# for tables whose records cancel in part; and below.
+CLIPS = (1.001, 1.5, 0.3)
+NOISE = 1.0
+FEWEST_EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Move:
+    """One pair of tables: `size` in units of C, where `allowed` is the claim."""
+
+    size: float
+    allowed: float
+    record: str
+    table: str
+    batch: int
+    seed: int
+    error: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.error and self.size <= self.allowed + ROUNDING
+
+    def __str__(self) -> str:
+        where = f"{self.record} record, {self.table} table, batch {self.batch}"
+        return f"{where}: {self.error}" if self.error else f"moves by {self.size:.4g} C ({where})"
+
+
+@dataclass(frozen=True)
+class QueryAudit:
+    """What was found; `largest` are the largest moves by kind of record, the worst first."""
+
+    name: str
+    checks: tuple[Check, ...]
+    largest: tuple[Move, ...]
+    tried: int
+
+    @property
+    def caught_by(self) -> tuple[str, ...]:
+        return tuple(check.name for check in self.checks if not check.passed)
+
+    @property
+    def passed(self) -> bool:
+        return not self.caught_by
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+
+Progress = Callable[[int, int], None]
+
+
+def audit_module(
+    module: nn.Module, x: Any, y: Any, *, loss: Loss | None = None, classes: int | None = None, **options: Any
+) -> QueryAudit:
+    """`audit_query` for the gradients of a module's loss; by default the one that a fit would take."""
+    chosen = loss or default_likelihood(module, Schema(classes=classes, records=2)).loss
+    return audit_query(GradientQuery(module, chosen), x, y, classes=classes, **options)
+
+
+def audit_query(
+    query: Query,
+    x: Any,
+    y: Any,
+    *,
+    classes: int | None = None,
+    name: str = "",
+    sizes: tuple[int, ...] | None = None,
+    seeds: int = SEEDS,
+    seed: int = 0,
+    make_data: Callable[..., Any] = PrivateData,
+    progress: Progress | None = None,
+) -> QueryAudit:
+    """Try to move the query's sum by more than one record may.
+
+    x, y       a few records of the right shape, made up or public: nothing is charged for them, all is shown
+    classes    of the labels; None for a real target
+    sizes      of the tables to which one record is added; SIZES unless given
+    make_data  what answers: PrivateData, or something faulty
+    """
+    sizes = SIZES if sizes is None else sizes
+    bench = MovesBench(query, _examples(x, y, classes), make_data, seed)
+    title = name or (type(query.module).__name__ if isinstance(query, GradientQuery) else "statistic")
+    refused = bench.refusal()
+    if refused:
+        check = Check("moves", True, f"refused, so that nothing is released: {refused}", "at most 1 C")
+        return QueryAudit(title, (check,), (), 0)
+    moves: list[Move] = []
+    total = len(sizes) * seeds * len(TABLES)
+    for done, (size, number, table) in enumerate((s, n, t) for s in sizes for n in range(seeds) for t in TABLES):
+        moves += bench.moves(size, seed + number, table)
+        if progress is not None:
+            progress(done + 1, total)
+    memory, state = bench.memory(seed)
+    return QueryAudit(title, (_moved(moves), memory, state, _errors(moves)), _worst(moves), len(moves))
+
+
+def _examples(x: Any, y: Any, classes: int | None) -> Table:
+    features, targets = torch.as_tensor(x), torch.as_tensor(y)
+    if len(features) != len(targets) or len(features) < FEWEST_EXAMPLES:
+        raise Refusal(f"x, y: need at least {FEWEST_EXAMPLES} example records, with one row of each per record")
+    whole = not features.is_floating_point()
+    return Table(features, targets, int(features.max()) if whole else None, classes)
+
+
+class MovesBench:
+    """One query, the examples, and whatever answers."""
+
+    def __init__(self, query: Query, examples: Table, make_data: Callable[..., Any], seed: int) -> None:
+        self.query, self.examples, self.make_data = query, examples, make_data
+        self.module = query.module if isinstance(query, GradientQuery) else None
+        self.kept = None if self.module is None else KeptState(self.module)
+        self.seed, self.exchange = seed, False
+
+    def refusal(self) -> str:
+        """Why ordinary records get no answer; empty if they do. Then whether answers are random is known too."""
+        generator = torch.Generator().manual_seed(self.seed)
+        table = TABLES["ordinary"](self.examples, 5, generator)
+        try:
+            first, again, other = (self.answer(table, self._silent(1e6), number) for number in (0, 0, 1))
+        except (ValueError, RuntimeError, TypeError, IndexError) as error:
+            return f"{type(error).__name__}: {error}"
+        scale = ROUNDING * first.norm().clamp(min=1e-30)
+        self.exchange = bool((first - again).norm() <= scale) and bool((first - other).norm() > scale)
+        return ""
+
+    def moves(self, size: int, seed: int, table_name: str) -> Iterator[Move]:
+        """All hostile records in one table."""
+        generator = torch.Generator().manual_seed(1000 * seed + size)
+        table = TABLES[table_name](self.examples, size, generator)
+        if self.exchange and not size:
+            return
+        for clip in self._clips(table, seed):
+            mechanism = SampledGaussian(NOISE, clip, 1.0, max(1, size), "full-batch")
+            without = self.answer(table, mechanism, seed)
+            for number, (name, make) in enumerate(RECORDS.items()):
+                if self.exchange and name in UNUSABLE:
+                    continue
+                record = make(table, self.examples, generator)
+                place = (0, size, size // 2)[(number + seed) % 3]
+                yield self._move(table, record, place, without, mechanism, seed, name, table_name)
+
+    def _move(
+        self,
+        table: Table,
+        record: Table,
+        place: int,
+        without: Tensor,
+        mechanism: SampledGaussian,
+        seed: int,
+        name: str,
+        table_name: str,
+    ) -> Move:
+        allowed, size = (2.0 if self.exchange else 1.0), len(table.x)
+        other = table.replaced(min(place, size - 1), record) if self.exchange else table.with_row(place, record)
+        try:
+            moved = (self.answer(other, mechanism, seed) - without).norm().item() / mechanism.clip
+        except Exception as error:  # whatever a record can make a query raise
+            return Move(0.0, allowed, name, table_name, size, seed, f"raises {type(error).__name__}")
+        return Move(moved if moved == moved else float("inf"), allowed, name, table_name, size, seed)
+
+    def _clips(self, table: Table, seed: int) -> list[float]:
+        """By what a record counts for beside its neighbours, were nothing clipped."""
+        own = self.answer(table, self._silent(1e25), seed).norm().item() / max(1, len(table.x))
+        alone = self.answer(self.examples, self._silent(1e25), seed).norm().item() / len(self.examples.x)
+        scale = next((value for value in (own, alone) if 1e-12 < value < 1e12), 1.0)
+        return [factor * scale for factor in CLIPS]
+
+    def memory(self, seed: int) -> tuple[Check, Check]:
+        """A batch with or without the record, then the same other batch: what is left of the record, and where."""
+        generator = torch.Generator().manual_seed(seed)
+        table, later = (TABLES["ordinary"](self.examples, 6, generator) for _ in range(2))
+        mechanism = SampledGaussian(NOISE, max(self._clips(later, seed)), 1.0, 6, "full-batch")
+        histories = [table]
+        for name in ("ordinary", "huge", "largest label"):
+            record = RECORDS[name](table, self.examples, generator)
+            histories.append(table.replaced(0, record) if self.exchange else table.with_row(6, record))
+        found, left = [], []
+        for history in histories:
+            self.answer(history, mechanism, seed)
+            left.append({} if self.kept is None else self.kept.now())
+            found.append(self.answer(later, mechanism, seed, fresh=False))
+        moved = max((each - found[0]).norm().item() for each in found[1:]) / mechanism.clip
+        names = sorted(
+            {name for each in left for name in each.keys() | left[0].keys() if each.get(name) != left[0].get(name)}
+        )
+        return (
+            Check("memory", moved <= ROUNDING, f"moves the next batch by {moved:.4g} C", "0 C"),
+            Check("left state", not names, f"depends on a record: {', '.join(names) or 'nothing'}", "nothing"),
+        )
+
+    def answer(self, table: Table, mechanism: SampledGaussian, seed: int, fresh: bool = True) -> Tensor:
+        """From the module as it was at first, unless its history is to count; with the same noise for one seed."""
+        if fresh and self.kept is not None:
+            self.kept.put_back()
+        schema = Schema(classes=self.examples.classes, records=max(2, len(table.x)))
+        data = self.make_data(table.x, table.y, schema=schema, seed=seed)
+        holder = nn.Module() if self.module is None else self.module
+        with torch.random.fork_rng(devices=[]), kept_generators(holder):
+            torch.manual_seed(seed)
+            released: Tensor = data.answer(self.query, mechanism).sum
+            return released.double().clone()
+
+    def _silent(self, clip: float) -> SampledGaussian:
+        return SampledGaussian(0.0, clip, 1.0, 1, "full-batch", private=False)
+
+
+_INTERNAL = set(vars(nn.Module()))
+
+
+class KeptState:
+    """Buffers, parameters and attributes of a module as they were, to be put back and to be compared with."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._tensors = {name: tensor.detach().clone() for name, tensor in self._all()}
+        self._attributes = [_copied(_own(part)) for part in module.modules()]
+
+    def _all(self) -> list[tuple[str, Tensor]]:
+        return [*self._module.named_parameters(), *self._module.named_buffers()]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for name, tensor in self._all():
+                tensor.copy_(self._tensors[name])
+        for part, kept in zip(self._module.modules(), self._attributes, strict=True):
+            for name in _own(part).keys() - kept.keys():
+                delattr(part, name)
+            for name, value in _copied(kept).items():
+                vars(part)[name] = value
+
+    def now(self) -> dict[str, Any]:
+        """Everything the module holds, in a form that can be compared."""
+        found: dict[str, Any] = {name: _plain(tensor) for name, tensor in self._all()}
+        for path, part in self._module.named_modules():
+            for name, value in _own(part).items():
+                found[f"{path}.{name}".lstrip(".")] = _plain(value)
+        return found
+
+
+def _own(part: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(part).items() if name not in _INTERNAL}
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Deep copies of what can be copied; functions and generators stay what they are."""
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = value if isinstance(value, nn.Module | torch.Generator) else copy.deepcopy(value)
+        except Exception:  # whatever refuses to be copied
+            found[name] = value
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.detach().cpu().contiguous().flatten().double().numpy().tobytes())
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    return repr(value) if isinstance(value, int | float | complex | str | bytes | bool | None) else type(value).__name__
+
+
+def _moved(moves: list[Move]) -> Check:
+    worst = max((move for move in moves if not move.error), key=lambda move: move.size / move.allowed, default=None)
+    if worst is None:
+        return Check("moves", False, "no answer at all", "at most 1 C")
+    return Check("moves", worst.passed, str(worst), f"at most {worst.allowed:g} C")
+
+
+def _errors(moves: list[Move]) -> Check:
+    wrong = [move for move in moves if move.error]
+    return Check("errors", not wrong, str(wrong[0]) if wrong else "none", "none, whatever the record")
+
+
+def _worst(moves: list[Move]) -> tuple[Move, ...]:
+    best: dict[str, Move] = {}
+    for move in moves:
+        known = best.get(move.record)
+        if known is None or (bool(move.error), move.size) > (bool(known.error), known.size):
+            best[move.record] = move
+    return tuple(sorted(best.values(), key=lambda move: (bool(move.error), move.size), reverse=True))

@@ -1,0 +1,114 @@
+"""`confide audit --module FILE:NAME`: the user's own network, loss or query against one-record moves."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from confide.cli.output import emit_json, output, progress_bar
+from confide.errors import CommandError
+from confide.sources.queries import GradientQuery, StatisticQuery
+
+EXAMPLES = 12
+SHOWN = 6
+
+
+def run_own(given: str, loss: str, features: str, classes: int, tokens: int, page: Path | None, as_json: bool) -> bool:
+    """Audit it, show what was found, and say whether the claim survives."""
+    from confide.auditing import audit_module, audit_query
+    from confide.auditing.page import render_moves
+
+    started = time.perf_counter()
+    chosen = load("--module", given)
+    if not isinstance(chosen, nn.Module | GradientQuery | StatisticQuery):
+        chosen = chosen() if callable(chosen) else chosen
+    if not isinstance(chosen, nn.Module | GradientQuery | StatisticQuery):
+        raise CommandError(f"--module={given}: must be a torch module or a query, or a function that gives one")
+    x, y = made_up(chosen, features, classes, tokens)
+    options: dict[str, Any] = {"classes": classes or None, "name": given}
+    with progress_bar(f"auditing {given}") as progress:
+        if isinstance(chosen, nn.Module):
+            own_loss = load("--loss", loss) if loss else None
+            found = audit_module(chosen, x, y, loss=own_loss, progress=progress, **options)
+        else:
+            found = audit_query(chosen, x, y, progress=progress, **options)
+    if page is not None:
+        with page.open("x", encoding="utf-8") as file:
+            file.write(render_moves(found))
+    if as_json:
+        emit_json({**found.to_dict(), "seconds": time.perf_counter() - started})
+    else:
+        _show(found)
+    return found.passed
+
+
+def load(option: str, given: str) -> Any:
+    """The object NAME of the Python file FILE, which is run."""
+    path, _, name = given.rpartition(":")
+    if not path or not name.isidentifier():
+        raise CommandError(f"{option}={given}: must be FILE.py:NAME")
+    if not Path(path).is_file():
+        raise CommandError(f"{option}={given}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"audited_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{option}={given}: {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise CommandError(f"{option}={given}: running {path} raises {type(error).__name__}: {error}") from error
+    if name not in vars(module):
+        raise CommandError(f"{option}={given}: {path} defines no {name}")
+    return vars(module)[name]
+
+
+def made_up(chosen: Any, features: str, classes: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Examples of the stated shape: whole numbers below `tokens`, or normal ones; labels of all classes, or real."""
+    generator = torch.Generator().manual_seed(0)
+    shape = _shape(chosen, features)
+    if tokens:
+        x = torch.randint(0, tokens, (EXAMPLES, *shape), generator=generator)
+        x.flatten()[0] = tokens - 1
+    else:
+        x = torch.randn(EXAMPLES, *shape, generator=generator)
+    y = torch.arange(EXAMPLES) % classes if classes else torch.randn(EXAMPLES, generator=generator)
+    return x, y
+
+
+def _shape(chosen: Any, features: str) -> tuple[int, ...]:
+    if features:
+        sizes = features.split(",")
+        if not all(size.strip().isdigit() and int(size) > 0 for size in sizes):
+            raise CommandError(f"--features={features}: must be the shape of one record, such as 16 or 3,32,32")
+        return tuple(int(size) for size in sizes)
+    module = chosen.module if isinstance(chosen, GradientQuery) else chosen
+    if isinstance(module, nn.Module):
+        first = next((layer for layer in module.modules() if list(layer.parameters(recurse=False))), None)
+        if isinstance(first, nn.Linear):
+            return (first.in_features,)
+    raise CommandError("--features: the shape of one record does not follow from this module; give it, such as 3,32,32")
+
+
+def _show(found: Any) -> None:
+    console = output()
+    verdict = "the claim survives" if found.passed else f"[bold]FAILED[/bold] by {', '.join(found.caught_by)}"
+    console.print(f"[bold]{found.name}[/bold]: {verdict}; {found.tried} moves tried")
+    for check in found.checks:
+        state = "passed" if check.passed else "[bold]FAILED[/bold]"
+        console.print(f"{check.name}: {state}, {check.measured}; expected {check.expected}")
+    for move in found.largest[:SHOWN]:
+        console.print(f"  {move}")
+
+
+def check_alone(context: dict[str, Any]) -> None:
+    """Options that describe a module need one."""
+    for option, value in context.items():
+        if value:
+            raise CommandError(f"{option}={value}: is for --module FILE:NAME")

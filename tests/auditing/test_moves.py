@@ -1,0 +1,164 @@
+"""One record more: hostile records find what mixes records, and leave alone what does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from confide.auditing import audit_module, audit_query
+from confide.auditing.hostile_records import RECORDS, TABLES
+from confide.auditing.moves import Move, MovesBench, _examples
+from confide.cli.audit import FAILED
+from confide.sources.queries import StatisticQuery
+from tests.auditing.mixers import CLASSES, MIXERS, SOUND, WIDTH, Believing
+from tests.cli.conftest import Result, is_refusal, run
+
+__all__ = ["run"]  # the fixture
+
+QUICK = (1, 4, 17)
+
+
+def examples(classes: int | None = CLASSES) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, WIDTH, generator=generator, dtype=torch.float64)
+    return x, torch.arange(8) % CLASSES if classes else torch.randn(8, generator=generator, dtype=torch.float64)
+
+
+def first_breach(query: Any, sizes: tuple[int, ...] = QUICK) -> Move | str | None:
+    """The first move beyond the claim, or what speaks against the query besides."""
+    bench = MovesBench(query, _examples(*examples(), CLASSES), Believing, 0)
+    assert bench.refusal() == ""
+    for check in bench.memory(0):
+        if not check.passed:
+            return check.name
+    for size, table in product(sizes, TABLES):
+        for move in bench.moves(size, 0, table):
+            if not move.passed:
+                return move
+    return None
+
+
+def test_planted_mixers_are_found() -> None:
+    """The source believes the query, so that the audit alone stands between a mixer and its claim."""
+    missed = []
+    for name, make in MIXERS.items():
+        torch.manual_seed(0)
+        if first_breach(make()) is None:
+            missed.append(name)
+    assert len(MIXERS) >= 20
+    assert missed == []
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_keeps_records_apart_survives(name: str) -> None:
+    torch.manual_seed(0)
+    assert first_breach(SOUND[name](), (1, 5)) is None
+
+
+def test_the_boundary_keeps_its_claim() -> None:
+    """Every record and table through PrivateData; an audit that always passes would not survive the mixers above."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+    x, y = examples()
+    found = audit_module(module, x.float(), y, classes=CLASSES, sizes=(3,), seeds=1)
+    assert found.passed, found.caught_by
+    assert [check.name for check in found.checks] == ["moves", "memory", "left state", "errors"]
+    assert {move.record for move in found.largest} == set(RECORDS)
+    assert found.largest[0].size == pytest.approx(1.0, abs=1e-3), "an audit that moves nothing proves nothing"
+
+
+def test_a_real_target_and_a_statistic() -> None:
+    x, y = examples(None)
+    found = audit_query(StatisticQuery(lambda x, y: x * y[:, None], WIDTH), x, y, sizes=(3,), seeds=1)
+    assert found.passed, found.caught_by
+
+
+def test_errors_of_one_record_are_a_fault() -> None:
+    class Fragile(Believing):
+        def answer(self, query: Any, mechanism: Any) -> Any:
+            if (self.x.abs() > 100).any():
+                raise ValueError("too far")
+            return super().answer(query, mechanism)
+
+    x, y = examples()
+    found = audit_query(SOUND["network"](), x, y, classes=CLASSES, sizes=(2,), seeds=1, make_data=Fragile)
+    assert "errors" in found.caught_by
+    assert found.largest[0].error == "raises ValueError"
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.seen = None
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def loss(output, y):
+    return nn.functional.cross_entropy(output, y, reduction="none")
+
+
+number = 3
+"""
+
+
+def test_the_command_takes_a_file(run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confide.auditing.moves.SIZES", (2,))
+    (tmp_path / "own.py").write_text(OWN)
+    page = tmp_path / "page.html"
+    words = ("audit", "--module", f"{tmp_path}/own.py:Net", "--features", "3", "--classes", "2")
+    found = run(*words, "--loss", f"{tmp_path}/own.py:loss", "--page", page, "--json")
+    assert found.code == 0
+    values = json.loads(found.out)
+    assert values["passed"]
+    assert values["largest"][0]["record"] in RECORDS
+    assert "Largest moves by kind of record" in page.read_text()
+
+
+def test_the_command_fails_with_its_own_code(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confide import auditing
+
+    (tmp_path / "own.py").write_text(OWN)
+    right = auditing.audit_module
+    planted = {"make_data": Believing, "sizes": (4,), "seeds": 1, "loss": lambda o, y: o[:, 0] * (-1) ** len(y)}
+    monkeypatch.setattr(auditing, "audit_module", lambda *given, **options: right(*given, **{**options, **planted}))
+    found = run("audit", "--module", f"{tmp_path}/own.py:Net", "--classes", "2")
+    assert found.code == FAILED
+    assert "moves by" in found.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--module", "nowhere.py:Net"),
+        ("--module", "own.py"),
+        ("--module", "own.py:Missing"),
+        ("--module", "own.py:number"),
+        ("--features", "3"),
+        ("--classes", "-1"),
+    ],
+)
+def test_refusals(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    found = run("audit", *words)
+    assert is_refusal(found)
+    assert words[0] in found.err
