@@ -13,7 +13,7 @@ Checks that go by chance share one LEVEL (`results`), so that right code hardly 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -53,19 +53,11 @@ def silent(mechanism: SampledGaussian) -> SampledGaussian:
 
 def run_checks(method: Any, problem: AuditProblem, plan: Plan, make_data: MakeData, seed: int = 0) -> list[Check]:
     """All checks of a method's own queries on the audit's records. `make_data` is PrivateData, or something faulty."""
-    bench = _Bench(method, problem, plan, make_data, seed)
-    return [
-        bench.sensitivity(),
-        *bench.noise(),
-        bench.empty_batch(),
-        wide_noise(plan.mechanism, make_data, seed),
-        bench.no_trace(),
-        check_sampling(plan.mechanism, make_data, seed),
-        check_ledger(method, problem, plan, make_data),
-    ]
+    bench = Bench(method, problem, plan, make_data, seed)
+    return [check for look in CHECKS.values() for check in look(bench)]
 
 
-class _Bench:
+class Bench:
     """A method at its starting state and the twins of private data that answer it."""
 
     def __init__(self, method: Any, problem: AuditProblem, plan: Plan, make_data: MakeData, seed: int) -> None:
@@ -179,3 +171,15 @@ def _same_randomness(problem: Problem, query: Query) -> Iterator[None]:
         torch.manual_seed(0)
         yield
     problem.generator.set_state(state)
+
+
+CHECKS: dict[str, Callable[[Bench], list[Check]]] = {
+    "sensitivity": lambda bench: [bench.sensitivity()],
+    "noise": Bench.noise,
+    "empty batch": lambda bench: [bench.empty_batch()],
+    "wide noise": lambda bench: [wide_noise(bench.plan.mechanism, bench.make_data, bench.seed)],
+    "no trace": lambda bench: [bench.no_trace()],
+    "sampling": lambda bench: [check_sampling(bench.plan.mechanism, bench.make_data, bench.seed)],
+    "ledger": lambda bench: [check_ledger(bench.method, bench.given, bench.plan, bench.make_data)],
+}
+"""What an audit looks at, in this order."""
