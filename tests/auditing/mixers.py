@@ -147,6 +147,31 @@ def _smoothed(output: Tensor, y: Tensor) -> Tensor:
     return plain(output, y) + (output.log_softmax(1) * -F.one_hot(y, CLASSES).double().mean(0)).sum(1)
 
 
+def _first_of_class(output: Tensor, y: Tensor) -> Tensor:
+    first = torch.stack([(y[:i] != label).all() for i, label in enumerate(y)])
+    return plain(output, y) * first
+
+
+def _cooled(output: Tensor, y: Tensor) -> Tensor:
+    return plain(output / (1 + output.detach().std()), y)
+
+
+def _seeded_by_content(self: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(int(x.detach().abs().sum() * 1e3) % 2**31)
+    return F.dropout(x, 0.5)
+
+
+def _dropped_and_counted(self: Any, x: Tensor) -> Tensor:
+    """Chance, and the number of records: only one record more can show it, and chance hides that."""
+    return F.dropout(x, 0.5, self.training) * len(x)
+
+
+def _looked_up(self: Any, x: Tensor) -> Tensor:
+    """The first record whose leading number rounds to the same is taken for all of them."""
+    keys = x[:, 0].round().long().clamp(-9, 9)
+    return torch.stack([x[(keys == key).nonzero()[0, 0]] for key in keys])
+
+
 def _net(before: Any = None, between: Any = None, loss: Any = plain) -> Callable[[], Query]:
     return lambda: GradientQuery(Net(before, between).double(), loss)
 
@@ -178,6 +203,12 @@ MIXERS: dict[str, Callable[[], Query]] = {
     "mixed with the next": _net(lambda self, x: 0.7 * x + 0.3 * x.roll(1, 0)),
     "attention over records": _net(between=lambda self, x: torch.softmax(x @ x.T, 1) @ x),
     "running sum": _net(between=lambda self, x: x.cumsum(0)),
+    "first of a class only": _net(loss=_first_of_class),
+    "temperature from the batch": _net(loss=_cooled),
+    "chance seeded by the batch": _net(between=_seeded_by_content),
+    "dropout and the batch's size": _net(between=_dropped_and_counted),
+    "looked up by a rounded key": _net(_looked_up),
+    "statistic of the largest alone": _statistic(lambda x: x * (x.norm(dim=1) == x.norm(dim=1).max())[:, None]),
     "statistic centred": _statistic(lambda x: x - x.mean(0)),
     "statistic of ranks": _statistic(lambda x: x.argsort(0).argsort(0).double() / len(x)),
     "statistic scaled": _statistic(lambda x: x / (x.std(0, unbiased=False) + 1e-9)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_a_bug_for_shuffled_passes_is_seen_by_the_check_of_sampling(monkeypatch:
         if len(left) < round(rate * size):
             left[:] = stream.permutation(size).tolist()
         batch, left[:] = left[: round(rate * size)], left[round(rate * size) :]
-        return np.sort(np.asarray(batch))
+        return np.sort(np.asarray(batch, dtype=np.int64))
 
     monkeypatch.setattr(sampling, "poisson_batch", shuffled)
     plan = confide.plan(noise_multiplier=1.0, delta=1e-5, records=160, batch=10, steps=4)
@@ -120,6 +121,25 @@ def test_planted_data_fails_the_checks_that_look_for_it(fault: str, name: str) -
     groups = {GROUP.get(expected, expected) for expected in BY_CHECKS[fault]}
     failed = {check.name for group in groups for check in CHECKS[group](bench) if not check.passed}
     assert failed >= BY_CHECKS[fault]
+
+
+def test_a_step_without_noise_is_worth_more_than_the_others() -> None:
+    """Scores go by step, so that the guesses alone see noise that stops half-way."""
+    found = audit(methods.SGD(), fault="no noise after step 8", seed=3, **SETTINGS["no noise after step 8"])
+    assert "lower bound" in found.caught_by
+
+
+@pytest.mark.slow
+def test_false_alarms_of_whole_audits_are_rare() -> None:
+    """All checks of a right mechanism over many seeds: chances are seldom small, and none alarms."""
+    seeds, level = 60, 0.05
+    method, plan = methods.SGD(), confide.plan(noise_multiplier=1.5, delta=1e-5, records=160, batch=10, steps=4)
+    seldom: Counter[str] = Counter()
+    for seed in range(seeds):
+        for check in run_checks(method, problem_for(method), plan, boundary.PrivateData, seed=seed):
+            assert check.passed, (seed, check)
+            seldom[check.name] += check.chance is not None and check.chance <= level
+    assert max(seldom.values()) <= seeds * level + 4 * math.sqrt(seeds * level * (1 - level))
 
 
 @pytest.mark.slow

@@ -9,7 +9,9 @@ which is RAW times too long, so that it counts for C u_i if the clip works and f
 orthonormal where there is room, so that canaries do not disturb each other. The sign alternates, so that noise which is
 used twice cancels in the score while a canary adds up:
 
-    score_i = sum over t of s_t <R_t, u_i> / std_t.
+    score_i = sum over t of w_t s_t <R_t, u_i> / std_t,
+
+where w_t is 1, and more for a step that is quieter than it can be if its noise is what it should be.
 
 A canary that is left out of the game is a row that is not finite: the boundary counts it as zero, which under Poisson
 and full-batch sampling is the same as a data set without it, and every row keeps its place. Which rows are canaries,
@@ -33,6 +35,9 @@ from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Loss, Query, Release, StatisticQuery
 
 RAW = 10.0
+# Scores of one step have a variance of 1 at least, if the noise is right. Far below, the step says more than others,
+# and counts by its variance. Guesses may go by everything that is released, so this costs no confidence.
+QUIET, SILENT = 0.5, 1e-6
 ORDINARY = -1.0
 
 
@@ -169,6 +174,7 @@ class CanarySource(Wrapper):
         marked = self._marked(query, directions, sign * RAW * mechanism.clip)
         release = super().answer(marked, mechanism, receipt, purpose)
         found = (directions @ release.sum).double().numpy() * (sign / (release.noise_std or 1.0))
+        found *= _weight(found)
         self.scores += found
         self.in_order_scores += np.where(self._due(mechanism), found, 0.0)
         self._step += 1
@@ -194,6 +200,12 @@ class CanarySource(Wrapper):
             known = self._modules[id(query.module)] = Marked(query.module, directions, self._shape)
         known.length = length
         return GradientQuery(known, _marked_loss(query.loss))
+
+
+def _weight(scores: np.ndarray[Any, Any]) -> float:
+    """What one step counts for, by how quiet it is."""
+    variance = float(scores.var())
+    return 1.0 if variance >= QUIET else 1.0 / max(variance, SILENT)
 
 
 def _marked_loss(loss: Loss) -> Loss:

@@ -11,23 +11,25 @@ moves       hostile records in hostile tables, at several batch sizes, clips and
 memory      after a batch with the record, the next batch without it is answered as if it had never been there
 left state  what stays in the module after an answer does not depend on the record
 errors      no record raises anything
+as written  the same query without the boundary: whether records keep apart by themselves (`as_written`)
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from confide.auditing.as_written import check_as_written
 from confide.auditing.hostile_records import RECORDS, TABLES, UNUSABLE, Table
+from confide.auditing.kept_state import KeptState, evaluation, same_start
 from confide.auditing.results import Check
 from confide.data.schema import Schema
 from confide.errors import Refusal
-from confide.mechanism.clipping.structure import kept_generators
 from confide.mechanism.gaussian import SampledGaussian
 from confide.running.fit import default_likelihood
 from confide.sources.private_data import PrivateData
@@ -42,6 +44,8 @@ ROUNDING = 1e-3
 CLIPS = (1.001, 1.5, 0.3)
 NOISE = 1.0
 FEWEST_EXAMPLES = 4
+NOBODY = "no"
+"""Where a table raises by itself, before a record is added to it."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,16 @@ class Move:
 
 @dataclass(frozen=True)
 class QueryAudit:
-    """What was found; `largest` are the largest moves by kind of record, the worst first."""
+    """What was found; `largest` are the largest moves by kind of record, the worst first.
+
+    refused  why the boundary gives no answer even to ordinary records, so that nothing can be released; "" if it does
+    """
 
     name: str
     checks: tuple[Check, ...]
     largest: tuple[Move, ...]
     tried: int
+    refused: str = ""
 
     @property
     def caught_by(self) -> tuple[str, ...]:
@@ -81,6 +89,14 @@ class QueryAudit:
     @property
     def passed(self) -> bool:
         return not self.caught_by
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if self.caught_by and self.caught_by != ("as written",):
+            return f"FAILED by {', '.join(self.caught_by)}"
+        kept = "refused, so that nothing is released" if self.refused else "the claim survives"
+        return f"{kept}; FAILED as written: it mixes records of a batch" if self.caught_by else kept
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "passed": self.passed}
@@ -118,20 +134,17 @@ def audit_query(
     make_data  what answers: PrivateData, or something faulty
     """
     sizes = SIZES if sizes is None else sizes
-    bench = MovesBench(query, _examples(x, y, classes), make_data, seed)
+    examples = _examples(x, y, classes)
+    bench = MovesBench(query, examples, make_data, seed)
     title = name or (type(query.module).__name__ if isinstance(query, GradientQuery) else "statistic")
+    written = check_as_written(query, examples, seed)
     refused = bench.refusal()
     if refused:
         check = Check("moves", True, f"refused, so that nothing is released: {refused}", "at most 1 C")
-        return QueryAudit(title, (check,), (), 0)
-    moves: list[Move] = []
-    total = len(sizes) * seeds * len(TABLES)
-    for done, (size, number, table) in enumerate((s, n, t) for s in sizes for n in range(seeds) for t in TABLES):
-        moves += bench.moves(size, seed + number, table)
-        if progress is not None:
-            progress(done + 1, total)
+        return QueryAudit(title, (check, written), (), 0, refused)
+    moves = list(bench.all_moves([(size, seed + number) for size in sizes for number in range(seeds)], progress))
     memory, state = bench.memory(seed)
-    return QueryAudit(title, (_moved(moves), memory, state, _errors(moves)), _worst(moves), len(moves))
+    return QueryAudit(title, (_moved(moves), memory, state, _errors(moves), written), _worst(moves), len(moves))
 
 
 def _examples(x: Any, y: Any, classes: int | None) -> Table:
@@ -152,16 +165,39 @@ class MovesBench:
         self.seed, self.exchange = seed, False
 
     def refusal(self) -> str:
-        """Why ordinary records get no answer; empty if they do. Then whether answers are random is known too."""
-        generator = torch.Generator().manual_seed(self.seed)
-        table = TABLES["ordinary"](self.examples, 5, generator)
+        """Why the boundary refuses ordinary records; empty if it does not. Then it is known whether chance is in it."""
         try:
-            first, again, other = (self.answer(table, self._silent(1e6), number) for number in (0, 0, 1))
-        except (ValueError, RuntimeError, TypeError, IndexError) as error:
-            return f"{type(error).__name__}: {error}"
-        scale = ROUNDING * first.norm().clamp(min=1e-30)
-        self.exchange = bool((first - again).norm() <= scale) and bool((first - other).norm() > scale)
+            self.exchange = self._random()
+        except Refusal as error:
+            return str(error)
+        except Exception as error:
+            raise Refusal(
+                f"x, y: ordinary records get no answer, but {type(error).__name__}: {error}; give examples of the "
+                "shape and kind that the query takes"
+            ) from error
         return ""
+
+    def _random(self) -> bool:
+        """Whether answers to the same records differ from seed to seed."""
+        table = TABLES["ordinary"](self.examples, 5, torch.Generator().manual_seed(self.seed))
+        first, again, other = (self.answer(table, self._silent(1e6), number) for number in (0, 0, 1))
+        scale = ROUNDING * first.norm().clamp(min=1e-30)
+        return bool((first - again).norm() <= scale) and bool((first - other).norm() > scale)
+
+    def all_moves(self, settings: list[tuple[int, int]], progress: Progress | None) -> Iterator[Move]:
+        """All tables and records at these sizes and seeds. What draws random numbers is tried in evaluation mode too:
+        there one record more can be compared, and a query that goes by the number of records shows."""
+        rounds = [(*setting, table) for setting in settings for table in TABLES]
+        total, twice = len(rounds), self.exchange and self.module is not None
+        for done, (size, seed, table) in enumerate(rounds):
+            yield from self.moves(size, seed, table)
+            if twice and self.module is not None:
+                with evaluation(self.module):
+                    self.exchange = self._random()
+                    yield from () if self.exchange else self.moves(size, seed, table)
+                self.exchange = True
+            if progress is not None:
+                progress(done + 1, total)
 
     def moves(self, size: int, seed: int, table_name: str) -> Iterator[Move]:
         """All hostile records in one table."""
@@ -169,7 +205,12 @@ class MovesBench:
         table = TABLES[table_name](self.examples, size, generator)
         if self.exchange and not size:
             return
-        for clip in self._clips(table, seed):
+        try:
+            clips = self._clips(table, seed)
+        except Exception as error:  # a table is records too
+            yield Move(0.0, 1.0, NOBODY, table_name, size, seed, f"raises {type(error).__name__}")
+            return
+        for clip in clips:
             mechanism = SampledGaussian(NOISE, clip, 1.0, max(1, size), "full-batch")
             without = self.answer(table, mechanism, seed)
             for number, (name, make) in enumerate(RECORDS.items()):
@@ -216,7 +257,10 @@ class MovesBench:
             histories.append(table.replaced(0, record) if self.exchange else table.with_row(6, record))
         found, left = [], []
         for history in histories:
-            self.answer(history, mechanism, seed)
+            with suppress(
+                Exception
+            ):  # that a record raises is seen among the moves; what it leaves behind is seen here
+                self.answer(history, mechanism, seed)
             left.append({} if self.kept is None else self.kept.now())
             found.append(self.answer(later, mechanism, seed, fresh=False))
         moved = max((each - found[0]).norm().item() for each in found[1:]) / mechanism.clip
@@ -234,72 +278,12 @@ class MovesBench:
             self.kept.put_back()
         schema = Schema(classes=self.examples.classes, records=max(2, len(table.x)))
         data = self.make_data(table.x, table.y, schema=schema, seed=seed)
-        holder = nn.Module() if self.module is None else self.module
-        with torch.random.fork_rng(devices=[]), kept_generators(holder):
-            torch.manual_seed(seed)
+        with same_start(self.module, seed):
             released: Tensor = data.answer(self.query, mechanism).sum
             return released.double().clone()
 
     def _silent(self, clip: float) -> SampledGaussian:
         return SampledGaussian(0.0, clip, 1.0, 1, "full-batch", private=False)
-
-
-_INTERNAL = set(vars(nn.Module()))
-
-
-class KeptState:
-    """Buffers, parameters and attributes of a module as they were, to be put back and to be compared with."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._tensors = {name: tensor.detach().clone() for name, tensor in self._all()}
-        self._attributes = [_copied(_own(part)) for part in module.modules()]
-
-    def _all(self) -> list[tuple[str, Tensor]]:
-        return [*self._module.named_parameters(), *self._module.named_buffers()]
-
-    def put_back(self) -> None:
-        with torch.no_grad():
-            for name, tensor in self._all():
-                tensor.copy_(self._tensors[name])
-        for part, kept in zip(self._module.modules(), self._attributes, strict=True):
-            for name in _own(part).keys() - kept.keys():
-                delattr(part, name)
-            for name, value in _copied(kept).items():
-                vars(part)[name] = value
-
-    def now(self) -> dict[str, Any]:
-        """Everything the module holds, in a form that can be compared."""
-        found: dict[str, Any] = {name: _plain(tensor) for name, tensor in self._all()}
-        for path, part in self._module.named_modules():
-            for name, value in _own(part).items():
-                found[f"{path}.{name}".lstrip(".")] = _plain(value)
-        return found
-
-
-def _own(part: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(part).items() if name not in _INTERNAL}
-
-
-def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    """Deep copies of what can be copied; functions and generators stay what they are."""
-    found = {}
-    for name, value in values.items():
-        try:
-            found[name] = value if isinstance(value, nn.Module | torch.Generator) else copy.deepcopy(value)
-        except Exception:  # whatever refuses to be copied
-            found[name] = value
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return (tuple(value.shape), value.detach().cpu().contiguous().flatten().double().numpy().tobytes())
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    return repr(value) if isinstance(value, int | float | complex | str | bytes | bool | None) else type(value).__name__
 
 
 def _moved(moves: list[Move]) -> Check:

@@ -145,7 +145,7 @@ def _checks(checks: Sequence[Check]) -> str:
 def render_moves(found: QueryAudit) -> str:
     """The page about a module or query of the user's own."""
     title = f"Audit of {found.name}"
-    lead = "The claim survives." if found.passed else f"The claim does not hold: {', '.join(found.caught_by)}."
+    lead = f"{found.verdict[0].upper()}{found.verdict[1:]}."
     text = (
         f"{found.tried} tables got one record more, or another one: huge, equal, opposite, out of range, first or last "
         "in order and others. The sum may move by 1 C, the clip; by 2 C where one record takes another's place. A "

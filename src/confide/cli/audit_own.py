@@ -98,8 +98,7 @@ def _shape(chosen: Any, features: str) -> tuple[int, ...]:
 
 def _show(found: Any) -> None:
     console = output()
-    verdict = "the claim survives" if found.passed else f"[bold]FAILED[/bold] by {', '.join(found.caught_by)}"
-    console.print(f"[bold]{found.name}[/bold]: {verdict}; {found.tried} moves tried")
+    console.print(f"[bold]{found.name}[/bold]: {found.verdict}; {found.tried} moves tried")
     for check in found.checks:
         state = "passed" if check.passed else "[bold]FAILED[/bold]"
         console.print(f"{check.name}: {state}, {check.measured}; expected {check.expected}")
