@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -163,11 +162,10 @@ def _gradients(query: GradientQuery, table: Table) -> Tensor:
 
 
 def _cast(query: Query, dtype: torch.dtype) -> Query:
-    """A copy in that precision; the query itself in single."""
+    """A copy in double precision, or as it is."""
     if isinstance(query, StatisticQuery):
         return query
-    with nullcontext() if dtype == torch.float32 else torch.no_grad():
-        module = copy.deepcopy(query.module)
+    module = copy.deepcopy(query.module)
     return GradientQuery(module.double() if dtype == torch.float64 else module, query.loss)
 
 
@@ -184,7 +182,7 @@ def _moved(before: Tensor, after: Tensor) -> float:
     usual = usual or (others.median().item() if len(others) else 0.0)
     if not usual:
         return 0.0
-    found = []
+    found: list[float] = []
     for factor in CLIPS:
         clip = factor * usual
         clipped = [
@@ -192,4 +190,4 @@ def _moved(before: Tensor, after: Tensor) -> float:
             for rows, norms in ((before, lengths), (after, others))
         ]
         found.append((clipped[1] - clipped[0]).sum(0).norm().item() / clip)
-    return max(found)
+    return float(max(found))
