@@ -32,7 +32,7 @@ from confide.posteriors.draws import Draws
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run
-from confide.workflow import estimation as _estimation
+from confide.workflow import calibrate as _calibrate
 from confide.workflow import noise as _residuals
 from confide.workflow import rules
 
@@ -48,7 +48,7 @@ BLOBS = {"bounds": (-15, 15), "classes": 3, "records": 120, "delta": 1e-4, "step
 @pytest.fixture
 def quick_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that are not about privacy: calibration takes longer than the small fits themselves."""
-    monkeypatch.setattr(_estimation, "_noise", lambda *_, **__: 0.3)
+    monkeypatch.setattr(_calibrate, "multiplier_for", lambda *_, **__: 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_import_leaves_scikit_learn_out() -> None:
             r"prior=FlatPrior\(\): give it to",
         ),
         ({"schema": Schema(classes=2)}, r"classes: given as a parameter and in schema="),
-        ({"schema": Schema(target_bounds=(0, 1)), "classes": None}, r"use PrivateBayesRegressor"),
+        ({"schema": Schema(target_bounds=(0, 1)), "classes": None}, r"target_bounds are for regression"),
         ({"bounds": {"a": (0, 1)}}, r"declared by name, but the data is a plain array"),
         ({"module": nn.Linear(3, 3), "hidden": (4,)}, r"hidden=\(4,\): is for confide's own network"),
         ({"module": nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))}, r"BatchNorm"),

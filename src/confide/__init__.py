@@ -1,22 +1,29 @@
-"""confide: differentially private Bayesian learning for PyTorch."""
+"""confide: differentially private Bayesian learning for PyTorch.
+
+Everything below is imported when it is first used: `import confide` itself loads neither torch nor scikit-learn.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from confide import methods
-from confide.data.schema import Schema
-from confide.mechanism.plan import Plan, plan
-from confide.models import likelihoods, networks, priors
-from confide.posteriors.files import load_posterior
-from confide.privacy.ledger import BudgetExceeded, Ledger
-from confide.privacy.statement import Privacy
-from confide.running.chains import fit_chains
-from confide.running.fit import Run, fit
-from confide.sources.private_data import PrivateData
-
 if TYPE_CHECKING:
+    from confide import methods
+    from confide.data.schema import Schema
+    from confide.errors import BudgetExceeded
     from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
+    from confide.mechanism.plan import Plan, plan
+    from confide.models import likelihoods, networks, priors
+    from confide.posteriors.files import load_posterior
+    from confide.privacy.ledger import Ledger
+    from confide.privacy.statement import Privacy
+    from confide.running.chains import fit_chains
+    from confide.running.fit import Run, fit
+    from confide.sources.private_data import PrivateData
+    from confide.workflow.compare import compare
+    from confide.workflow.request import Request
+    from confide.workflow.run import run_request
 
 __all__ = [
     "BudgetExceeded",
@@ -26,8 +33,10 @@ __all__ = [
     "PrivateBayesClassifier",
     "PrivateBayesRegressor",
     "PrivateData",
+    "Request",
     "Run",
     "Schema",
+    "compare",
     "fit",
     "fit_chains",
     "likelihoods",
@@ -36,20 +45,56 @@ __all__ = [
     "networks",
     "plan",
     "priors",
+    "run_request",
 ]
+
+_HOMES = {
+    "BudgetExceeded": "errors",
+    "Ledger": "privacy.ledger",
+    "Plan": "mechanism.plan",
+    "Privacy": "privacy.statement",
+    "PrivateBayesClassifier": "estimators",
+    "PrivateBayesRegressor": "estimators",
+    "PrivateData": "sources.private_data",
+    "Request": "workflow.request",
+    "Run": "running.fit",
+    "Schema": "data.schema",
+    "compare": "workflow.compare",
+    "fit": "running.fit",
+    "fit_chains": "running.chains",
+    "load_posterior": "posteriors.files",
+    "plan": "mechanism.plan",
+    "run_request": "workflow.run",
+}
+_MODULES = {
+    "likelihoods": "models.likelihoods",
+    "methods": "methods",
+    "networks": "models.networks",
+    "priors": "models.priors",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":  # pyproject.toml holds the one number; what is installed knows it
-        from importlib.metadata import PackageNotFoundError, version
+        found: Any = _version()
+    elif name in _MODULES:
+        found = import_module(f"{__name__}.{_MODULES[name]}")
+    elif name in _HOMES:
+        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
-        try:
-            return version("confide")
-        except PackageNotFoundError:
-            return "unknown"
-    # The estimators bring scikit-learn, which is slow to import and not needed by those who do without them.
-    if name in ("PrivateBayesClassifier", "PrivateBayesRegressor"):
-        from confide import estimators
 
-        return getattr(estimators, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("confide")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,83 +6,60 @@
     model.predictive(X_test).epistemic     # and .aleatoric, .interval(0.9)
     model.privacy_.statement()
 
-What is checked first, what is public and what is charged is settled in `confide.workflow`; this file holds the two
-classes that a user sees.
+An estimator turns its parameters into a `confide.Request` and shows the outcome; what is checked first, what is public
+and what is charged is settled in `confide.workflow`, for every door alike.
+
+What leaks in spite of these classes:
+
+- A step before them in a Pipeline that learns from the data, such as StandardScaler, PCA or OneHotEncoder, reads all
+  records in silence, and the estimator cannot see it. Leave it out: the declared bounds scale the features.
+- `score` on training or held-out private records is an unprotected reading of them, and so are the results of
+  `cross_val_score` and `GridSearchCV`. Use public records, or keep the numbers to yourself.
+- Every fit spends. `cross_val_score` with k folds fits k times: each record is in k - 1 of the training sets, and the
+  ledger, which does not know the folds, charges all k. Together they cost what k releases of this budget compose to:
+  less than k * epsilon, far more than epsilon. A ledger with a limit refuses the fit that would exceed it
+  (BudgetExceeded) before a record is read. With several processes give the ledger's path.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import nn
 
 from confide.data.labels import Label
+from confide.data.loaders import from_frame
 from confide.data.preprocessing import Encoder
-from confide.data.schema import Schema, Task
-from confide.data.table import Array
+from confide.data.schema import Column, Schema, Task
+from confide.data.table import Array, Table, plain_column
+from confide.errors import Refusal
 from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.models.priors import Prior
 from confide.posteriors.base import Posterior
 from confide.posteriors.prediction.summary import Summary
+from confide.privacy.events import Adjacency, Sampling
 from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
 from confide.running.fit import Run
-from confide.workflow import estimation
-from confide.workflow.rules import DEFAULT_CLIP, in_units
+from confide.running.journal import Checkpoints
+from confide.workflow import rules
+from confide.workflow.measure import in_units
+from confide.workflow.request import Request
+from confide.workflow.run import run_request
 
 ROWS_AT_ONCE = 8192
-
-PARAMETERS = """
-    Parameters
-    ----------
-    method : "auto", the name of a method (see `confide.methods.names()`) or a Method
-        "auto" is SGLD on a network by public sizes alone: one hidden layer of 64 units where
-        records * epsilon >= 10 * (weights of that network), and no hidden layer otherwise.
-    epsilon, delta : the budget of one fit, for adding or removing one record
-    bounds : (low, high), one such pair per feature, or {{column name: (low, high)}}
-        Public range of the features. Values outside are clamped, and the range is scaled to [-1, 1].
-    {target}
-    records : public nominal number of records; need not be exact
-        Not declared: the records are counted privately, for a tenth of epsilon at most; batches then are a twentieth
-        of the data, so that their size rests on no count. Declare it for fewer than a thousand records.
-    schema : a confide.Schema, for all of these facts at once and for categories by column name
-    assume_public : read the facts that are left open off the data; the privacy statement then says so
-    module : any torch Module; records with more than one dimension reach it as (n, channels, height, width)
-    hidden : widths of the hidden layers of confide's own network; None is the rule of "auto", else no hidden layer
-    likelihood, prior : from confide.likelihoods and confide.priors; None is the default of task and method. The noise
-        of a regression target then is learnt privately from a histogram of residuals, for a fifth of epsilon at most
-    batch, epochs or steps, clip : the plan; None is the public rule of the command line
-    ledger : a Ledger or the path of one; None keeps no account over fits
-    name : the data set's name in the ledger
-    seed : for tests only: noise that can be reproduced protects nothing, and the statement claims nothing
-
-    Attributes
-    ----------
-    posterior_, privacy_, run_ : the posterior, what it cost and the whole run; `save(directory)` writes them
-    schema_ : the public facts and whose word each of them is
-    n_features_in_, feature_names_in_ : as in scikit-learn{more}
-
-    What leaks in spite of this class
-    ---------------------------------
-    - A step before it in a Pipeline that learns from the data, such as StandardScaler, PCA or OneHotEncoder, reads all
-      records in silence, and this class cannot see it. Leave it out: the declared bounds scale the features.
-    - `score` on training or held-out private records is an unprotected reading of them, and so are the results of
-      `cross_val_score` and `GridSearchCV`. Use public records, or keep the numbers to yourself.
-    - Every fit spends. `cross_val_score` with k folds fits k times: each record is in k - 1 of the training sets, and
-      the ledger, which does not know the folds, charges all k. Together they cost what k releases of this budget
-      compose to: less than k * epsilon, far more than epsilon. A ledger with a limit refuses the fit that would exceed
-      it (BudgetExceeded) before a record is read. With several processes give the ledger's path.
-"""
+"""Records predicted at a time: some megabytes of outputs for a thousand draws."""
 
 
 class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
@@ -96,11 +73,82 @@ class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
     encoder_: Encoder
 
     def _fit(self, X: Any, y: Any) -> None:
-        request = estimation.request_of(self)
-        table = estimation.training_table(self, X, y, request)
-        outcome = estimation.run_request(request, table)
+        facts = self._facts()
+        # Everything that needs no record is refused before one is looked at.
+        self._request(Table(), facts).check()
+        table = self._training_table(X, y, facts)
+        outcome = run_request(self._request(table, self._with_classes(facts, table)))
         self.run_, self.encoder_ = outcome.run, outcome.encoder
         self.posterior_, self.privacy_, self.schema_ = outcome.run.posterior, outcome.run.privacy, outcome.run.schema
+
+    def _request(self, table: Table, facts: Schema) -> Request:
+        """The parameters as a request; those of the same name are passed on as they are."""
+        same = self.get_params(deep=False)
+        for fact in ("bounds", "classes", "target_bounds", "records", "schema"):
+            same.pop(fact, None)
+        return Request(table, facts=facts, task=self.task, **same)
+
+    def _facts(self) -> Schema:
+        """The schema with the facts given beside it; a fact given twice is refused."""
+        schema = Schema() if self.schema is None else self.schema
+        if not isinstance(schema, Schema):
+            raise TypeError(f"schema={schema!r}: must be a confide.Schema")
+        facts: dict[str, Any] = {}
+        for name, value in self.get_params(deep=False).items():
+            if name not in ("classes", "target_bounds", "records", "bounds") or value is None:
+                continue
+            if getattr(schema, name) is not None:
+                raise Refusal(f"{name}: given as a parameter and in schema=; give it once")
+            facts[name] = value
+        by_name = facts.get("bounds")
+        if isinstance(by_name, Mapping):
+            if schema.columns:
+                raise Refusal("bounds: given by column name, and schema= has columns too; declare all columns in one")
+            del facts["bounds"]
+            columns = (Column(name, bounds=pair, missing=schema.missing) for name, pair in by_name.items())
+            facts["columns"] = tuple(columns)
+        merged: Schema = replace(schema, **facts)
+        return merged if merged.classes is None else replace(merged, classes=_sorted(merged.classes))
+
+    def _with_classes(self, facts: Schema, table: Table) -> Schema:
+        """With assume_public, the labels as scikit-learn understands them."""
+        if self.task != "classification" or not self.assume_public or facts.classes is not None:
+            return facts
+        sources: Any = {**dict(facts.sources), "classes": "assumed public"}
+        return replace(facts, classes=_labels_seen(table), sources=sources)
+
+    def _training_table(self, X: Any, y: Any, facts: Schema) -> Table:
+        """Records and labels behind one type, whether they came as arrays or as a data frame."""
+        if _is_frame(X):
+            validate_data(self, X, y, reset=True, skip_check_array=True)
+            labels = self._labels(y)
+            check_consistent_length(X, labels)
+            return replace(from_frame(X), labels=plain_column(labels, "y"))
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            reset=True,
+            allow_nd=True,
+            ensure_min_samples=2,
+            ensure_all_finite=facts.missing == "refuse",
+            y_numeric=self.task == "regression",
+        )
+        return Table.from_arrays(X, self._labels(y))
+
+    def _new_table(self, X: Any) -> Table:
+        """Records to predict."""
+        if _is_frame(X):
+            validate_data(self, X, reset=False, skip_check_array=True)
+            return from_frame(X)
+        schema = self.schema_
+        finite = schema.missing == "refuse" and all(column.missing == "refuse" for column in schema.columns)
+        return Table.from_arrays(validate_data(self, X, reset=False, allow_nd=True, ensure_all_finite=finite))
+
+    @staticmethod
+    def _labels(y: Any) -> Array:
+        labels: Array = column_or_1d(y, warn=True)
+        return labels
 
     def save(self, directory: str | Path) -> Path:
         """Write posterior, run and report to a new directory, which `confide predict` reads."""
@@ -117,8 +165,7 @@ class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
 
     def _inputs(self, X: Any) -> torch.Tensor:
         check_is_fitted(self, "posterior_")
-        table = estimation.new_table(self, X, self.schema_)
-        return torch.as_tensor(self.encoder_.features(table))
+        return torch.as_tensor(self.encoder_.features(self._new_table(X)))
 
     def __sklearn_clone__(self) -> Any:
         # A ledger is shared, never copied: a copy could spend the budget a second time.
@@ -137,10 +184,84 @@ class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
 
 
 class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[misc]
-    __doc__ = "A Bayesian classifier under differential privacy.\n" + PARAMETERS.format(
-        target="classes : the public labels, or their number for 0, 1, ...; records of other labels count as nothing",
-        more="\n    classes_ : the declared labels, sorted",
-    )
+    """A Bayesian classifier under differential privacy.
+
+    Parameters
+    ----------
+    method : str or Method, default="auto"
+        The name of a method (see `confide.methods.names()`) or a method with its settings. "auto" is SGLD.
+    epsilon : float, default=1.0
+        The budget of one fit: everything that it releases, together.
+    delta : float, default=1e-5
+        Probability with which the budget may fail; must be below 1 / records.
+    bounds : (low, high), sequence of pairs, or mapping of column name to pair, default=None
+        Public range of the features. Values outside are clamped, and the range is scaled to [-1, 1].
+    classes : int or sequence of labels, default=None
+        The public labels, or their number for 0, 1, ...; records of other labels count as nothing.
+    records : int, default=None
+        Public nominal number of records; need not be exact. None: the records are counted privately, for a tenth of
+        epsilon at most; batches then are a twentieth of the data, so that their size rests on no count. Declare it for
+        fewer than a thousand records.
+    schema : Schema, default=None
+        All of these facts at once, and categories by column name.
+    assume_public : bool, default=False
+        Read the facts that are left open off the data; the privacy statement then says so.
+    module : torch.nn.Module, default=None
+        A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
+    hidden : tuple of int, default=None
+        Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
+        the method: one layer of 64 where records * epsilon >= 10 * its weights, and no hidden layer otherwise.
+    likelihood : Likelihood, default=None
+        From `confide.likelihoods`; None is categorical.
+    prior : Prior, default=None
+        From `confide.priors`, for a method given by name; None is the method's own.
+    batch : int, default=None
+        Expected records per step; None is the public rule, a 32nd of the records but at least 128.
+    epochs : float, default=None
+        Passes over the data; None is the public rule, 40.
+    steps : int, default=None
+        Number of steps, instead of `epochs`.
+    clip : float, default=None
+        Largest norm of one record's answer; None is the public rule, 2.
+    sampling : {"poisson", "fixed-size", "shuffle", "full-batch"}, default="poisson"
+        How a batch is drawn.
+    adjacency : {"add-remove", "replace-one"}, default="add-remove"
+        What one person changes: their record is there or not, or it has other values.
+    secure : bool, default=False
+        Noise on a lattice, against attacks on the low-order bits of floating-point numbers; same epsilon.
+    chains : int, default=1
+        Independent chains of a sampler, all of them together within the budget.
+    checkpoint : path or Checkpoints, default=None
+        A directory in which the run is kept while it lasts: the same fit goes on from it after it was killed.
+    ledger : Ledger or path, default=None
+        Where fits are charged; None keeps no account over fits.
+    name : str, default=""
+        The data set's name in the ledger.
+    seed : int, default=None
+        For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
+
+    Attributes
+    ----------
+    posterior_ : Posterior
+        What was learnt.
+    privacy_ : Privacy
+        What it cost; `privacy_.statement()` says it in one paragraph.
+    run_ : Run
+        The whole run; `save(directory)` writes it.
+    schema_ : Schema
+        The public facts, and whose word each of them is.
+    classes_ : ndarray
+        The declared labels, sorted.
+    n_features_in_ : int
+        Number of features seen during `fit`.
+    feature_names_in_ : ndarray
+        Names of the columns seen during `fit`, where the records came as a data frame.
+
+    Examples
+    --------
+    >>> model = PrivateBayesClassifier(epsilon=1.0, bounds=(0, 16), classes=10, records=1437)
+    >>> model.fit(X, y).predict_proba(X_test)  # doctest: +SKIP
+    """
 
     task: ClassVar[Task] = "classification"
     classes_: Array
@@ -149,8 +270,8 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
         self,
         method: str | Method = "auto",
         *,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
+        epsilon: float = rules.EPSILON,
+        delta: float = rules.DELTA,
         bounds: Iterable[Any] | Mapping[str, Any] | None = None,
         classes: int | Iterable[Label] | None = None,
         records: int | None = None,
@@ -163,7 +284,12 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
         batch: int | None = None,
         epochs: float | None = None,
         steps: int | None = None,
-        clip: float = DEFAULT_CLIP,
+        clip: float | None = None,
+        sampling: Sampling = rules.SAMPLING,
+        adjacency: Adjacency = rules.ADJACENCY,
+        secure: bool = False,
+        chains: int = 1,
+        checkpoint: str | Path | Checkpoints | None = None,
         ledger: Ledger | str | Path | None = None,
         name: str = "",
         seed: int | None = None,
@@ -184,6 +310,11 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
         self.epochs = epochs
         self.steps = steps
         self.clip = clip
+        self.sampling = sampling
+        self.adjacency = adjacency
+        self.secure = secure
+        self.chains = chains
+        self.checkpoint = checkpoint
         self.ledger = ledger
         self.name = name
         self.seed = seed
@@ -221,9 +352,85 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
 
 
 class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc]
-    __doc__ = "Bayesian regression under differential privacy.\n" + PARAMETERS.format(
-        target="target_bounds : (low, high), the public range of the target; values outside are clamped", more=""
-    )
+    """Bayesian regression under differential privacy.
+
+    Parameters
+    ----------
+    method : str or Method, default="auto"
+        The name of a method (see `confide.methods.names()`) or a method with its settings. "auto" is SGLD.
+    epsilon : float, default=1.0
+        The budget of one fit: everything that it releases, together.
+    delta : float, default=1e-5
+        Probability with which the budget may fail; must be below 1 / records.
+    bounds : (low, high), sequence of pairs, or mapping of column name to pair, default=None
+        Public range of the features. Values outside are clamped, and the range is scaled to [-1, 1].
+    target_bounds : (low, high), default=None
+        Public range of the target. Values outside are clamped.
+    records : int, default=None
+        Public nominal number of records; need not be exact. None: the records are counted privately, for a tenth of
+        epsilon at most; batches then are a twentieth of the data, so that their size rests on no count. Declare it for
+        fewer than a thousand records.
+    schema : Schema, default=None
+        All of these facts at once, and categories by column name.
+    assume_public : bool, default=False
+        Read the facts that are left open off the data; the privacy statement then says so.
+    module : torch.nn.Module, default=None
+        A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
+    hidden : tuple of int, default=None
+        Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
+        the method: one layer of 64 where records * epsilon >= 10 * its weights, and no hidden layer otherwise.
+    likelihood : Likelihood, default=None
+        From `confide.likelihoods`; None is Gaussian.
+    noise_scale : float, default=None
+        Standard deviation of the target around the model, where its bounds are scaled to [-1, 1]. None: learnt
+        privately from a histogram of residuals, for a fifth of epsilon at most; the whole fit stays within epsilon.
+    prior : Prior, default=None
+        From `confide.priors`, for a method given by name; None is the method's own.
+    batch : int, default=None
+        Expected records per step; None is the public rule, a 32nd of the records but at least 128.
+    epochs : float, default=None
+        Passes over the data; None is the public rule, 40.
+    steps : int, default=None
+        Number of steps, instead of `epochs`.
+    clip : float, default=None
+        Largest norm of one record's answer; None is the public rule, 2.
+    sampling : {"poisson", "fixed-size", "shuffle", "full-batch"}, default="poisson"
+        How a batch is drawn.
+    adjacency : {"add-remove", "replace-one"}, default="add-remove"
+        What one person changes: their record is there or not, or it has other values.
+    secure : bool, default=False
+        Noise on a lattice, against attacks on the low-order bits of floating-point numbers; same epsilon.
+    chains : int, default=1
+        Independent chains of a sampler, all of them together within the budget.
+    checkpoint : path or Checkpoints, default=None
+        A directory in which the run is kept while it lasts: the same fit goes on from it after it was killed.
+    ledger : Ledger or path, default=None
+        Where fits are charged; None keeps no account over fits.
+    name : str, default=""
+        The data set's name in the ledger.
+    seed : int, default=None
+        For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
+
+    Attributes
+    ----------
+    posterior_ : Posterior
+        What was learnt.
+    privacy_ : Privacy
+        What it cost; `privacy_.statement()` says it in one paragraph.
+    run_ : Run
+        The whole run; `save(directory)` writes it.
+    schema_ : Schema
+        The public facts, and whose word each of them is.
+    n_features_in_ : int
+        Number of features seen during `fit`.
+    feature_names_in_ : ndarray
+        Names of the columns seen during `fit`, where the records came as a data frame.
+
+    Examples
+    --------
+    >>> model = PrivateBayesRegressor(epsilon=1.0, bounds=(-1, 1), target_bounds=(0, 100), records=5000)
+    >>> mean, deviation = model.fit(X, y).predict(X_test, return_std=True)  # doctest: +SKIP
+    """
 
     task: ClassVar[Task] = "regression"
 
@@ -231,8 +438,8 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
         self,
         method: str | Method = "auto",
         *,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
+        epsilon: float = rules.EPSILON,
+        delta: float = rules.DELTA,
         bounds: Iterable[Any] | Mapping[str, Any] | None = None,
         target_bounds: Iterable[float] | None = None,
         records: int | None = None,
@@ -241,11 +448,17 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
         module: nn.Module | None = None,
         hidden: tuple[int, ...] | None = None,
         likelihood: Likelihood | None = None,
+        noise_scale: float | None = None,
         prior: Prior | None = None,
         batch: int | None = None,
         epochs: float | None = None,
         steps: int | None = None,
-        clip: float = DEFAULT_CLIP,
+        clip: float | None = None,
+        sampling: Sampling = rules.SAMPLING,
+        adjacency: Adjacency = rules.ADJACENCY,
+        secure: bool = False,
+        chains: int = 1,
+        checkpoint: str | Path | Checkpoints | None = None,
         ledger: Ledger | str | Path | None = None,
         name: str = "",
         seed: int | None = None,
@@ -261,11 +474,17 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
         self.module = module
         self.hidden = hidden
         self.likelihood = likelihood
+        self.noise_scale = noise_scale
         self.prior = prior
         self.batch = batch
         self.epochs = epochs
         self.steps = steps
         self.clip = clip
+        self.sampling = sampling
+        self.adjacency = adjacency
+        self.secure = secure
+        self.chains = chains
+        self.checkpoint = checkpoint
         self.ledger = ledger
         self.name = name
         self.seed = seed
@@ -290,7 +509,23 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
         found: RealPredictive = self.posterior_.predict(self._inputs(X))  # type: ignore[assignment]
         return in_units(found, self.encoder_)
 
-    @staticmethod
-    def _labels(y: Any) -> Array:
-        labels: Array = column_or_1d(y, warn=True)
-        return labels
+
+def _sorted(classes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """scikit-learn's metrics take the columns of probabilities to be in the order of the sorted labels."""
+    return tuple(np.unique(np.asarray(classes)).tolist())
+
+
+def _labels_seen(table: Table) -> Any:
+    assert table.labels is not None  # a training table has them
+    labels = table.labels
+    if labels.dtype.kind == "f" and type_of_target(labels) in ("binary", "multiclass"):
+        labels = labels.astype(np.int64)
+    return np.unique(labels.astype(str) if labels.dtype.kind == "O" else labels).tolist()
+
+
+def _is_frame(X: Any) -> bool:
+    """A data frame whose columns have names; one with numbers for names is taken as a plain array."""
+    names = getattr(X, "columns", None)
+    if names is None or not any(hasattr(X, mark) for mark in ("iloc", "__dataframe__", "__arrow_c_stream__")):
+        return False
+    return all(isinstance(name, str) for name in names)

@@ -14,14 +14,15 @@ from confide.privacy.accountants import sound_epsilon
 from confide.privacy.ledger import Ledger
 from confide.report import PUBLIC, Evaluation
 from confide.running.artefacts import load_run
-from confide.workflow.compare import Trial, baseline_of, peak_memory, ranked, standard_errors
+from confide.workflow.memory import peak_memory
+from confide.workflow.ranking import Trial, baseline_of, ranked, standard_errors
 from tests.cli.conftest import Result, heights, is_refusal
 
 Run = Callable[..., Result]
 
 
 def given(files: Path, *more: object) -> list[object]:
-    base: list[object] = ["compare", files / "train.csv", "--target", "ill", "--bounds", files / "facts.toml"]
+    base: list[object] = ["compare", files / "train.csv", "--target", "ill", "--facts", files / "facts.toml"]
     return [*base, "--epsilon", 2, "--delta", "1e-4", "--steps", 30, *more]
 
 

@@ -19,7 +19,7 @@ Run = Callable[..., Result]
 
 def fit_words(files: Path, out: str) -> tuple[object, ...]:
     budget = ("--epsilon", 2, "--delta", 1e-3, "--batch", 30, "--steps", 3, "--ledger", files / "budget.db")
-    return ("fit", files / "train.csv", "--bounds", files / "facts.toml", *budget, "--out", files / out, "--json")
+    return ("fit", files / "train.csv", "--facts", files / "facts.toml", *budget, "--out", files / out, "--json")
 
 
 def test_a_ceiling_refuses_before_anything_is_spent_or_written(run: Run, files: Path) -> None:

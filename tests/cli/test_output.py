@@ -6,17 +6,24 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import confide
-from confide.cli import output, training
+from confide.cli import app as application
+from confide.cli import output
 from confide.cli.app import main
+from confide.cli.records import Records
+from confide.methods.sgld import SGLD
 from confide.models import networks
+from confide.privacy.accountants import sound_epsilon
+from confide.privacy.ledger import Ledger
 from tests.cli.conftest import Result, is_refusal
 
 Run = Callable[..., Result]
@@ -25,6 +32,33 @@ COMMANDS = (["account"], ["plan"], ["fit"], ["predict"], ["ledger", "show"], ["l
 
 def test_version(run: Run) -> None:
     assert run("--version") == Result(0, f"confide {confide.__version__}\n", "")
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_the_door_opens_without_torch(word: str) -> None:
+    """Half a second of waiting for every look at the help; `import confide` is part of it."""
+    script = (
+        "import sys; import confide; from confide.cli.app import main; code = main(sys.argv[1:]); "
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'confide.methods'} & set(sys.modules); "
+        "sys.exit(f'loaded {heavy}' if heavy else code)"
+    )
+    result = subprocess.run([sys.executable, "-c", script, word], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", list(application.COMMANDS))
+def test_the_list_says_what_each_command_says_of_itself(name: str) -> None:
+    about = application.command(name).help.split("\n\n")[0]
+    assert about == application.COMMANDS[name]
+
+
+def test_a_shell_can_complete() -> None:
+    for words, place, wanted in (("confide eva", 1, "evaluate"), ("confide fit --check", 2, "--checkpoint")):
+        asked = {application.COMPLETION: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+        found = subprocess.run(
+            [sys.executable, "-m", "confide"], capture_output=True, text=True, env={**os.environ, **asked}
+        )
+        assert (found.stdout.split(), found.stderr) == ([wanted], "")
 
 
 def test_no_words_at_all_show_the_help(run: Run) -> None:
@@ -61,7 +95,7 @@ def test_an_unforeseen_error_is_one_sentence_with_the_way_to_see_more(
     def broken(*_: object) -> None:
         raise KeyError("inner\nworkings")
 
-    monkeypatch.setattr(training, "load", broken)
+    monkeypatch.setattr(Records, "load", broken)
     monkeypatch.delenv(output.DEBUG_VARIABLE, raising=False)
     words = ("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run")
     result = run(*words)
@@ -78,9 +112,9 @@ def test_a_value_error_of_a_library_is_not_taken_for_a_refusal(
 ) -> None:
     """Exit 2 says "your input is wrong"; a bug must not say that, even where it surfaces in confide's own lines."""
     words = ("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run")
-    monkeypatch.setattr(training, "load", lambda source: int("not a number"))
+    monkeypatch.setattr(Records, "load", lambda _: int("not a number"))
     assert run(*words).code == 1
-    monkeypatch.setattr(training, "load", lambda source: networks.Recipe.from_dict(None))  # fails in a confide line
+    monkeypatch.setattr(Records, "load", lambda _: networks.Recipe.from_dict(None))  # fails in a confide line
     assert run(*words).code == 1
 
 
@@ -88,12 +122,39 @@ def test_interrupted_from_the_keyboard(run: Run, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "run_fit", interrupted)
+    monkeypatch.setattr("confide.workflow.run.carry_out", interrupted)
     words = ("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run", "--steps", 2)
     result = run(*words)
     assert is_refusal(result, code=130)
     assert "interrupted" in result.err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_run_says_which_command_goes_on(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a hint that does not work: the command it prints is run as it stands."""
+    out, kept = files / "a run", files / "kept"
+    words = ("fit", files / "train.csv", "--facts", files / "facts.toml", "--epsilon", 5, "--delta", 1e-3)
+    words = (*words, "--steps", 40, "--checkpoint", kept, "--ledger", files / "b.db", "--out", out)  # type: ignore[assignment]
+    tell, steps = SGLD.tell, iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(steps) == 25:
+            raise KeyboardInterrupt
+        return tell(*arguments)
+
+    monkeypatch.setattr(SGLD, "tell", interrupted)
+    result = run(*words)
+    assert is_refusal(result, code=130)
+    assert not out.exists()
+    monkeypatch.undo()
+    (line,) = result.err.splitlines()
+    again = shlex.split(line.partition("goes on: ")[2])
+    assert again[0] == "confide"
+    finished = run(*again[1:], "--json").json
+    assert finished["steps"] == 40
+    with Ledger(files / "b.db") as book:
+        assert sound_epsilon(book.events("train.csv"), 1e-3) == pytest.approx(finished["epsilon"]["pld"])
+    assert finished["epsilon"]["pld"] > 5  # what may have been done twice is paid twice, and stated
 
 
 class Terminal(io.StringIO):
@@ -109,7 +170,7 @@ def test_a_progress_bar_only_on_a_terminal(files: Path, monkeypatch: pytest.Monk
     out, err = io.StringIO(), Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    words = ("fit", files / "train.csv", "--bounds", files / "facts.toml", "--epsilon", 3, "--delta", 1e-3)
+    words = ("fit", files / "train.csv", "--facts", files / "facts.toml", "--epsilon", 3, "--delta", 1e-3)
     rest = ("--steps", 3, "--out", files / "run", "--json")
     assert main([str(word) for word in (*words, *rest)]) == 0
     assert json.loads(out.getvalue())["method"] == "sgld"

@@ -39,7 +39,7 @@ def test_names_that_are_paths_write_nothing_outside(run: Run, tmp_path: Path, mo
     monkeypatch.chdir(table.parent)
     before = everything(tmp_path)
     quick = ("--epsilon", 20, "--delta", 1e-3, "--steps", 10, "--batch", 60, "--json")
-    fitted = run("fit", table, "--bounds", facts, "--name", HOSTILE, "--out", "out/run", *quick)
+    fitted = run("fit", table, "--facts", facts, "--name", HOSTILE, "--out", "out/run", *quick)
     assert (fitted.code, fitted.err) == (0, "")
     exported = run("export", "out/run", "--form", "numpy", "--out", "out/numpy", "--json")
     assert (exported.code, exported.err) == (0, "")
@@ -53,7 +53,7 @@ def test_a_link_in_the_place_of_out_is_refused(run: Run, tmp_path: Path) -> None
     """Following it would write where the link points to, even where nothing is there yet."""
     table, facts = hostile_table(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    refused = run("fit", table, "--bounds", facts, "--epsilon", 1, "--out", tmp_path / "link")
+    refused = run("fit", table, "--facts", facts, "--epsilon", 1, "--out", tmp_path / "link")
     assert refused.code == 2
     assert "exists already" in refused.err
     assert not (tmp_path / "elsewhere").exists()

@@ -29,7 +29,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def words(files: Path, *changed: object) -> tuple[object, ...]:
     """A command line that is right, followed by options that overrule it."""
-    right = ("fit", files / "train.csv", "--bounds", files / "facts.toml", "--epsilon", 2, "--delta", 1e-3)
+    right = ("fit", files / "train.csv", "--facts", files / "facts.toml", "--epsilon", 2, "--delta", 1e-3)
     rest = ("--steps", 2, "--batch", 30, "--ledger", files / "budget.db", "--out", files / "run", "--json")
     return (*right, *rest, *changed)
 
@@ -144,7 +144,7 @@ BAD_OPTIONS: list[tuple[list[object], str]] = [
     (["--seed", 2**70], "--seed"),
     (["--target", "nonsense"], "nonsense"),
     (["--test", "absent.csv"], "absent.csv"),
-    (["--bounds", "absent.toml"], "absent.toml"),
+    (["--facts", "absent.toml"], "absent.toml"),
     (["--ledger", "absent/folder/budget.db"], "--ledger"),
     (["--out", "."], "--out"),
     (["--out", ""], "--out"),
@@ -255,7 +255,7 @@ WRONG: dict[str, st.SearchStrategy[str]] = {
     "--hidden": TEXTS.filter(lambda text: text.strip() and not text.replace(",", "").strip().isdigit()),
     "--set": TEXTS.filter(lambda text: not text.startswith(("decay=", "burn_in=", "step_size=", "thinning="))),
     "--target": TEXTS.filter(lambda text: text.strip() not in ("", "ill", "ward", "age", "dose")),
-    "--bounds": TEXTS,
+    "--facts": TEXTS,
     "--test": TEXTS,
     "--split": st.integers().map(str),
     "--epochs": st.floats(1, 10).map(repr),

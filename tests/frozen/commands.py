@@ -113,10 +113,10 @@ def printed(words: str, names: dict[str, Any], code: int = 0) -> Any:
 ACCOUNT = "account --rate 0.01 --noise-multiplier 1.3 --steps 500 --delta 1e-5"
 PLAN = "plan --epsilon 1 --delta 1e-5 --records 6000 --batch 256 --epochs 15"
 BUDGET = "--epsilon 2 --delta 1e-3 --steps 20 --batch 30"
-PATIENTS = f"fit train.csv --bounds facts.toml --test test.csv {BUDGET}"
-HEIGHTS = "fit heights.csv --bounds heights.toml --test more-heights.csv --epsilon 8 --delta 1e-3 --steps 20 --batch 50"
+PATIENTS = f"fit train.csv --facts facts.toml --test test.csv {BUDGET}"
+HEIGHTS = "fit heights.csv --facts heights.toml --test more-heights.csv --epsilon 8 --delta 1e-3 --steps 20 --batch 50"
 DIGITS = "fit digits --epsilon 3 --delta 1e-4 --epochs 2"
-COMPARE = f"compare train.csv --bounds facts.toml --test test.csv {BUDGET} --seed 3"
+COMPARE = f"compare train.csv --facts facts.toml --test test.csv {BUDGET} --seed 3"
 OPEN, NOISY = OPEN_KINDS, NOISY_KINDS
 
 # In this order, for later ones use what earlier ones left: name -> (command line, what is not frozen).
@@ -222,7 +222,7 @@ def _cell(text: str) -> Any:
 
 # -- what is refused -----------------------------------------------------------------------------------------
 
-FIT = f"fit train.csv --bounds facts.toml {BUDGET} --out new"
+FIT = f"fit train.csv --facts facts.toml {BUDGET} --out new"
 Change = Callable[[Path], object]
 
 
@@ -281,11 +281,11 @@ PREDICT, EVALUATE = "predict run test.csv --out new.csv", "evaluate run train.cs
 REFUSED: dict[str, tuple[str, Change]] = {
     "no command": ("--json", _nothing),
     "unknown command": ("learn train.csv", _nothing),
-    "no file": ("fit absent.csv --bounds facts.toml --epsilon 1 --out new", _nothing),
+    "no file": ("fit absent.csv --facts facts.toml --epsilon 1 --out new", _nothing),
     "no facts": ("fit train.csv --target ill --epsilon 1 --out new", _nothing),
     "no target": ("fit train.csv --assume-public --epsilon 1 --out new", _nothing),
-    "no epsilon": ("fit train.csv --bounds facts.toml --out new", _nothing),
-    "no directory": ("fit train.csv --bounds facts.toml --epsilon 1", _nothing),
+    "no epsilon": ("fit train.csv --facts facts.toml --out new", _nothing),
+    "no directory": ("fit train.csv --facts facts.toml --epsilon 1", _nothing),
     "unknown option": (f"{FIT} --unknown 1", _nothing),
     "a word too many": (f"{FIT} another", _nothing),
     "epsilon is not positive": (f"{FIT} --epsilon -1", _nothing),
@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "unknown target": (f"{FIT} --target nonsense", _nothing),
     "no test file": (f"{FIT} --test absent.csv", _nothing),
     "the training file as test file": (f"{FIT} --test train.csv", _nothing),
-    "no facts file": (f"{FIT} --bounds absent.toml", _nothing),
+    "no facts file": (f"{FIT} --facts absent.toml", _nothing),
     "no folder for the ledger": (f"{FIT} --ledger absent/budget.db", _nothing),
     "a split of a file": (f"{FIT} --split 1", _nothing),
     "the directory exists": (f"{FIT} --out run", _nothing),
@@ -328,7 +328,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "a column that is not there": (FIT, _edits("facts.toml", "[columns.dose]", "[columns.height]")),
     "a ceiling": (f"{FIT} --ledger budget.db --name train.csv --epsilon 9", _nothing),
     "a ceiling for many": (
-        "compare train.csv --bounds facts.toml --test test.csv --epsilon 2 --delta 1e-3 --steps 5"
+        "compare train.csv --facts facts.toml --test test.csv --epsilon 2 --delta 1e-3 --steps 5"
         " --methods sgld,sgd --ledger budget.db",
         _nothing,
     ),
@@ -359,9 +359,9 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "public records paid": (f"{EVALUATE} --public --epsilon 1", _nothing),
     "training records called public": (f"{EVALUATE} --public", _nothing),
     "an unknown metric": (f"{EVALUATE} --epsilon 1 --metrics nonsense", _nothing),
-    "a comparison without a test": ("compare train.csv --bounds facts.toml --epsilon 2 --delta 1e-3", _nothing),
+    "a comparison without a test": ("compare train.csv --facts facts.toml --epsilon 2 --delta 1e-3", _nothing),
     "a comparison of unknown methods": (
-        "compare train.csv --bounds facts.toml --test test.csv --epsilon 2 --delta 1e-3 --methods oracle",
+        "compare train.csv --facts facts.toml --test test.csv --epsilon 2 --delta 1e-3 --methods oracle",
         _nothing,
     ),
     "an unknown form": ("export run --form onnx --out new", _nothing),
@@ -386,7 +386,7 @@ def _good_folder() -> Iterator[Path]:
     """A folder with a fitted run and a ledger whose ceiling is nearly reached."""
     with folder() as here:
         assert call("ledger", "limit", "budget.db", "--epsilon", 2.5, "--delta", 1e-3).code == 0
-        fitted = call(*f"fit train.csv --bounds facts.toml {BUDGET} --ledger budget.db --out run".split())
+        fitted = call(*f"fit train.csv --facts facts.toml {BUDGET} --ledger budget.db --out run".split())
         assert fitted.code == 0, fitted.err
         yield here
 

@@ -13,12 +13,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from confide import methods
 from confide.cli import audit_own, options
 from confide.cli.help_texts import WIDTH, teach
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN, Json
 from confide.cli.output import emit_json, output, progress_bar
-from confide.cli.settings import make_method
 from confide.errors import CommandError
 
 FAILED = 4
@@ -149,6 +147,8 @@ def audit(
     the guesses, checks look at sensitivity, noise, sampling, the ledger and what could be hidden in low-order bits.
     With --module, records made to do harm are put into your own network or query, one more or less.
     """
+    from confide.cli.settings import make_method
+
     if page is not None:
         check_new_file("--page", page)
     options.whole("--classes", classes, least=0)
@@ -260,6 +260,12 @@ def _plain(*titles: str) -> Table:
     return table
 
 
-def register(app: Any) -> None:
+def closing() -> str:
+    from confide import methods
+
     known = f"Methods: {', '.join(methods.names())}."
-    teach(app, audit, EXAMPLES, closing="\n".join(fill(text, WIDTH) for text in (CLOSING, known)))
+    return "\n".join(fill(text, WIDTH) for text in (CLOSING, known))
+
+
+def register(app: Any) -> None:
+    teach(app, audit, EXAMPLES, closing=closing)

@@ -15,7 +15,9 @@ from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import DATA, PRIVACY, RUN, AdjacencyName, Json
 from confide.cli.output import emit_json, one_line, output
+from confide.cli.paths import check_ledger, same_file
 from confide.errors import CommandError
+from confide.workflow import rules
 
 if TYPE_CHECKING:
     from confide.data import Encoder
@@ -95,8 +97,8 @@ def evaluate(
     *,
     public: Public = False,
     epsilon: Epsilon = None,
-    delta: given.Delta = 1e-5,
-    adjacency: AdjacencyName = "add-remove",
+    delta: given.Delta = rules.DELTA,
+    adjacency: AdjacencyName = rules.ADJACENCY,
     records: Size = None,
     metrics: Metrics = None,
     nll_bound: NllBound = 5.0,
@@ -112,7 +114,6 @@ def evaluate(
     Records are private unless you say --public. A metric on private records is released with noise, for --epsilon, and
     charged before a record is read; records that the model has learnt from are charged under the --name of the fit.
     """
-    from confide.cli import training
     from confide.evaluate.private import CLASS_SCORES, REAL_SCORES, private_scores
     from confide.sources.private_data import PrivateData
 
@@ -124,11 +125,10 @@ def evaluate(
         options.epsilon(epsilon or 0.0)
         options.delta(delta, records)
         options.adjacency(adjacency)
-        training.check_ledger(ledger)
+        check_ledger(ledger)
     if records is not None:
         options.whole("--records", records, least=2)
-    if seed is not None:
-        options.whole("--seed", seed, least=0, most=2**31)
+    options.seed(seed)
 
     saved, encoder, table = _loaded(directory, data)
     if public:
@@ -195,24 +195,15 @@ def _loaded(directory: Path, data: str) -> tuple[SavedRun, Encoder, RawRecords]:
 
 
 def _measure_openly(saved: SavedRun, encoder: Encoder, table: RawRecords, data: str, as_json: bool) -> None:
-    import torch
-
-    from confide.cli import outcome, training
-    from confide.models.predictive import RealPredictive
-    from confide.report import PUBLIC, Evaluation
-    from confide.workflow.rules import in_units
+    from confide.cli import outcome
+    from confide.report import PUBLIC
+    from confide.workflow.measure import measured
 
     config = saved.record.get("config")
     trained_on = config.get("train") if isinstance(config, dict) else None
-    if isinstance(trained_on, str) and training.same_file(Path(data), trained_on):
+    if isinstance(trained_on, str) and same_file(Path(data), trained_on):
         raise CommandError(f"DATA={data}: is the file that the model has learnt from; pay for it with --epsilon E")
-    x, y = encoder.encode(table)
-    predictive = saved.posterior.predict(torch.as_tensor(x))
-    truth = torch.as_tensor(y)
-    if isinstance(predictive, RealPredictive):
-        assert table.labels is not None  # `_loaded` refuses records without a target
-        predictive, truth = in_units(predictive, encoder), torch.as_tensor(table.labels.astype("float64"))
-    evaluation = Evaluation(predictive, truth, PUBLIC)
+    evaluation = measured(saved.posterior, encoder, table, PUBLIC)
     found = evaluation.metrics()
     if as_json:
         emit_json({"metrics": found, "inputs": evaluation.inputs, "test": PUBLIC})

@@ -47,7 +47,7 @@ def export(directory: Directory, *, out: Out, form: Form = "numpy", as_json: Jso
     without epistemic uncertainty.
     """
     options.choice("--form", form, FORMS)
-    from confide.cli.training import check_writable
+    from confide.cli.paths import check_writable
 
     check_writable("--out", out)
     if out.exists():

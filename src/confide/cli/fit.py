@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
-from confide.cli.output import emit_json, output, progress_bar
-from confide.cli.settings import descriptions, make_method
-from confide.errors import CommandError
+from confide.cli.output import called_as, emit_json, output, progress_bar
+from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory
+from confide.workflow import rules
 
 EXAMPLES = (
     "confide fit digits --method sgld --epsilon 3 --delta 1e-4 --out out/digits",
-    "confide fit train.csv --target income --bounds facts.toml --test test.csv \\\n  --epsilon 1 --out out/run",
+    "confide fit train.csv --target income --facts facts.toml --test test.csv \\\n  --epsilon 1 --out out/run",
 )
-MOST_UNITS = 100_000
 
 
 def fit(
@@ -24,28 +26,30 @@ def fit(
     *,
     target: given.Target = None,
     test: given.Test = None,
-    bounds: given.Bounds = None,
+    facts: given.Facts = None,
     assume_public: given.AssumePublic = False,
     task: given.TaskName = None,
     data: given.DataDirectory = None,
     split: given.Split = None,
-    method: given.MethodName = "sgld",
-    hidden: given.Hidden = "",
+    method: given.MethodName = "auto",
+    hidden: given.Hidden = None,
     batch: given.Batch = None,
     epochs: given.Epochs = None,
     steps: given.Steps = None,
-    clip: given.Clip = 2.0,
+    clip: given.Clip = None,
+    chains: given.Chains = 1,
     prior_scale: given.PriorScale = None,
     noise_scale: given.NoiseScale = None,
     setting: given.Settings = None,
     epsilon: EpsilonGoal,
-    delta: given.Delta = 1e-5,
-    adjacency: AdjacencyName = "add-remove",
-    sampling: SamplingName = "poisson",
+    delta: given.Delta = rules.DELTA,
+    adjacency: AdjacencyName = rules.ADJACENCY,
+    sampling: SamplingName = rules.SAMPLING,
     secure: given.Secure = False,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
     out: given.Out,
+    checkpoint: given.Checkpoint = None,
     seed: given.Seed = None,
     as_json: Json = False,
 ) -> None:
@@ -55,31 +59,55 @@ def fit(
     posterior, a record of the run and a report. Of a run that fails nothing is written there; what was paid for is
     kept, and if the report cannot be written, the posterior is.
     """
-    from confide.cli import outcome, training
+    from confide.cli import outcome
+    from confide.cli.records import Records
+    from confide.cli.settings import make_method
+    from confide.data.schema import Schema
+    from confide.workflow.facts import settle
+    from confide.workflow.measure import check_test, measured
+    from confide.workflow.request import Request
+    from confide.workflow.run import carry_out, job_of
 
-    source = training.Source(train, target, test, bounds, assume_public, data, split, task_of(task))
-    schedule = training.Schedule(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency)
-    model = training.model_of(make_method(method, setting or (), prior_scale), layers_of(hidden), noise_scale, seed)
-    training.check_schedule_options(schedule)
-    training.check_source(source)
-    training.check_new_directory("--out", out)
-    training.check_noise_scale(noise_scale)
-    if seed is not None:
-        options.whole("--seed", seed, least=0, most=2**31)
-    training.check_ledger(ledger)
+    records = Records(train, target, test, facts, assume_public, data, split, options.task(task))
+    chosen = make_method(method, setting or (), prior_scale)
+    widths = options.layers(hidden)
+    plan = options.plan_options(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency, noise_scale, chains)
+    options.seed(seed)
+    records.check()
+    check_new_directory("--out", out)
+    check_checkpoint(checkpoint)
+    check_ledger(ledger)
 
-    dataset = training.load(source)
-    prepared = training.settle(dataset, source, schedule)
-    schema = prepared.encoder.schema
-    histogram = training.histogram_of(model, schedule, schema, secure)
-    plan = training.plan_of(schedule, schema, () if histogram is None else (histogram.event(),))
-    plan = plan.secured() if secure else plan
+    dataset = records.load()
     charged_as = name or dataset.name
-    with progress_bar(f"{method} on {dataset.name}") as progress:
-        run = training.run_fit(model, prepared, plan, ledger, charged_as, progress, histogram)
-    config = training.config_of(source, model, ledger, charged_as)
+    with options.named(), _interruptible(checkpoint):
+        request = Request(
+            dataset.train,
+            **plan,
+            facts=dataset.schema or Schema(),
+            assume_public=assume_public,
+            task=records.task,
+            method=chosen,
+            hidden=widths,
+            secure=secure,
+            checkpoint=checkpoint,
+            ledger=ledger,
+            name=charged_as,
+            seed=seed,
+        )
+        request.check()
+        settled = settle(request)
+        if dataset.test is not None:
+            check_test(dataset.test, settled.encoder)
+        with progress_bar(f"{chosen.name} on {dataset.name}") as progress:
+            found = carry_out(job_of(request, settled), progress)
+    run, encoder, held_out = found.run, found.encoder, dataset.test
     evaluation, summary = outcome.save(
-        run, out, lambda: training.evaluate(run, prepared, dataset, source), config, prepared.encoder
+        run,
+        out,
+        lambda: None if held_out is None else measured(run.posterior, encoder, held_out, records.test_source),
+        outcome.config_of(records, request, found.hidden),
+        encoder,
     )
     if as_json:
         emit_json(summary)
@@ -87,22 +115,24 @@ def fit(
         outcome.show(output(), run, summary, evaluation)
 
 
-def layers_of(text: str) -> tuple[int, ...]:
-    """The widths in "64,64"; none for a linear model."""
-    if not text.strip():
-        return ()
+@contextmanager
+def _interruptible(checkpoint: Path | None) -> Iterator[None]:
+    """Say which command goes on with a run that was interrupted from the keyboard."""
     try:
-        widths = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise CommandError(f"--hidden={text}: must be whole numbers separated by commas, such as 64,64") from None
-    if min(widths) < 1 or sum(widths) > MOST_UNITS:
-        raise CommandError(f"--hidden={text}: every width must be at least 1, and all together at most {MOST_UNITS}")
-    return widths
+        yield
+    except KeyboardInterrupt:
+        if checkpoint is None or not checkpoint.exists():
+            raise
+        raise KeyboardInterrupt(
+            f"interrupted; what was paid for is kept in {checkpoint}, and the same command goes on: {called_as()}"
+        ) from None
 
 
-def task_of(name: str | None) -> Any:
-    return None if name is None else options.choice("--task", name, ("classification", "regression"))
+def methods_listed() -> str:
+    from confide.cli.settings import descriptions
+
+    return f"Methods, with the settings that --set takes:\n{aligned(descriptions())}"
 
 
 def register(app: Any) -> None:
-    teach(app, fit, EXAMPLES, closing=f"Methods, with the settings that --set takes:\n{aligned(descriptions())}")
+    teach(app, fit, EXAMPLES, closing=methods_listed)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN
+from confide.workflow import rules
 
 Train = Annotated[
     str,
@@ -31,7 +32,7 @@ Test = Annotated[
         show_default=False,
     ),
 ]
-Bounds = Annotated[
+Facts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.toml",
@@ -76,13 +77,19 @@ Split = Annotated[
 ]
 MethodName = Annotated[
     str,
-    typer.Option("--method", metavar="NAME", help="The method; the list stands below.", rich_help_panel=RUN),
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help=f"The method; the list stands below. auto is the public rule: {rules.METHOD}.",
+        rich_help_panel=RUN,
+    ),
 ]
 Hidden = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="W,W",
-        help="Widths of the hidden layers, such as 64,64. Left out: a linear model.",
+        help='Widths of the hidden layers, such as 64,64; "" for a linear model. Rule: one layer of 64 where '
+        "records * epsilon is at least 10 times its weights, else none.",
         rich_help_panel=RUN,
         show_default=False,
     ),
@@ -100,7 +107,7 @@ Epochs = Annotated[
     float | None,
     typer.Option(
         metavar="E",
-        help="Passes over the data. Rule: 40.",
+        help=f"Passes over the data. Rule: {rules.EPOCHS:g}.",
         rich_help_panel=RUN,
         show_default=False,
     ),
@@ -110,8 +117,21 @@ Steps = Annotated[
     typer.Option(metavar="T", help="Number of steps, instead of --epochs.", rich_help_panel=RUN, show_default=False),
 ]
 Clip = Annotated[
-    float,
-    typer.Option(metavar="C", help="Largest norm of one record's answer.", rich_help_panel=RUN),
+    float | None,
+    typer.Option(
+        metavar="C",
+        help=f"Largest norm of one record's answer. Rule: {rules.CLIP:g}.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+Chains = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        help="Independent chains of a sampler, all of them together within the budget; the report says if they agree.",
+        rich_help_panel=RUN,
+    ),
 ]
 PriorScale = Annotated[
     float | None,
@@ -173,6 +193,15 @@ Out = Annotated[
     typer.Option(
         metavar="DIR",
         help="New directory for posterior.safetensors, run.json and report.html.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Keep the run there while it lasts: after an interruption the same command goes on with it.",
         rich_help_panel=OUTPUT,
         show_default=False,
     ),

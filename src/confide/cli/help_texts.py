@@ -8,18 +8,44 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.markup import escape
+from typer.core import TyperCommand
 
 WIDTH = 77  # of a terminal with 80 columns, typer's padding leaves 78
 
 
 def teach(
-    app: Any, function: Callable[..., None], examples: Sequence[str], closing: str = "", name: str | None = None
+    app: Any,
+    function: Callable[..., None],
+    examples: Sequence[str],
+    closing: str | Callable[[], str] = "",
+    name: str | None = None,
 ) -> None:
-    """Add a command, named like its function if not otherwise, whose help is the docstring, `closing` and examples."""
+    """Add a command, named like its function if not otherwise, whose help is the docstring, `closing` and examples.
+
+    A `closing` that is a function is called only when the help is shown: what it lists may be slow to import.
+    """
     shown = "\n".join(f"  {line}" for example in examples for line in example.split("\n"))
     title = "Example:" if len(examples) == 1 else "Examples:"
-    epilog = f"{closing}\n\n{title}\n{shown}" if closing else f"{title}\n{shown}"
-    app.command(name, help=flowing(function.__doc__ or ""), epilog=epilog)(function)
+    epilog = f"{title}\n{shown}"
+    kind = _closing_with(closing) if callable(closing) else TyperCommand
+    if isinstance(closing, str) and closing:
+        epilog = f"{closing}\n\n{epilog}"
+    app.command(name, cls=kind, help=flowing(function.__doc__ or ""), epilog=epilog)(function)
+
+
+def _closing_with(closing: Callable[[], str]) -> type[TyperCommand]:
+    """A command whose last paragraph is made when it is read."""
+
+    class Command(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            examples = self.epilog
+            self.epilog = f"{closing()}\n\n{examples}"
+            try:
+                super().format_help(ctx, formatter)
+            finally:
+                self.epilog = examples
+
+    return Command
 
 
 def flowing(text: str) -> str:

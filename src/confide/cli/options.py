@@ -6,18 +6,23 @@ Checks name the option as it was typed. They run before any file is opened.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from confide.errors import CommandError
+from confide.errors import CommandError, Refusal, Unfinished
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
+from confide.workflow import rules
 
 # Far beyond any use; numbers larger than these overflow in every accountant.
 LARGEST_EPSILON = 1_000
 MOST_STEPS = 10**8
 SMALLEST_NOISE = 1e-3
+MOST_UNITS = 100_000
+MOST_CHAINS = 64
 
 PRIVACY, RUN, DATA, OUTPUT = "Privacy", "Run", "Data", "Output"
 
@@ -91,8 +96,11 @@ def whole(option: str, value: int, least: int = 1, most: int = 10**15) -> int:
 
 
 def choice(option: str, value: str, choices: Sequence[str]) -> Any:
-    if value in choices:
-        return value
+    """One of the choices, with hyphens or underscores alike."""
+    by_spelling = {one.replace("_", "-"): one for one in choices}
+    found = by_spelling.get(value.replace("_", "-"))
+    if found is not None:
+        return found
     raise CommandError(f"{option}={value}: must be one of {', '.join(choices)}")
 
 
@@ -125,11 +133,100 @@ def delta(value: float, records: int | None = None) -> float:
     if records is not None and value >= 1 / records:
         raise CommandError(
             f"--delta={value:g}: must be below 1 / records = {1 / records:.3g}, or a record could be published "
-            f"outright; {_below(1 / records):g} is a usual choice"
+            f"outright; {rules.usual_delta(records):g} is a usual choice"
         )
     return value
 
 
-def _below(limit: float) -> float:
-    """A round number well below the limit."""
-    return float(10.0 ** math.floor(math.log10(limit / 2)))
+def task(name: str | None) -> Any:
+    return None if name is None else choice("--task", name, ("classification", "regression"))
+
+
+def seed(value: int | None) -> None:
+    if value is not None:
+        whole("--seed", value, least=0, most=2**31)
+
+
+def layers(text: str | None) -> tuple[int, ...] | None:
+    """The widths in "64,64"; () for a linear model, None for the public rule."""
+    if text is None:
+        return None
+    if not text.strip():
+        return ()
+    try:
+        widths = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise CommandError(f"--hidden={text}: must be whole numbers separated by commas, such as 64,64") from None
+    if min(widths) < 1 or sum(widths) > MOST_UNITS:
+        raise CommandError(f"--hidden={text}: every width must be at least 1, and all together at most {MOST_UNITS}")
+    return widths
+
+
+def plan_options(
+    epsilon_goal: float,
+    delta_goal: float,
+    batch: int | None,
+    epochs: float | None,
+    steps: int | None,
+    clip: float | None,
+    sampling_name: str,
+    adjacency_name: str,
+    noise_scale: float | None,
+    chains: int = 1,
+) -> dict[str, Any]:
+    """The part of a request that makes its plan: what can be said about it before the records are known."""
+    check_pair(sampling_name, adjacency_name)
+    if epochs is not None and steps is not None:
+        raise CommandError(f"--epochs={epochs:g} and --steps={steps}: give one of the two")
+    if epochs is not None:
+        number("--epochs", epochs, above=0, most=1e7)
+    if steps is not None:
+        whole("--steps", steps, most=MOST_STEPS)
+    if batch is not None:
+        whole("--batch", batch)
+    if clip is not None:
+        number("--clip", clip, above=0, most=1e12)
+    if noise_scale is not None:
+        number("--noise-scale", noise_scale, above=0, most=1e6)
+    return {
+        "epsilon": epsilon(epsilon_goal),
+        "delta": delta(delta_goal),
+        "batch": batch,
+        "epochs": epochs,
+        "steps": steps,
+        "clip": clip,
+        "sampling": sampling(sampling_name),
+        "adjacency": adjacency(adjacency_name),
+        "noise_scale": noise_scale,
+        "chains": whole("--chains", chains, most=MOST_CHAINS),
+    }
+
+
+_OPTIONS = (
+    "method|methods|hidden|batch|epochs|steps|clip|chains|noise_scale|epsilon|delta|adjacency|sampling|facts|test|"
+    "checkpoint|ledger|name|out|seed|task"
+)
+_ARGUMENT = re.compile(rf"^({_OPTIONS})(?:='([^']*)'|=)?(?=[:\w.,\[({{-])")
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Refusals that begin with the name of an argument, begin with that of its option."""
+    try:
+        yield
+    except Unfinished as error:
+        raise Unfinished(as_option(str(error)), error.kept) from error
+    except Refusal as error:
+        if as_option(str(error)) == str(error):
+            raise
+        raise CommandError(as_option(str(error))) from error
+
+
+def as_option(sentence: str) -> str:
+    """ "noise_scale=0: must be ..." as "--noise-scale=0: must be ...", and "method='x': ..." without its quotes."""
+    found = _ARGUMENT.match(sentence)
+    if found is None:
+        return sentence
+    name, quoted = found.groups()
+    value = "" if quoted is None and "=" not in found.group() else f"={quoted or ''}"
+    return f"--{name.replace('_', '-')}{value}{sentence[found.end() :]}"

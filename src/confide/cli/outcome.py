@@ -12,13 +12,15 @@ from rich.table import Table
 
 from confide.cli.output import one_line
 from confide.cli.privacy_table import epsilon_table
+from confide.cli.records import Records
 from confide.data import Encoder
 from confide.errors import Unfinished
 from confide.report import Evaluation
 from confide.running.artefacts import POSTERIOR, RECORD, REPORT, save_run
 from confide.running.fit import Run
 from confide.wording import METRICS
-from confide.workflow.rules import assumed_facts
+from confide.workflow.facts import assumed_facts
+from confide.workflow.request import Request
 
 
 def save(
@@ -36,6 +38,18 @@ def save(
         raise Unfinished(f"--test: could not be measured on ({error}); the fitted model is in {out}", out) from error
     save_run(run, out, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
     return evaluation, summary_of(run, out, evaluation, metrics, encoder)
+
+
+def config_of(records: Records, request: Request, hidden: tuple[int, ...] | None) -> dict[str, Any]:
+    """What was typed, and the widths of the network, for the record of the run."""
+    return {
+        **records.typed(),
+        "ledger": None if request.ledger is None else str(request.ledger),
+        "name": request.name,
+        "hidden": None if hidden is None else list(hidden),
+        "noise_scale": request.noise_scale,
+        "seed": request.seed,
+    }
 
 
 def summary_of(

@@ -16,10 +16,12 @@ import contextlib
 import io
 import logging
 import os
+import shlex
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import typer
@@ -30,15 +32,28 @@ from confide.wording import json_text
 
 SUCCESS, UNFORESEEN, REFUSED, OVER_BUDGET, INTERRUPTED = 0, 1, 2, 3, 130
 DEBUG_VARIABLE = "CONFIDE_DEBUG"
+LONGEST_SENTENCE = 600
+"""Some lines of a terminal: what quotes a file or a user's text does not run on without end."""
+LONGEST_COMMAND = 20_000
+"""A command that is to be copied is of use only as a whole."""
 
 # Newer versions of typer carry their own copy of click, older ones use the package: taken from typer, it fits both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+_words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
+
+
+def called_as() -> str:
+    """The command line as it was typed, fit to be copied."""
+    return shlex.join(("confide", *_words.get()))
 
 
 def run(command: Any, arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; every error becomes one sentence on stderr."""
     debug = "--debug" in arguments or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
     words = [word for word in arguments if word != "--debug"]
+    _words.set(tuple(words))
     try:
         with _quiet(debug):
             _invoke(command, words)
@@ -54,7 +69,7 @@ def run(command: Any, arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         code, sentence = _explain(error)
-        _complain(command, words, sentence)
+        _complain(command, words, sentence, LONGEST_COMMAND if code == INTERRUPTED else LONGEST_SENTENCE)
         return code
     return SUCCESS
 
@@ -68,7 +83,8 @@ def _invoke(command: Any, arguments: list[str]) -> None:
 def _explain(error: BaseException) -> tuple[int, str]:
 
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED, "interrupted; what was charged to a ledger stays charged, and no result was written"
+        told = "interrupted; what was charged to a ledger stays charged, and no result was written"
+        return INTERRUPTED, str(error) or told
     if isinstance(error, _UsageError):
         return REFUSED, _usage_sentence(error)
     if isinstance(error, BudgetExceeded):
@@ -111,15 +127,15 @@ def _lowered(text: str) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
-def _complain(command: Any, words: Sequence[str], sentence: str) -> None:
+def _complain(command: Any, words: Sequence[str], sentence: str, limit: int) -> None:
     names = getattr(command, "commands", {})
     called = next((word for word in words if not word.startswith("-")), "")
     place = f"confide {called}" if called in names else "confide"
-    sys.stderr.write(f"{place}: {one_line(sentence)}\n")
+    sys.stderr.write(f"{place}: {one_line(sentence, limit)}\n")
     sys.stderr.flush()
 
 
-def one_line(text: str, limit: int = 600) -> str:
+def one_line(text: str, limit: int = LONGEST_SENTENCE) -> str:
     """Text fit for one line of a terminal: no line breaks, no control characters, not endless."""
     line = " ".join(str(text).split())
     line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -16,7 +16,9 @@ from confide.cli.help_texts import teach
 from confide.cli.options import Json
 from confide.cli.output import emit_json, output, progress_bar
 from confide.errors import CommandError
-from confide.papers.base import Context, Finished, Paper, Table, shown
+
+if TYPE_CHECKING:
+    from confide.papers.base import Finished, Paper, Table
 
 LIST_EXAMPLE = "confide papers list"
 RUN_EXAMPLES = (
@@ -78,7 +80,7 @@ def run(
     chosen by looking at results, the table says so.
     """
     from confide import papers
-    from confide.cli.training import check_new_directory
+    from confide.cli.paths import check_new_directory
     from confide.papers import base
 
     options.whole("--seeds", seeds, least=1, most=MOST_SEEDS)
@@ -92,7 +94,9 @@ def run(
     done: list[Finished] = []
     with progress_bar(found.name) as bar:
         # The bar counts the steps of what is running now; its label stays the paper's name.
-        context = Context(data, quick, tuple(range(1 if quick else seeds)), lambda what, now, total: bar(now, total))
+        context = base.Context(
+            data, quick, tuple(range(1 if quick else seeds)), lambda what, now, total: bar(now, total)
+        )
         for finished in base.run(found, context, out, only or ()):
             done.append(finished)
             if not as_json:
@@ -112,6 +116,8 @@ def show(console: Console, finished: Finished) -> None:
 
 def rendered(table: Table) -> Group:
     """A table for the terminal, its notes below."""
+    from confide.papers.base import shown
+
     drawn = RichTable(title=escape(table.title), title_justify="left", box=None, header_style="bold", pad_edge=False)
     for place, column in enumerate(table.columns):
         drawn.add_column(escape(column), justify="left" if place == 0 else "right", overflow="fold")

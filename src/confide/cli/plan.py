@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,9 +13,11 @@ from confide.cli.options import RUN, AdjacencyName, Delta, EpsilonGoal, Json, Sa
 from confide.cli.output import emit_json, output
 from confide.cli.privacy_table import show_privacy
 from confide.errors import CommandError
-from confide.mechanism.plan import Plan
-from confide.privacy.events import Event
 from confide.wording import up
+from confide.workflow import rules
+
+if TYPE_CHECKING:
+    from confide.mechanism.plan import Plan
 
 SAMPLERS = ("sgld", "sghmc", "sgnht")
 STEP_SIZE_CONVENTION = "w' = w - eta (mean clipped gradient + prior / n) + N(0, eta / n)"
@@ -71,11 +72,11 @@ def plan(
     batch: Batch = None,
     epochs: Epochs = None,
     steps: Steps = None,
-    clip: Clip = 1.0,
+    clip: Clip = rules.CLIP,
     method: MethodName = None,
     friction: Friction = 0.1,
-    sampling: SamplingName = "poisson",
-    adjacency: AdjacencyName = "add-remove",
+    sampling: SamplingName = rules.SAMPLING,
+    adjacency: AdjacencyName = rules.ADJACENCY,
     as_json: Json = False,
 ) -> None:
     """Find the noise that keeps a run within a budget. No data is read.
@@ -121,9 +122,8 @@ def make_plan(
     clip: float,
     sampling: str,
     adjacency: str,
-    spent: Iterable[Event] = (),
 ) -> Plan:
-    """`confide.plan` with every option checked under the name it was typed with; `spent` shares its epsilon."""
+    """`confide.plan` with every option checked under the name it was typed with."""
     from confide.mechanism.plan import plan as calibrate
 
     kind = options.sampling(sampling)
@@ -140,7 +140,6 @@ def make_plan(
         clip=clip,
         sampling=kind,
         adjacency=options.adjacency(adjacency),
-        spent=spent,
     )
 
 

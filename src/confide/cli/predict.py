@@ -106,7 +106,7 @@ def rows_of(
     import torch
 
     from confide.models.predictive import RealPredictive
-    from confide.workflow.rules import in_units
+    from confide.workflow.measure import in_units
 
     for start in range(0, len(inputs), ROWS_AT_ONCE):
         predictive = posterior.predict(torch.as_tensor(inputs[start : start + ROWS_AT_ONCE]))

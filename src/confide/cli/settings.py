@@ -15,21 +15,25 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from confide import methods
 from confide.cli import options
 from confide.errors import CommandError
+from confide.methods.base import Method
 from confide.models import priors
+from confide.workflow import rules
 
 
-def make_method(name: str, settings: Sequence[str], prior_scale: float | None) -> Any:
+def make_method(name: str, settings: Sequence[str], prior_scale: float | None) -> Method:
     """The method of that name with the given settings, each checked by the method itself."""
-    cls = methods.get(options.choice("--method", name, methods.names()))
+    known = options.choice("--method", name, ("auto", *methods.names()))
+    cls = methods.get(rules.METHOD if known == "auto" else known)
     hints = get_type_hints(cls)
     fields = _fields(cls)
     values: dict[str, Any] = {}
     for text in settings:
-        key, separator, typed = text.partition("=")
+        typed_key, separator, typed = text.partition("=")
+        key = typed_key.replace("-", "_")
         if not separator or not key:
             raise CommandError(f"--set={text}: must have the form NAME=VALUE")
         if key not in fields or not is_plain(hints[key]):
-            raise CommandError(f"--set={text}: {name} has no setting {key}; it has {_known(cls)}")
+            raise CommandError(f"--set={text}: {cls.name} has no setting {typed_key}; it has {_known(cls)}")
         if key in values:
             raise CommandError(f"--set={text}: {key} is set twice; give it once")
         values[key] = parsed(f"--set={text}", typed, hints[key])

@@ -225,7 +225,7 @@ def prepare(
         facts = Schema.assume_public(dataset.train, declared=facts, task=task)
     if facts is None or facts.records is None:
         missing = "public facts" if facts is None else "records, the nominal size,"
-        raise DataError(f"schema: {missing} not declared; give a bounds file, or assume them public")
+        raise DataError(f"schema: {missing} not declared; give a file of facts, or assume them public")
     facts = facts.for_table(dataset.train)
     check_training(dataset.train, facts)
     encoder = Encoder(facts, layout)

@@ -245,10 +245,10 @@ class Schema:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Schema:
-        """Read the facts written down for `--bounds FILE.toml`; the format stands at the top of this file."""
+        """Read the facts written down for `--facts FILE.toml`; the format stands at the top of this file."""
         import tomllib
 
-        where = f"bounds={quoted(path)}"
+        where = f"facts={quoted(path)}"
         text = attempt(
             lambda: Path(path).read_text(encoding="utf-8"),
             f"{where}: cannot be read as a text file",

@@ -55,9 +55,10 @@ def for_task(task: str) -> tuple[str, ...]:
 
 
 def get(name: str) -> type[Method]:
-    """The method class of that name."""
+    """The method class of that name, with hyphens or underscores alike."""
+    by_spelling = {known.replace("_", "-"): method for known, method in all_methods().items()}
     try:
-        return all_methods()[name]
+        return by_spelling[name.replace("_", "-")]
     except KeyError:
         raise Refusal(f"method={name!r}: unknown; known: {', '.join(names())}") from None
 

@@ -14,7 +14,8 @@ from confide.wording import METRICS, SHARES, epsilon, share
 
 if TYPE_CHECKING:
     from confide.data.schema import Schema
-    from confide.workflow.compare import Comparison, Row
+    from confide.workflow.compare import Comparison
+    from confide.workflow.ranking import Row
 
 
 def render_comparison(found: Comparison, summary: Mapping[str, Any], schema: Schema) -> str:

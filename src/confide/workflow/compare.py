@@ -1,84 +1,44 @@
 """Comparison: several methods on one data set, each with the same budget, measured on the same public test records.
 
+    found = confide.compare(request, test, methods=["sgld", "sgd"])
+    found.rows[0].method, found.total_epsilon
+
 Every fit of every method reads the private records and is charged, so that k methods cost what k runs compose to: each
 model alone satisfies the budget of one run, and the whole table satisfies `total_epsilon`. The test records are public
-or separate by the user's word. Hyper-parameters come from public rules alone.
-
-How sure a difference is:
-
-    standard error   of a mean over n test records, s / sqrt(n); the root mean squared error by the delta method,
-                     se(mse) / (2 rmse); the calibration error by the bootstrap. Several fits per method add the
-                     variance of their means, var / fits, which shows what the privacy noise does
-    as good as best  the paired difference d_i of per-record losses to the best method: |mean d| <= 2 s_d / sqrt(n)
+or separate by the user's word. Network, plan and settings come from public rules alone, and are those that a single
+fit of the same request would get.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
-import math
-import statistics
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from confide.errors import Refusal
-from confide.models.predictive import ClassPredictive
+from confide import methods as known
+from confide.data.schema import Task
+from confide.data.table import Table
+from confide.errors import BudgetExceeded, DataError, Refusal, Unfinished
+from confide.mechanism.plan import Plan
 from confide.privacy.accountants import sound_epsilon
-from confide.privacy.events import Event
-from confide.report.evaluation import Evaluation
+from confide.privacy.events import Adjacency, Event
+from confide.report.evaluation import SEPARATE, Evaluation
+from confide.running.artefacts import POSTERIOR, save_run
+from confide.wording import json_text
+from confide.workflow.budget import check_room, opened
+from confide.workflow.facts import Settled, settle
+from confide.workflow.measure import check_test, measured
+from confide.workflow.memory import peak_memory
+from confide.workflow.network import hidden_of
+from confide.workflow.noise import SHARE
+from confide.workflow.ranking import CLASS_COLUMNS, REAL_COLUMNS, Row, Trial, baseline_of, ranked, trial_of
+from confide.workflow.request import Request
+from confide.workflow.run import Job, Progress, carry_out, job_of
 
-BOOTSTRAPS = 100
-CLASS_COLUMNS = ("accuracy", "nll", "brier", "ece")
-REAL_COLUMNS = ("rmse", "log_likelihood", "coverage_90", "width_90", "crps")
-LARGER_IS_BETTER = ("accuracy", "log_likelihood")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One fit of one method.
-
-    losses    one value per test record, smaller is better: 1 for a wrong label, or the squared error
-    """
-
-    method: str
-    metrics: Mapping[str, float]
-    errors: Mapping[str, float]
-    losses: Tensor = field(repr=False)
-    seconds: float
-    peak_mb: float | None
-    storage_mb: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method: means over its fits, with standard errors."""
-
-    method: str
-    metrics: Mapping[str, float]
-    errors: Mapping[str, float]
-    seconds: float
-    peak_mb: float | None
-    storage_mb: float
-    fits: int
-    best: bool = False
-    as_good: bool = False
-
-    def flat(self) -> dict[str, Any]:
-        """As one JSON object: every metric beside its standard error."""
-        numbers: dict[str, Any] = {}
-        for name, value in self.metrics.items():
-            numbers[name] = value
-            if name in self.errors:
-                numbers[f"{name}_standard_error"] = self.errors[name]
-        rest = {name: getattr(self, name) for name in ("seconds", "peak_mb", "storage_mb", "fits", "best")}
-        return {"method": self.method, **numbers, **rest, "as_good_as_best": self.as_good}
+TABLE, PAGE = "comparison.json", "report.html"
 
 
 @dataclass(frozen=True)
@@ -87,23 +47,42 @@ class Comparison:
     not_run      methods that do not fit the problem, with the reason; nothing was charged for them
     events       everything that was charged, also for fits that failed afterwards
     baseline     what needs no learning: the most frequent class of the test records, or their mean
+    name         of the data set
+    hidden       widths of the hidden layers that all methods share
+    plan         of one fit; that of another method differs from it in its noise alone
+    noise_scale  of a regression target: given, or learnt in each fit
     """
 
     rows: tuple[Row, ...]
     not_run: Mapping[str, str]
     baseline: float
-    utility: str
     inputs: int
     source: str
     events: tuple[Event, ...]
-    delta: float
-    adjacency: Any
+    name: str
+    task: Task
+    hidden: tuple[int, ...]
+    plan: Plan
+    noise_scale: float | Literal["learnt"] | None
     epsilon_each: float
     seeded: bool = False
 
     @property
+    def utility(self) -> str:
+        """The metric that methods are ranked by."""
+        return utility_of(self.task)
+
+    @property
     def columns(self) -> tuple[str, ...]:
-        return CLASS_COLUMNS if self.utility == "accuracy" else REAL_COLUMNS
+        return CLASS_COLUMNS if self.task == "classification" else REAL_COLUMNS
+
+    @property
+    def delta(self) -> float:
+        return self.plan.delta
+
+    @property
+    def adjacency(self) -> Adjacency:
+        return self.plan.adjacency
 
     @property
     def total_epsilon(self) -> float:
@@ -114,154 +93,216 @@ class Comparison:
     def fits(self) -> int:
         return sum(row.fits for row in self.rows)
 
-
-def trial_of(
-    method: str,
-    evaluation: Evaluation,
-    seconds: float,
-    peak_mb: float | None,
-    posterior: Path,
-) -> Trial:
-    """What one fit showed on the test records; `posterior` is its file, whose size is the storage."""
-    found = evaluation.metrics()
-    errors = standard_errors(evaluation)
-    size = posterior.stat().st_size / 2**20
-    return Trial(method, found, errors, losses_of(evaluation), seconds, peak_mb, size)
-
-
-def losses_of(evaluation: Evaluation) -> Tensor:
-    y = evaluation.y.reshape(-1)
-    if isinstance(evaluation.predictive, ClassPredictive):
-        return (evaluation.predictive.labels != y).double()
-    return (evaluation.predictive.mean.double() - y.double()).square()
-
-
-def standard_errors(evaluation: Evaluation) -> dict[str, float]:
-    """By name of the metric: how far the number may be off because the test records are so few."""
-    y, losses = evaluation.y.reshape(-1), losses_of(evaluation)
-    predictive = evaluation.predictive
-    if not isinstance(predictive, ClassPredictive):
-        rmse = math.sqrt(float(losses.mean()))
-        covered = (predictive.cumulative(y).double() - 0.5).abs() <= 0.45
+    def to_dict(self) -> dict[str, Any]:
+        """The whole table as plain values, with what all fits share."""
+        plan, learnt = self.plan, self.noise_scale == "learnt"
         return {
-            "rmse": _error(losses) / (2 * rmse) if rmse > 0 else 0.0,
-            "log_likelihood": _error(predictive.log_density(y)),
-            "coverage_90": _error(covered),
+            "data": self.name,
+            "task": self.task,
+            "delta": self.delta,
+            "adjacency": self.adjacency,
+            "epsilon_each": self.epsilon_each,
+            "epsilon_total": self.total_epsilon,
+            "fits": self.fits,
+            "hidden": list(self.hidden),
+            "steps": plan.steps,
+            "batch": plan.expected_batch,
+            "clip": plan.mechanism.clip,
+            "noise_multiplier": plan.mechanism.noise_multiplier,
+            "noise_scale": self.noise_scale,
+            "noise_scale_epsilon": SHARE * self.epsilon_each if learnt else None,
+            "test_records": self.inputs,
+            "test": self.source,
+            "baseline": {self.utility: self.baseline},
+            "seeded": self.seeded,
+            "rows": [row.flat() for row in self.rows],
+            "not_run": [{"method": name, "reason": reason} for name, reason in self.not_run.items()],
         }
-    p = predictive.probabilities.double()
-    right = p.gather(1, y.long()[:, None]).squeeze(1)
-    squares = (p - torch.nn.functional.one_hot(y.long(), p.shape[1])).square().sum(1)
-    return {
-        "accuracy": _error(losses),
-        "nll": _error(right.clamp(min=1e-38).log()),
-        "brier": _error(squares),
-        "ece": _bootstrap_error(p, y.long()),
-    }
 
 
-def _error(values: Tensor) -> float:
-    return float(values.double().std(correction=0)) / math.sqrt(len(values))
+def utility_of(task: Task) -> str:
+    return "accuracy" if task == "classification" else "rmse"
 
 
-def _bootstrap_error(probabilities: Tensor, y: Tensor) -> float:
-    from confide.evaluate.metrics import ece
+def compare(
+    request: Request,
+    test: Table,
+    methods: Sequence[str] | None = None,
+    *,
+    repeats: int = 1,
+    test_source: str = SEPARATE,
+    out: Path | None = None,
+    config: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Fit every method to the records of one request, each with its budget, and measure all of them on `test`.
 
-    generator = torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(BOOTSTRAPS):
-        chosen = torch.randint(len(y), (len(y),), generator=generator)
-        found.append(ece(probabilities[chosen], y[chosen]))
-    return statistics.pstdev(found)
-
-
-def baseline_of(evaluation: Evaluation) -> float:
-    """Accuracy of the most frequent class of the test records, or the error of their mean."""
-    y = evaluation.y.reshape(-1)
-    if isinstance(evaluation.predictive, ClassPredictive):
-        return float(torch.bincount(y.long()).max()) / len(y)
-    return float(y.double().std(correction=0))
-
-
-def ranked(trials: Sequence[Trial], utility: str) -> tuple[Row, ...]:
-    """One row per method, the best first; the best and those that the test records cannot tell from it are marked."""
-    by_method: dict[str, list[Trial]] = {}
-    for trial in trials:
-        by_method.setdefault(trial.method, []).append(trial)
-    rows = {name: _row(name, found) for name, found in by_method.items()}
-    losses = {name: torch.stack([trial.losses for trial in found]).mean(0) for name, found in by_method.items()}
-    sign = -1 if utility in LARGER_IS_BETTER else 1
-    order = sorted(rows, key=lambda name: sign * rows[name].metrics[utility])
-    best = order[0]
-    marked = []
-    for name in order:
-        difference = losses[name] - losses[best]
-        as_good = abs(float(difference.mean())) <= 2 * _error(difference)
-        marked.append(_marked(rows[name], name == best, as_good))
-    return tuple(marked)
-
-
-def _marked(row: Row, best: bool, as_good: bool) -> Row:
-    return replace(row, best=best, as_good=as_good)
-
-
-def _row(method: str, trials: Sequence[Trial]) -> Row:
-    metrics = {name: statistics.fmean(trial.metrics[name] for trial in trials) for name in trials[0].metrics}
-    errors = {}
-    for name in trials[0].errors:
-        within = statistics.fmean(trial.errors[name] for trial in trials)
-        values = [trial.metrics[name] for trial in trials]
-        between = statistics.variance(values) / len(values) if len(values) > 1 else 0.0
-        errors[name] = math.sqrt(within**2 + between)
-    peaks = [trial.peak_mb for trial in trials if trial.peak_mb is not None]
-    return Row(
-        method,
-        metrics,
-        errors,
-        statistics.fmean(trial.seconds for trial in trials),
-        max(peaks, default=None),
-        max(trial.storage_mb for trial in trials),
-        len(trials),
-    )
-
-
-@dataclass
-class Peak:
-    """The most memory that was held beyond what was in use at the start, in megabytes; None where it is not told."""
-
-    mb: float | None = None
-
-
-@contextlib.contextmanager
-def peak_memory() -> Iterator[Peak]:
-    """How much more memory than at its start is held at the worst moment inside the block.
-
-    What earlier work has freed is given back to the system first, for a fit that lived in it would seem to need none.
+    methods      by name; None: all that fit the task
+    repeats      fits of each method, which shows what the privacy noise does; each fit is charged
+    test_source  why the test records may be looked at, see `confide.report.Evaluation`
+    out          new directory for the table, a report and one directory per method; None keeps nothing
+    config       settings to keep beside every run, such as where the data came from
     """
-    peak = Peak()
-    if sys.platform != "linux":
-        yield peak
-        return
-    _give_back()
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # starts the high-water mark anew
-        before = _status("VmRSS")
-    except (OSError, ValueError):
-        yield peak
-        return
-    yield peak
-    with contextlib.suppress(OSError, ValueError):
-        peak.mb = max(0.0, _status("VmHWM") - before)
+    request.check()
+    if repeats < 1:
+        raise Refusal(f"repeats={repeats}: must be at least 1")
+    if request.counted:
+        raise DataError("records: not declared; every fit of a comparison would count them anew, so declare the number")
+    if request.checkpoint is not None:
+        raise Refusal("checkpoint: keeps one fit, and a comparison makes several; leave it out")
+    settled = settle(request)
+    check_test(test, settled.encoder)
+    contest = _Contest(request, settled, test, test_source, repeats)
+    names, not_run = contest.fitting(methods)
+    contest.check_budget(names)
+    with _directory(out) as directory:
+        found = contest.run(names, not_run, directory, progress or (lambda *_: None), config or {})
+        if out is not None:
+            _save(found, {**found.to_dict(), "out": str(out)}, settled, directory)
+    return found
 
 
-def _give_back() -> None:
-    """Collect garbage, and have glibc return what is free; other libraries have no such function."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+class _Contest:
+    """The data, the plan and the network that all methods share."""
+
+    def __init__(self, request: Request, settled: Settled, test: Table, test_source: str, repeats: int) -> None:
+        self.request, self.settled, self.test, self.test_source = request, settled, test, test_source
+        self.repeats = repeats
+        self.shared = self.job("auto")
+
+    def job(self, name: str, turn: int = 0) -> Job:
+        seed = None if self.request.seed is None else self.request.seed + turn
+        return job_of(self.request.with_method(name, seed), self.settled)
+
+    def fitting(self, asked: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
+        """The methods for this task; one that was asked for by name and is not for it is refused."""
+        names: list[str] = []
+        not_run: dict[str, str] = {}
+        task = self.settled.task
+        for name in known.names() if asked is None else dict.fromkeys(known.get(name).name for name in asked):
+            tasks = known.get(name).tasks
+            if task in tasks:
+                names.append(name)
+            elif asked is None:
+                not_run[name] = f"is for {' and '.join(tasks)}"
+            else:
+                raise Refusal(f"methods={name!r}: is for {' and '.join(tasks)}, and this is {task}")
+        return names, not_run
+
+    def check_budget(self, names: Sequence[str]) -> None:
+        events = [event for name in names for event in self.job(name).events]
+        check_room(self.request.ledger, self.request.name, events * self.repeats)
+
+    def run(
+        self,
+        names: Sequence[str],
+        not_run: dict[str, str],
+        directory: Path,
+        progress: Progress,
+        config: Mapping[str, Any],
+    ) -> Comparison:
+        trials: list[Trial] = []
+        evaluation: Evaluation | None = None
+        # A book of one's own shows what was charged, also for a fit that failed after its charge.
+        self.request = replace(self.request, ledger=self.request.ledger or directory.parent / "ledger.db")
+        spent_before = len(self.charged())
+        steps = self.shared.plan.steps
+        total = len(names) * self.repeats * steps
+        self.warm_up()
+        for place, (name, turn) in enumerate((name, turn) for name in names for turn in range(self.repeats)):
+            if name in not_run:
+                continue
+            try:
+                trial, evaluation = self.one(name, turn, directory, _offset(progress, place * steps, total), config)
+                trials.append(trial)
+            except Unfinished:
+                raise
+            except Refusal as error:
+                not_run[name] = str(error)
+        if not trials or evaluation is None:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in not_run.items())
+            raise Refusal(f"methods={','.join(names)}: none of them could be fitted ({reasons})")
+        request, shared, settled = self.request, self.shared, self.settled
+        return Comparison(
+            ranked([trial for trial in trials if trial.method not in not_run], utility_of(settled.task)),
+            not_run,
+            baseline_of(evaluation),
+            evaluation.inputs,
+            evaluation.source,
+            self.charged()[spent_before:],
+            request.name,
+            settled.task,
+            hidden_of(request, settled.schema, settled.features),
+            shared.plan,
+            request.noise_scale if shared.histogram is None else "learnt",
+            request.epsilon,
+            request.seed is not None,
+        )
+
+    def warm_up(self) -> None:
+        """One step on made-up records: what is loaded once for all methods is not counted as the first one's memory."""
+        shared = self.shared
+        x, y = (part[:2] * 0 for part in (self.settled.x, self.settled.y))
+        plan = replace(shared.plan, blocks=((shared.plan.mechanism, 1),))
+        request = replace(shared.request, ledger=None, chains=1, checkpoint=None)
+        made_up = replace(shared, request=request, settled=replace(self.settled, x=x, y=y), plan=plan)
+        carry_out(replace(made_up, histogram=None))
+
+    def charged(self) -> tuple[Event, ...]:
+        with opened(self.request.ledger) as book:
+            entries = () if book is None else book.entries(self.request.name)
+            return tuple(entry.event for entry in entries if entry.event is not None)
+
+    def one(
+        self, name: str, turn: int, directory: Path, progress: Progress, config: Mapping[str, Any]
+    ) -> tuple[Trial, Evaluation]:
+        """One fit of one method, saved and measured."""
+        job = self.job(name, turn)
+        with peak_memory() as peak:
+            outcome = carry_out(job, progress)
+        evaluation = measured(outcome.run.posterior, outcome.encoder, self.test, self.test_source)
+        target = directory / (name if turn == 0 else f"{name}-{turn + 1}")
+        try:
+            kept = {**config, "hidden": outcome.hidden}
+            save_run(outcome.run, target, evaluation=evaluation, config=kept, encoder=outcome.encoder)
+        except Unfinished as error:
+            if error.kept != target:  # else the model is there, and only its own report is not
+                raise
+        return trial_of(name, evaluation, outcome.run.seconds, peak.mb, target / POSTERIOR), evaluation
 
 
-def _status(entry: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{entry}:"):
-            return float(line.split()[1]) / 1024
-    raise Refusal(f"{entry}: not in /proc/self/status")
+def _offset(progress: Progress, before: int, total: int) -> Callable[[int, int], None]:
+    return lambda done, _: progress(before + done, total)
+
+
+def _save(found: Comparison, summary: Mapping[str, Any], settled: Settled, directory: Path) -> None:
+    from confide.report.comparison import render_comparison
+
+    (directory / TABLE).write_text(json_text(summary, pretty=True), encoding="utf-8")
+    (directory / PAGE).write_text(render_comparison(found, summary, settled.schema), encoding="utf-8")
+
+
+@contextmanager
+def _directory(out: Path | None) -> Iterator[Path]:
+    """Where the runs go: a draft beside `out` that is renamed at the end, or a place that is thrown away.
+
+    Runs that are paid for are kept whatever happens after them.
+    """
+    parent = None if out is None else out.absolute().parent
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".confide-compare-", dir=parent) as base:
+        draft = Path(base) / "comparison"
+        draft.mkdir()
+        try:
+            yield draft
+        except BaseException as error:
+            if out is None or not any(draft.iterdir()):
+                raise
+            draft.rename(out)
+            if isinstance(error, BudgetExceeded) or not isinstance(error, Exception):
+                raise
+            message = f"out={str(out)!r}: could not be finished ({error}); the runs that were paid for are in it"
+            raise Unfinished(message, out) from error
+        if out is not None:
+            draft.rename(out)

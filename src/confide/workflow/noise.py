@@ -12,32 +12,27 @@ Edges are public: residuals of a target scaled to [-1, 1] and predictions nearby
 
 The histogram is a release of its own beside the fit's. It may cost SHARE of epsilon at most, the plan of the fit is
 calibrated with it in mind (`spent`), and both are charged in one go: a budget that does not suffice for both refuses
-both. The estimators and the command line come through here.
+both.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import replace
 from statistics import NormalDist
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from confide.data.schema import Task
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
-from confide.models.likelihoods import Gaussian, Likelihood
+from confide.models.likelihoods import Gaussian
 from confide.posteriors.base import Posterior
 from confide.posteriors.recordwise import recordwise
-from confide.privacy.calibration import noise_multiplier_for
-from confide.privacy.events import Adjacency
-from confide.running.fit import Run, fit
-from confide.sources.base import Source
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import StatisticQuery
-from confide.sources.together import PaidTogether
+from confide.workflow.calibrate import one_release
+from confide.workflow.request import Request
 
 PURPOSE = "noise of the target"
 SHARE = 0.2
@@ -72,38 +67,11 @@ def scale_of(counts: Tensor, records: int) -> float:
     return EDGES[0] / z
 
 
-def histogram_for(
-    method: Method, epsilon: float, delta: float, adjacency: Adjacency = "add-remove", secure: bool = False
-) -> SampledGaussian | None:
-    """The mechanism of the histogram, for SHARE of epsilon; None where the method learns the noise by itself."""
-    if method.learns_noise:
+def mechanism_of(request: Request, task: Task, method: Method) -> SampledGaussian | None:
+    """The mechanism of the histogram, for SHARE of epsilon; None where the noise is given or the method learns it."""
+    if task != "regression" or request.likelihood is not None or request.noise_scale is not None or method.learns_noise:
         return None
-    noise = noise_multiplier_for(SHARE * epsilon, delta, 1, 1.0, "full-batch", adjacency)
-    return SampledGaussian(noise, 1.0, 1.0, 1, "full-batch", secure=secure)
-
-
-def fit_learning_noise(
-    method: Method,
-    module: nn.Module,
-    data: PrivateData,
-    plan: Plan,
-    histogram: SampledGaussian | None,
-    *,
-    likelihood: Likelihood,
-    seed: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Run:
-    """Fit, and then learn the noise of the target from the histogram; without one, fit alone.
-
-    `plan` must have been calibrated with the histogram's event among what is spent.
-    """
-    started = time.perf_counter()
-    source: Source = data if histogram is None else PaidTogether(data, beside=[(histogram, 1)], purpose=PURPOSE)
-    run = fit(method, module, source, plan, likelihood=likelihood, seed=seed, progress=progress)
-    if histogram is None:
-        return run
-    posterior = with_learnt_noise(run.posterior, data, histogram, plan)
-    return replace(run, posterior=posterior, seconds=time.perf_counter() - started)
+    return one_release(request, SHARE)
 
 
 def with_learnt_noise(posterior: Posterior, data: PrivateData, histogram: SampledGaussian, plan: Plan) -> Posterior:

@@ -1,46 +1,54 @@
-"""Public rules: what a run uses where its user has typed nothing. The command line and the estimators share them.
+"""Public rules: what a fit uses where its user has said nothing. The only place where defaults stand.
 
-A rule reads declared sizes and the budget, never a record, so that following it costs nothing.
+A rule reads declared sizes and the budget, never a record, so that following it costs nothing. Every door (command
+line, estimators, Python) and every method gets the same ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from itertools import pairwise
 
-import torch
+from confide.privacy.events import Adjacency, Sampling
 
-from confide.data.preprocessing import Encoder
-from confide.data.schema import Schema
-from confide.models.predictive import RealPredictive
-
-DEFAULT_CLIP = 2.0
-DEFAULT_NOISE_SCALE = 0.2
-"""Standard deviation of a regression target's noise, as a part of half its declared range."""
-DEFAULT_METHOD = "sgld"
+EPSILON, DELTA = 1.0, 1e-5
+"""The usual example of a meaningful budget, and a delta below 1 / records up to a hundred thousand records."""
+METHOD = "sgld"
+"""The method of "auto"."""
+SAMPLING: Sampling = "poisson"
+"""Keeps the number of records private, and has the tightest proven bound under add-remove."""
+ADJACENCY: Adjacency = "add-remove"
+"""A person's record is there or not: the notion under which membership itself is protected."""
+CLIP = 2.0
+"""Largest norm of a record's answer; settled on digits, Adult and diabetes, see benchmarks."""
+NOISE_SCALE = 0.2
+"""Standard deviation of a regression target's noise while the weights are learnt, as a part of half its range."""
 WIDE_LAYER = (64,)
+"""The hidden layer of a network that the budget carries."""
 BUDGET_PER_WEIGHT = 10.0
+"""n * epsilon per weight from which on a hidden layer gains more than its noise costs."""
 EPOCHS = 40.0
-STEPS_PER_EPOCH = 32
+"""Passes over the data."""
+BATCHES_PER_EPOCH = 32
+"""Some thousand steps are left to move in."""
+SMALLEST_BATCH = 128
+"""Below it the privacy noise of a step outweighs what its records say."""
+COUNTED_RATE = 0.05
+"""Rate of a fit whose number of records was counted: a constant, so that the plan rests on no count."""
 
 
 def default_batch(records: int) -> int:
-    """The public rule for the batch: a 32nd of all records but at least 128, and at most a quarter of all.
+    """A 32nd of all records but at least 128, and at most a quarter of all.
 
     At the same passes and epsilon the noise multiplier grows slower than the batch, so that large batches are less
     noisy; some thousand steps are left to move in.
     """
-    return max(1, min(max(128, round(records / STEPS_PER_EPOCH)), records // 4))
-
-
-def default_epochs(records: int) -> float:
-    """The public rule for the passes: 40, whatever the number of records."""
-    return EPOCHS
+    return max(1, min(max(SMALLEST_BATCH, round(records / BATCHES_PER_EPOCH)), records // 4))
 
 
 def default_hidden(records: int, features: int, outputs: int, epsilon: float) -> tuple[int, ...]:
-    """The public rule for the network: one hidden layer of 64 where n * epsilon >= 10 * its weights, else none.
+    """One hidden layer of 64 where n * epsilon >= 10 * its weights, else none.
 
     The noise of a private sum grows with the number of weights and its signal with n * epsilon, so that a small or
     closely guarded data set is better served by a linear model.
@@ -49,36 +57,11 @@ def default_hidden(records: int, features: int, outputs: int, epsilon: float) ->
     return WIDE_LAYER if enough else ()
 
 
+def usual_delta(records: int) -> float:
+    """A round number well below 1 / records."""
+    return float(10.0 ** math.floor(math.log10(0.5 / records)))
+
+
 def weight_count(widths: Sequence[int]) -> int:
     """Weights and biases of a fully connected network of these widths."""
     return sum((before + 1) * after for before, after in pairwise(widths))
-
-
-def generator_of(seed: int | None) -> torch.Generator:
-    """Randomness that no privacy rests on; reproducible where a seed is given."""
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    return generator
-
-
-def assumed_facts(schema: Schema) -> list[str]:
-    """The facts that were read off the data because the user said that they are public."""
-    return [fact.fact for fact in schema.public_facts() if fact.source == "assumed public"]
-
-
-def assumptions_of(schema: Schema) -> tuple[str, ...]:
-    """What the user vouches for, as a clause of the privacy statement."""
-    facts = assumed_facts(schema)
-    if not facts:
-        return ()
-    return (f"the facts read off the data ({', '.join(facts[:8])}{', ...' if len(facts) > 8 else ''}) are public",)
-
-
-def in_units(predictive: RealPredictive, encoder: Encoder) -> RealPredictive:
-    """A predictive distribution in the units of the target, in double precision."""
-    # Every field, for a kind of predictive of its own may keep more than means and variances.
-    exact = replace(predictive, **{part.name: getattr(predictive, part.name).double() for part in fields(predictive)})
-    return exact.rescaled(encoder.target_scale, encoder.target_centre)

@@ -229,7 +229,7 @@ def _open_run(found: sets.Set, context: Context, seed: int) -> Any:
 def _fitted(found: sets.Set, context: Context, method: Any, made: Any, seed: int) -> Any:
     from confide.models.networks import mlp
     from confide.running.fit import fit
-    from confide.workflow.rules import generator_of
+    from confide.workflow.network import generator_of
 
     classes = found.schema.class_count
     assert classes is not None  # the catalogue declares ten

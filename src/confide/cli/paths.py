@@ -1,0 +1,69 @@
+"""Checks of paths, before any file is opened and long before anything is charged."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from confide.errors import CommandError
+
+
+def same_file(one: Path, other: str) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def check_new_directory(option: str, path: Path) -> None:
+    """The results overwrite nothing, and can be written once the budget is spent."""
+    if not path.name or path.name == "..":
+        raise CommandError(f"{option}={path}: must name a new directory")
+    if os.path.lexists(path):
+        raise CommandError(f"{option}={path}: exists already; name a new directory")
+    check_writable(option, path)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Whether something can be made at this path."""
+    parent = path.absolute().parent
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir() or not _takes_files(parent):
+        raise CommandError(f"{option}={path}: {parent} is not a directory that can be written to")
+
+
+def _takes_files(directory: Path) -> bool:
+    """Whether a file can be written there. Permissions alone do not tell: disks are full, or mounted read-only."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".confide-", dir=directory) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+    except OSError:
+        return False
+    return True
+
+
+def check_ledger(path: Path | None) -> None:
+    """An existing ledger must be sound; a new one is made only when it is charged."""
+    from confide.privacy.ledger import Ledger
+    from confide.privacy.ledger.places import is_server
+
+    if path is None:
+        return
+    if is_server(path) or path.exists():
+        Ledger(path).close()
+    elif not path.absolute().parent.is_dir():
+        raise CommandError(f"--ledger={path}: the folder {path.absolute().parent} does not exist; create it first")
+    else:
+        check_writable("--ledger", path)
+
+
+def check_checkpoint(path: Path | None) -> None:
+    """A directory that exists already is that of an interrupted run, which knows itself whether this is the same."""
+    if path is None:
+        return
+    if os.path.lexists(path) and not path.is_dir():
+        raise CommandError(f"--checkpoint={path}: is a file; name a directory")
+    check_writable("--checkpoint", path / "run")

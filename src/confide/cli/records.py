@@ -1,0 +1,87 @@
+"""Where the records are, as typed: a file, an embedded set or a benchmark, with the facts that are public."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confide.cli.paths import same_file
+from confide.data import DataSet, Schema, catalogue, load_dataset, load_table
+from confide.data.embedded import NAMES as EMBEDDED
+from confide.data.schema import Task
+from confide.errors import CommandError
+from confide.report.evaluation import PUBLIC, SEPARATE
+
+
+@dataclass(frozen=True)
+class Records:
+    """The options that name the records, and whose word the public facts about them are."""
+
+    train: str
+    target: str | None
+    test: Path | None
+    facts: Path | None
+    assume_public: bool
+    directory: Path | None
+    split: int | None
+    task: Task | None
+
+    @property
+    def is_benchmark(self) -> bool:
+        return self.train in catalogue.names()
+
+    @property
+    def has_own_facts(self) -> bool:
+        return self.is_benchmark or self.train in EMBEDDED
+
+    @property
+    def test_source(self) -> str:
+        """Why the test records may be looked at."""
+        return PUBLIC if self.has_own_facts and self.test is None else SEPARATE
+
+    def check(self) -> None:
+        """What can be said before a file is opened."""
+        if self.is_benchmark and self.directory is None and not os.environ.get(catalogue.ENVIRONMENT):
+            raise CommandError(f"--data: missing; {self.train} is read from a directory of yours, named by --data DIR")
+        if self.split is not None and not self.is_benchmark:
+            raise CommandError(f"--split={self.split}: {self.train} has no published splits; leave it out")
+        if self.test is not None and same_file(self.test, self.train):
+            raise CommandError(
+                f"--test={self.test}: is the training file; what is measured on private records would publish them"
+            )
+        if self.facts is None and not self.assume_public and not self.has_own_facts:
+            raise CommandError(
+                "--facts: missing; declare the public facts in a file with --facts FILE.toml, or say with "
+                "--assume-public that the ranges of the columns, the classes and the number of records are public"
+            )
+
+    def load(self) -> DataSet:
+        """The records, their test part if there is one, and the facts that were declared or come with them."""
+        declared = None if self.facts is None else Schema.from_toml(self.facts)
+        target = self.target or (declared.target if declared else None)
+        if self.is_benchmark:
+            found = catalogue.load(self.train, self.directory)
+            found = found.split(self.split or 0) if found.splits else found
+        elif target is None and not self.has_own_facts and not self.train.lower().endswith(".npz"):
+            raise CommandError("--target: missing; name the column to predict")
+        else:
+            found = load_dataset(self.train, target, schema=declared)
+        facts = declared or found.schema
+        if self.has_own_facts and self.target is not None and facts is not None and self.target != facts.target:
+            raise CommandError(f"--target={self.target}: the target of {self.train} is {facts.target}; leave it out")
+        held_out = found.test
+        if self.test is not None:
+            held_out = load_table(self.test, target or found.train.target, part="test", schema=facts)
+        return DataSet(found.name, found.train, held_out, facts)
+
+    def typed(self) -> dict[str, Any]:
+        """What was typed, for the record of the run."""
+        paths = {"test": self.test, "facts": self.facts, "data": self.directory}
+        return {
+            "train": self.train,
+            **{name: None if path is None else str(path) for name, path in paths.items()},
+            "assume_public": self.assume_public,
+            "split": self.split,
+        }

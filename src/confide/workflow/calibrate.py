@@ -1,0 +1,78 @@
+"""The plan of a request: noise from public sizes, all releases of the fit together within its epsilon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.plan import Plan, plan
+from confide.privacy.calibration import noise_multiplier_for
+from confide.privacy.events import Adjacency, Event, Sampling
+from confide.workflow import rules
+from confide.workflow.request import Request
+
+
+@lru_cache(maxsize=256)
+def multiplier_for(
+    epsilon: float,
+    delta: float,
+    releases: int,
+    rate: float,
+    sampling: Sampling,
+    adjacency: Adjacency,
+    records: int | None = None,
+    spent: tuple[Event, ...] = (),
+) -> float:
+    """The noise multiplier; kept, for folds and methods ask for the same one again."""
+    return noise_multiplier_for(epsilon, delta, releases, rate, sampling, adjacency, records=records, spent=spent)
+
+
+def one_release(request: Request, share: float) -> SampledGaussian:
+    """A full-batch release of norm 1 beside the fit, for a share of its epsilon."""
+    multiplier = multiplier_for(share * request.epsilon, request.delta, 1, 1.0, "full-batch", request.adjacency)
+    return SampledGaussian(multiplier, 1.0, 1.0, 1, "full-batch", secure=request.secure)
+
+
+def plan_of(request: Request, records: int, spent: tuple[Event, ...] = ()) -> Plan:
+    """The calibrated plan of one chain; all chains, and what is `spent` beside them, stay within epsilon."""
+    draft = _draft(request, records)
+    mechanism, steps = draft.blocks[0]
+    event = mechanism.event(steps)
+    multiplier = multiplier_for(
+        request.epsilon,
+        request.delta,
+        event.count * request.chains,
+        mechanism.rate,
+        mechanism.sampling,
+        request.adjacency,
+        records if mechanism.sampling in ("fixed-size", "shuffle") else None,
+        spent,
+    )
+    mechanism = replace(mechanism, noise_multiplier=multiplier, secure=request.secure)
+    return replace(draft, blocks=((mechanism, steps),), target_epsilon=request.epsilon)
+
+
+def _draft(request: Request, records: int) -> Plan:
+    """The plan before its noise is known."""
+    epochs = request.epochs if request.epochs or request.steps else rules.EPOCHS
+    batch = request.batch
+    if batch is None and request.sampling != "full-batch":
+        batch = rules.default_batch(records)
+    size = records
+    if request.counted and request.sampling != "full-batch":
+        # The rate rests on no count: it is that of one record out of so many.
+        batch, size = 1, round(1 / rules.COUNTED_RATE)
+    draft = plan(
+        delta=request.delta,
+        records=size,
+        batch=batch,
+        epochs=epochs,
+        steps=request.steps,
+        noise_multiplier=1.0,
+        clip=rules.CLIP if request.clip is None else request.clip,
+        sampling=request.sampling,
+        adjacency=request.adjacency,
+    )
+    mechanism, steps = draft.blocks[0]
+    return replace(draft, blocks=((replace(mechanism, records=records), steps),))

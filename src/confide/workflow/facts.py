@@ -1,0 +1,110 @@
+"""Which facts about the records are public, and whose word each of them is; then the records, encoded by them.
+
+A fact is declared, or read off the data because the user said that it is public, or learnt privately and paid for
+(the number of records, in `count`). Nothing is read in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from confide.data.preprocessing import Encoder, check_training
+from confide.data.schema import Schema, Task
+from confide.data.table import Array
+from confide.errors import DataError
+from confide.workflow import rules
+from confide.workflow.request import Request
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Settled:
+    """The public facts in full, and the records as a network sees them. Holds private records: trusted side only."""
+
+    encoder: Encoder
+    x: Array
+    y: Array
+
+    @property
+    def schema(self) -> Schema:
+        return self.encoder.schema
+
+    @property
+    def features(self) -> int:
+        """How many numbers one encoded record has."""
+        return int(self.x[0].size)
+
+    @property
+    def task(self) -> Task:
+        return "regression" if self.schema.classes is None else "classification"
+
+    def with_records(self, records: int) -> Settled:
+        """The same with the number of records that was learnt privately."""
+        sources = {**dict(self.schema.sources), "records": "learnt privately"}
+        schema = replace(self.schema, records=records, sources=sources)  # type: ignore[arg-type]
+        return replace(self, encoder=replace(self.encoder, schema=schema))
+
+
+def settle(request: Request) -> Settled:
+    """Fix the public facts, check the records for the curator and encode them."""
+    table, schema = request.data, request.facts
+    if request.assume_public:
+        schema = Schema.assume_public(table, declared=schema, task=request.task)
+    else:
+        _refuse_what_leaks(request)
+    schema = schema.for_table(table)
+    check_training(table, schema)
+    _check_sizes(request, schema)
+    # A network of one's own sees pictures as pictures; confide's own are fully connected.
+    pictures = request.module is not None and table.block is not None and table.block.ndim > 2
+    encoder = Encoder(schema, "image" if pictures else "flat")
+    x, y = encoder.encode(table)
+    assert y is not None  # check_training refuses data without a target
+    return Settled(encoder, x, y)
+
+
+def _refuse_what_leaks(request: Request) -> None:
+    facts = request.facts
+    way = "or set assume_public=True if what the data shows of it is public"
+    if facts.classes is None and request.task == "classification":
+        raise DataError(
+            f"classes=None: the labels that occur in private records are private; list them in classes=, {way}"
+        )
+    if facts.target_bounds is None and request.task == "regression":
+        raise DataError(
+            f"target_bounds=None: the range of a private target is private; give target_bounds=(low, high), {way}"
+        )
+    if facts.classes is None and facts.target_bounds is None:
+        raise DataError("target: neither classes nor target_bounds declared; give one of them, or assume them public")
+    if facts.bounds is None and not facts.columns:
+        raise DataError(
+            f"bounds=None: the range of private features is private; give bounds=(low, high) or one pair per feature, "
+            f"{way}; a StandardScaler before this estimator would read it in silence, so it is no way out"
+        )
+
+
+def _check_sizes(request: Request, schema: Schema) -> None:
+    rows = request.data.rows
+    size = schema.records or rows
+    if request.delta >= 1 / size:
+        raise DataError(
+            f"delta={request.delta:g}: must be below 1 / records = {1 / size:.3g}, or a record could be published "
+            f"outright; {rules.usual_delta(size):g} is a usual choice"
+        )
+    if request.sampling in ("fixed-size", "shuffle") and schema.records != rows:
+        raise DataError(
+            f"sampling={request.sampling!r}: makes the number of records public, so it must be declared exactly; "
+            "poisson keeps it private"
+        )
+
+
+def assumed_facts(schema: Schema) -> list[str]:
+    """The facts that were read off the data because the user said that they are public."""
+    return [fact.fact for fact in schema.public_facts() if fact.source == "assumed public"]
+
+
+def assumptions_of(schema: Schema) -> tuple[str, ...]:
+    """What the user vouches for, as a clause of the privacy statement."""
+    facts = assumed_facts(schema)
+    if not facts:
+        return ()
+    return (f"the facts read off the data ({', '.join(facts[:8])}{', ...' if len(facts) > 8 else ''}) are public",)

@@ -1,0 +1,63 @@
+"""The network and the likelihood of a request: the user's own, or the public rule's."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from confide.data.schema import Schema
+from confide.errors import Refusal
+from confide.models.likelihoods import Gaussian, Likelihood
+from confide.models.networks import MLP, Recipe
+from confide.running.fit import default_likelihood
+from confide.workflow import rules
+from confide.workflow.request import Request
+
+MOST_WEIGHTS = 10**7
+"""Of a network by widths alone: 40 MB, and a typing error in a width is far beyond it."""
+
+
+def network_of(request: Request, schema: Schema, features: int) -> nn.Module:
+    """The user's module, or a fully connected network; its first weights come from the seed, if there is one."""
+    if request.module is not None:
+        return request.module
+    return MLP(
+        Recipe(features, outputs_of(request, schema), hidden_of(request, schema, features)), generator_of(request.seed)
+    )
+
+
+def hidden_of(request: Request, schema: Schema, features: int) -> tuple[int, ...]:
+    """The widths of the hidden layers. They do not depend on the method."""
+    outputs = outputs_of(request, schema)
+    if request.hidden is None:
+        assert schema.records is not None  # declared, assumed or counted by now
+        return rules.default_hidden(schema.records, features, outputs, request.epsilon)
+    hidden = tuple(request.hidden)
+    weights = rules.weight_count((features, *hidden, outputs))
+    if weights > MOST_WEIGHTS:
+        raise Refusal(f"hidden={','.join(map(str, hidden))}: gives {weights} weights; {MOST_WEIGHTS} at most")
+    return hidden
+
+
+def outputs_of(request: Request, schema: Schema) -> int:
+    return (schema.class_count or 1) if request.likelihood is None else request.likelihood.outputs
+
+
+def likelihood_of(request: Request, schema: Schema, module: nn.Module) -> Likelihood:
+    """The given likelihood, or the usual one of the task; a regression starts with the given or the rule's noise."""
+    if request.likelihood is not None:
+        return request.likelihood
+    if schema.classes is not None:
+        found: Likelihood = default_likelihood(module, schema)
+        return found
+    return Gaussian(rules.NOISE_SCALE if request.noise_scale is None else request.noise_scale)
+
+
+def generator_of(seed: int | None) -> torch.Generator:
+    """Randomness that no privacy rests on; reproducible where a seed is given."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator

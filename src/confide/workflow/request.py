@@ -1,0 +1,203 @@
+"""Request: one fit, asked for in full. The command line, the estimators and Python each make one and hand it on.
+
+What is None is filled in by a public rule (`confide.workflow.rules`), the same one whoever asks. Checking a request
+needs no record: `check` refuses what cannot be done before a file is read or a record looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, fields, replace
+
+from torch import nn
+
+from confide import methods
+from confide.data.schema import Schema, Task
+from confide.data.table import Table
+from confide.errors import DataError, Refusal
+from confide.methods.base import Method, check_method
+from confide.models.likelihoods import Likelihood
+from confide.models.priors import Prior
+from confide.privacy.calibration import check_target
+from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
+from confide.privacy.ledger import Ledger
+from confide.running.journal import Checkpoints
+from confide.workflow import rules
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Everything that a fit needs.
+
+    Parameters
+    ----------
+    data : Table
+        The private records with their labels.
+    epsilon, delta : float
+        The budget of everything that this fit releases, all chains and side questions together.
+    facts : Schema
+        The public facts: bounds, categories, classes, the nominal number of records.
+    assume_public : bool
+        Read facts that are left open off the data; the privacy statement then says so.
+    task : "classification", "regression" or None
+        None: what the facts say, or with `assume_public` what the target looks like.
+    method : str or Method
+        A name from `confide.methods.names()`, "auto" for the rule's choice, or a method with its settings.
+    prior : Prior or None
+        Of the weights, for a method given by name; None: the method's own.
+    module : Module or None
+        The network; None: one of confide's own, of the widths `hidden`.
+    hidden : tuple of int or None
+        Widths of the hidden layers; () for a linear model, None for the public rule.
+    likelihood : Likelihood or None
+        None: the usual one of the task.
+    noise_scale : float or None
+        Regression: the standard deviation of the target around the model, where its bounds are scaled to [-1, 1].
+        None: learnt from a private histogram of residuals, within epsilon.
+    batch, epochs, steps, clip
+        The plan; None: the public rule. Give `epochs` or `steps`.
+    sampling, adjacency
+        How batches are drawn, and what one person changes.
+    secure : bool
+        Noise on a lattice, against attacks on the low-order bits of floating-point numbers.
+    chains : int
+        Independent chains of a sampler within the one budget.
+    checkpoint : path, Checkpoints or None
+        Where the run is kept, so that the same request goes on after it was killed.
+    ledger : Ledger, path or None
+        Where the fit is charged; None: an account in memory, which ends with the process.
+    name : str
+        The data set's name in the ledger.
+    seed : int or None
+        For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
+    """
+
+    data: Table
+    epsilon: float = rules.EPSILON
+    delta: float = rules.DELTA
+    facts: Schema = field(default_factory=Schema)
+    assume_public: bool = False
+    task: Task | None = None
+    method: str | Method = "auto"
+    prior: Prior | None = None
+    module: nn.Module | None = None
+    hidden: tuple[int, ...] | None = None
+    likelihood: Likelihood | None = None
+    noise_scale: float | None = None
+    batch: int | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    clip: float | None = None
+    sampling: Sampling = rules.SAMPLING
+    adjacency: Adjacency = rules.ADJACENCY
+    secure: bool = False
+    chains: int = 1
+    checkpoint: str | os.PathLike[str] | Checkpoints | None = None
+    ledger: Ledger | str | os.PathLike[str] | None = None
+    name: str = ""
+    seed: int | None = None
+
+    def with_method(self, method: str | Method, seed: int | None) -> Request:
+        """The same request for another method."""
+        return replace(self, method=method, seed=seed)
+
+    @property
+    def counted(self) -> bool:
+        """Whether the number of records has to be learnt privately."""
+        return self.facts.records is None and not self.assume_public
+
+    def check(self) -> None:
+        """Refuse everything that can be refused without looking at a record."""
+        check_target(self.epsilon, self.delta)
+        _check_plan(self)
+        _check_facts(self)
+        _check_model(self)
+        _check_run(self)
+
+
+def method_of(request: Request, task: Task) -> Method:
+    """The method by name with the given prior, or the method that was given."""
+    method = _named(request.method, request.prior) if isinstance(request.method, str) else request.method
+    if task not in method.tasks:
+        fitting = ", ".join(name for name in methods.for_task(task))
+        raise Refusal(f"method={method.name!r}: is not for {task}; use one of {fitting}")
+    # A method that would learn the noise of the target by itself keeps to a noise that was given.
+    return method if request.noise_scale is None else method.with_given_noise()
+
+
+def _named(name: str, prior: Prior | None) -> Method:
+    cls = methods.get(rules.METHOD if name == "auto" else name)
+    if prior is None:
+        return cls()
+    if "prior" not in {one.name for one in fields(cls)}:
+        raise Refusal(f"prior={prior!r}: {name} has no prior of its own; leave it out")
+    return cls(prior=prior)  # type: ignore[call-arg]
+
+
+def _check_plan(request: Request) -> None:
+    for name in ("batch", "steps", "epochs", "clip", "noise_scale"):
+        value = getattr(request, name)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise Refusal(f"{name}={value}: must be greater than 0, or None for the public rule")
+    if request.epochs is not None and request.steps is not None:
+        raise Refusal(f"epochs={request.epochs}, steps={request.steps}: give one of the two")
+    if request.sampling not in SAMPLINGS:
+        raise Refusal(f"sampling={request.sampling!r}: must be one of {', '.join(SAMPLINGS)}")
+    if request.adjacency not in ADJACENCIES:
+        raise Refusal(f"adjacency={request.adjacency!r}: must be one of {', '.join(ADJACENCIES)}")
+
+
+def _check_facts(request: Request) -> None:
+    facts = request.facts
+    if not isinstance(facts, Schema):
+        raise TypeError(f"facts={facts!r}: must be a confide.Schema")
+    if request.task == "classification" and facts.target_bounds is not None:
+        raise Refusal("facts: target_bounds are for regression, and this is classification; give classes instead")
+    if request.task == "regression" and facts.classes is not None:
+        raise Refusal("facts: classes are for classification, and this is regression; give target_bounds instead")
+    if request.counted and request.batch is not None:
+        raise DataError(
+            f"batch={request.batch}: needs the nominal number of records, which is private unless declared; declare "
+            "records, assume it public, or leave batch out to have the records counted privately"
+        )
+    if request.counted and request.sampling in ("fixed-size", "shuffle"):
+        raise DataError(
+            f"sampling={request.sampling!r}: makes the number of records public, so it must be declared; declare "
+            "records, or use poisson, which keeps it private"
+        )
+
+
+def _check_model(request: Request) -> None:
+    if request.module is not None:
+        if not isinstance(request.module, nn.Module):
+            raise TypeError(f"module={request.module!r}: must be a torch Module")
+        if request.hidden is not None:
+            raise Refusal(f"hidden={request.hidden}: is for confide's own network; leave it out beside module=")
+    if request.likelihood is not None and request.noise_scale is not None:
+        raise Refusal(f"noise_scale={request.noise_scale}: the likelihood says it already; leave one of them out")
+    if isinstance(request.method, str):
+        _named(request.method, request.prior)
+        return
+    check_method(request.method)
+    if request.prior is not None:
+        raise Refusal(f"prior={request.prior!r}: give it to the method itself, or name the method")
+
+
+def _check_run(request: Request) -> None:
+    if not isinstance(request.ledger, Ledger | str | os.PathLike | None):
+        raise TypeError(f"ledger={request.ledger!r}: must be a Ledger or the path of one")
+    if request.chains < 1:
+        raise Refusal(f"chains={request.chains}: must be at least 1")
+    if request.checkpoint is None:
+        return
+    if request.chains > 1:
+        raise Refusal(
+            f"checkpoint: {request.chains} chains are paid for together and cannot be taken up one by one; leave the "
+            "checkpoint out, or fit one chain"
+        )
+    if request.counted:
+        raise DataError(
+            "checkpoint: needs the nominal number of records, for a count would be paid for again at every start and "
+            "would differ; declare records, or leave the checkpoint out"
+        )

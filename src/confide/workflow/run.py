@@ -1,0 +1,181 @@
+"""From a request to its outcome, in the order that keeps data and budget safe:
+
+check      the request, before any record is looked at
+settle     which facts are public, and whose word they are
+plan       the noise, from public sizes
+rehearse   the whole fit on made-up records: what cannot work is refused here
+charge     the ledger, then fit: no record is used before it is paid for
+
+Where the number of records is not declared, it is counted privately first; the plan of the fit does not depend on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from confide.data.preprocessing import Encoder
+from confide.errors import Refusal
+from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.plan import Plan
+from confide.methods.base import Method
+from confide.models.likelihoods import Likelihood
+from confide.privacy.events import Event
+from confide.running.chains import fit_chains
+from confide.running.fit import Run, fit, rehearse
+from confide.sources.base import Source
+from confide.sources.private_data import PrivateData
+from confide.sources.together import PaidTogether
+from confide.workflow import count, noise
+from confide.workflow.budget import check_room
+from confide.workflow.calibrate import plan_of
+from confide.workflow.facts import Settled, assumptions_of, settle
+from confide.workflow.network import hidden_of, likelihood_of, network_of
+from confide.workflow.request import Request, method_of
+
+REHEARSED_RECORDS = 1000
+"""Stands for the number of records while it is not known; nothing is charged for it."""
+CHECKED_DRAWS = 16
+"""Draws that are looked at to see whether the posterior is made of finite numbers."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A settled request with its model and its price: what is fitted, and what will be released.
+
+    counting    the mechanism that counts the records, or None
+    histogram   the mechanism that shows the noise of a regression target, or None
+    """
+
+    request: Request
+    settled: Settled
+    method: Method
+    module: nn.Module
+    likelihood: Likelihood
+    plan: Plan
+    counting: SampledGaussian | None
+    histogram: SampledGaussian | None
+
+    @property
+    def features(self) -> int:
+        """Inputs of a flat network."""
+        return self.settled.features
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Everything that the fit will be charged for."""
+        beside = (mechanism.event() for mechanism in (self.counting, self.histogram) if mechanism is not None)
+        return (*beside, *(self.plan.events() * self.request.chains))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished request. Holds no record.
+
+    encoder  how raw records become inputs
+    hidden   widths of the hidden layers; None for a network of the user's own
+    """
+
+    run: Run
+    encoder: Encoder
+    hidden: tuple[int, ...] | None
+
+
+def run_request(request: Request, progress: Progress | None = None) -> Outcome:
+    """Settle, plan, rehearse, charge, fit. Whatever can be refused is refused before the first charge."""
+    request.check()
+    return carry_out(job_of(request, settle(request)), progress)
+
+
+def job_of(request: Request, settled: Settled) -> Job:
+    """The model and the plan of a settled request. No record is read for it."""
+    known = settled if settled.schema.records is not None else settled.with_records(REHEARSED_RECORDS)
+    method = method_of(request, settled.task)
+    module = network_of(request, known.schema, settled.features)
+    counting, histogram = count.mechanism_of(request), noise.mechanism_of(request, settled.task, method)
+    spent = tuple(mechanism.event() for mechanism in (counting, histogram) if mechanism is not None)
+    records = known.schema.records
+    assert records is not None  # declared, assumed, counted or made up for the rehearsal
+    plan = plan_of(request, records, spent)
+    return Job(
+        request, settled, method, module, likelihood_of(request, settled.schema, module), plan, counting, histogram
+    )
+
+
+def carry_out(job: Job, progress: Progress | None = None) -> Outcome:
+    """Rehearse, charge and fit."""
+    started = time.perf_counter()
+    data = _records(job)
+    spent: tuple[Event, ...] = ()
+    if job.counting is not None:
+        rehearse(job.method, job.module, data, job.plan, likelihood=job.likelihood, seed=job.request.seed)
+        check_room(job.request.ledger, job.request.name, job.events)
+        spent = (job.counting.event(),)
+        records = count.count_records(data, job.counting)
+        job = job_of(job.request, job.settled.with_records(records))
+        data = _records(job)
+    run = _fitted(job, data, progress)
+    _check_finite(run)
+    privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=assumptions_of(job.settled.schema))
+    run = replace(run, privacy=privacy, seconds=time.perf_counter() - started)
+    hidden = None if job.request.module is not None else hidden_of(job.request, job.settled.schema, job.features)
+    return Outcome(run, job.settled.encoder, hidden)
+
+
+def _fitted(job: Job, data: PrivateData, progress: Progress | None) -> Run:
+    """The fit, or the chains, and then the noise of a regression target: all of it charged in one go."""
+    request, histogram = job.request, job.histogram
+    source: Source = data
+    if histogram is not None:
+        source = PaidTogether(data, beside=[(histogram, 1)], purpose=noise.PURPOSE)
+    if request.chains > 1:
+        run = fit_chains(
+            job.method,
+            job.module,
+            source,
+            job.plan,
+            chains=request.chains,
+            likelihood=job.likelihood,
+            seed=request.seed,
+            progress=progress,
+        )
+    else:
+        run = fit(
+            job.method,
+            job.module,
+            source,
+            job.plan,
+            likelihood=job.likelihood,
+            seed=request.seed,
+            progress=progress,
+            checkpoint=request.checkpoint,
+        )
+    if histogram is None:
+        return run
+    return replace(run, posterior=noise.with_learnt_noise(run.posterior, data, histogram, job.plan))
+
+
+def _records(job: Job) -> PrivateData:
+    request, settled = job.request, job.settled
+    return PrivateData(
+        settled.x,
+        settled.y,
+        schema=settled.schema,
+        ledger=request.ledger,
+        name=request.name,
+        seed=request.seed,
+    )
+
+
+def _check_finite(run: Run) -> None:
+    if not bool(torch.isfinite(run.posterior.sample(CHECKED_DRAWS)).all()):
+        raise Refusal(
+            f"method={run.method.name!r}: ran away, its draws are not finite; the run stays charged, and a smaller "
+            "step size or learning rate among the method's settings keeps the next one within bounds"
+        )

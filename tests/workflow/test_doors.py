@@ -1,0 +1,201 @@
+"""One request, three doors: the command line, the estimators and Python give one plan, one network, one posterior."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import confide
+from confide.data.loaders import load_table
+from confide.data.schema import Column, Schema
+from confide.errors import BudgetExceeded, Refusal
+from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
+from confide.privacy.accountants import sound_epsilon
+from confide.privacy.ledger import Ledger
+from confide.running.artefacts import load_run
+from confide.workflow import rules
+from confide.workflow.compare import compare
+from confide.workflow.request import Request
+from confide.workflow.run import Outcome, run_request
+from tests.cli.conftest import call
+
+ROWS = 900
+"""So many that at epsilon 8 the rule gives the network a hidden layer: a door that ignored the rule would differ."""
+FACTS = {
+    "classification": 'target = "kind"\nclasses = ["a", "b"]\nbounds = [-1, 1]\n',
+    "regression": 'target = "size"\ntarget_bounds = [-3, 3]\nbounds = [-1, 1]\n',
+}
+PLAN: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-5, "steps": 12, "seed": 5}
+
+
+def columns(task: str) -> tuple[Column, ...]:
+    return (Column("p"), Column("q"))
+
+
+def frame(task: str) -> pd.DataFrame:
+    random = np.random.RandomState(0)
+    x = random.uniform(-1, 1, (ROWS, 2)).round(6)
+    line = x[:, 0] - 0.5 * x[:, 1] + 0.1 * random.standard_normal(ROWS)
+    found = pd.DataFrame(x, columns=["p", "q"])
+    found["kind" if task == "classification" else "size"] = (
+        np.where(line > 0, "b", "a") if task == "classification" else line.round(6)
+    )
+    return found
+
+
+class Doors:
+    """The same request behind every door."""
+
+    def __init__(self, task: str, folder: Path, records: int | None = ROWS) -> None:
+        self.task, self.folder = task, folder
+        self.table = frame(task)
+        self.table.to_csv(folder / "train.csv", index=False)
+        size = "" if records is None else f"records = {records}\n"
+        (folder / "facts.toml").write_text(size + FACTS[task])
+        self.schema = Schema.from_toml(folder / "facts.toml")
+
+    def python(self, **more: Any) -> Outcome:
+        records = load_table(self.folder / "train.csv", self.schema.target, schema=self.schema)
+        return run_request(Request(records, facts=self.schema, **{**PLAN, **more}))
+
+    def estimator(self, **more: Any) -> Any:
+        cls = PrivateBayesClassifier if self.task == "classification" else PrivateBayesRegressor
+        target = self.schema.target
+        assert target is not None
+        return cls(schema=self.schema, **{**PLAN, **more}).fit(self.table.drop(columns=target), self.table[target])
+
+    def command(self, *more: object) -> Any:
+        out = self.folder / "run"
+        typed = [word for name, value in PLAN.items() for word in (f"--{name}", value)]
+        files = (self.folder / "train.csv", "--facts", self.folder / "facts.toml", "--out", out)
+        result = call("fit", *files, *typed, *more, "--json")
+        assert result.code == 0, result.err
+        return load_run(out)
+
+
+def numbers(posterior: Any) -> torch.Tensor:
+    found: torch.Tensor = posterior.draws
+    return found
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("records", [ROWS, None], ids=["declared", "counted"])
+def test_three_doors_one_posterior(task: str, records: int | None, tmp_path: Path) -> None:
+    """Catches a default of one door: another clip, network, batch, noise of the target or count."""
+    doors = Doors(task, tmp_path, records)
+    outcome, model, saved = doors.python(), doors.estimator(), doors.command()
+    run = outcome.run
+    assert outcome.hidden == ((64,) if records else outcome.hidden)
+    assert run.plan == model.run_.plan
+    assert run.privacy == model.privacy_
+    assert saved.privacy.events == run.privacy.events
+    plan = saved.record["plan"]
+    mechanism = run.plan.mechanism
+    assert (plan["records"], plan["steps"], plan["target_epsilon"]) == (run.plan.records, run.plan.steps, 8.0)
+    shown = plan["blocks"][0]
+    assert (shown["clip"], shown["rate"], shown["noise_multiplier"]) == (
+        rules.CLIP,
+        mechanism.rate,
+        mechanism.noise_multiplier,
+    )
+    assert saved.record["config"]["hidden"] == list(outcome.hidden or ())
+    torch.testing.assert_close(numbers(model.posterior_), numbers(run.posterior), rtol=0, atol=0)
+    torch.testing.assert_close(numbers(saved.posterior), numbers(run.posterior), rtol=0, atol=0)
+    assert saved.posterior.likelihood == run.posterior.likelihood == model.posterior_.likelihood
+    assert 7.9 < run.privacy.epsilon() <= 8.0
+
+
+def test_options_behind_every_door(tmp_path: Path) -> None:
+    """Sampling, adjacency, secure noise and chains reach the plan whoever asks."""
+    doors = Doors("classification", tmp_path)
+    options: dict[str, Any] = {"sampling": "fixed-size", "adjacency": "replace-one", "secure": True, "chains": 2}
+    options |= {"batch": 90, "hidden": ()}
+    outcome, model = doors.python(**options), doors.estimator(**options)
+    typed = ("--sampling", "fixed_size", "--adjacency", "replace-one", "--secure", "--chains", 2)
+    saved = doors.command(*typed, "--batch", 90, "--hidden", "")
+    assert outcome.run.plan == model.run_.plan
+    assert outcome.run.plan.mechanism.secure
+    assert outcome.run.plan.mechanism.sampling == "fixed-size"
+    assert saved.record["plan"]["blocks"][0]["secure"]
+    assert saved.privacy.events == outcome.run.privacy.events
+    assert outcome.run.privacy.epsilon() <= 8.0
+    assert outcome.run.posterior.facts["chains"] == 2
+    torch.testing.assert_close(numbers(saved.posterior), numbers(outcome.run.posterior), rtol=0, atol=0)
+
+
+def test_chains_and_the_histogram_are_stated_as_they_are_charged(tmp_path: Path) -> None:
+    """The side question is paid with all chains in one go; a statement that left it out would claim too little."""
+    book = Ledger()
+    run = Doors("regression", tmp_path).python(chains=2, ledger=book, seed=None, hidden=()).run
+    assert sound_epsilon(book.events(), 1e-5) == pytest.approx(run.privacy.epsilon())
+    assert run.privacy.epsilon() <= 8.0
+
+
+@pytest.mark.parametrize("method", ["sgd", "sghmc"])
+def test_naming_a_method_does_not_change_the_network(method: str, tmp_path: Path) -> None:
+    doors = Doors("classification", tmp_path)
+    assert doors.python(method=method).hidden == doors.python().hidden == rules.WIDE_LAYER
+
+
+def test_fit_and_compare_train_the_same(tmp_path: Path) -> None:
+    """The row of a comparison is the fit that the same request gives alone."""
+    doors = Doors("regression", tmp_path)
+    records = load_table(doors.folder / "train.csv", "size", schema=doors.schema)
+    request = Request(records, facts=doors.schema, **PLAN)
+    found = compare(request, records.take(range(50)), ["sgld"], out=tmp_path / "table")
+    alone = run_request(request).run
+    saved = load_run(tmp_path / "table" / "sgld")
+    torch.testing.assert_close(numbers(saved.posterior), numbers(alone.posterior), rtol=0, atol=0)
+    assert found.hidden == rules.WIDE_LAYER
+    assert json.loads((tmp_path / "table" / "comparison.json").read_text())["rows"] == [found.rows[0].flat()]
+    assert confide.compare is compare
+
+
+def test_comparing_needs_a_known_number_and_no_checkpoint(tmp_path: Path) -> None:
+    doors = Doors("classification", tmp_path, records=None)
+    records = load_table(doors.folder / "train.csv", "kind", schema=doors.schema)
+    with pytest.raises(Refusal, match="records: not declared"):
+        compare(Request(records, facts=doors.schema), records)
+    with pytest.raises(Refusal, match="checkpoint: keeps one fit"):
+        compare(Request(records, facts=doors.schema, assume_public=True, checkpoint=tmp_path / "c"), records)
+
+
+def test_a_count_is_not_paid_for_if_the_fit_could_not_be(tmp_path: Path) -> None:
+    book = Ledger()
+    book.limit(4.0, 1e-5)  # enough for the count, not for the fit
+    with pytest.raises(BudgetExceeded):
+        Doors("classification", tmp_path, records=None).python(ledger=book, seed=None)
+    assert book.entries() == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chains": 0}, r"chains=0: must be at least 1"),
+        ({"chains": 2, "checkpoint": "c"}, r"checkpoint: 2 chains"),
+        ({"sampling": "lottery"}, r"sampling='lottery': must be one of poisson"),
+        ({"adjacency": "swap"}, r"adjacency='swap': must be one of add-remove"),
+        ({"noise_scale": 0.0}, r"noise_scale=0.0: must be greater than 0"),
+        ({"clip": float("inf")}, r"clip=inf: must be greater than 0"),
+        ({"hidden": (10**6, 10**6)}, r"hidden=1000000,1000000: gives .* weights"),
+        ({"method": "em"}, r"method='em': is not for classification; use one of "),
+    ],
+)
+def test_refusals_name_the_argument_and_cost_nothing(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    book = Ledger()
+    with pytest.raises(Refusal, match=message):
+        Doors("classification", tmp_path).python(ledger=book, **changes)
+    assert book.entries() == ()
+
+
+def test_names_are_taken_with_hyphens_or_underscores(tmp_path: Path) -> None:
+    assert confide.methods.get("mc_dropout") is confide.methods.get("mc-dropout")
+    saved = Doors("classification", tmp_path).command("--method", "mc_dropout", "--set", "learning-rate=0.5")
+    assert saved.record["method"]["name"] == "mc-dropout"
+    assert saved.record["method"]["parameters"]["learning_rate"] == 0.5
