@@ -23,6 +23,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 import confide
+from confide import rules
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema
 from confide.errors import BudgetExceeded
@@ -34,7 +35,6 @@ from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run
 from confide.workflow import calibrate as _calibrate
 from confide.workflow import noise as _residuals
-from confide.workflow import rules
 
 # No check fails: a private estimator must refuse facts that were not declared, and the instances below declare
 # assume_public. A check that has to fail one day is written down here with its reason.

@@ -36,6 +36,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import nn
 
+from confide import rules
 from confide.data.labels import Label
 from confide.data.loaders import from_frame
 from confide.data.preprocessing import Encoder
@@ -53,7 +54,6 @@ from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
 from confide.running.fit import Run
 from confide.running.journal import Checkpoints
-from confide.workflow import rules
 from confide.workflow.measure import in_units
 from confide.workflow.request import Request
 from confide.workflow.run import run_request
@@ -210,7 +210,7 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
         A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
     hidden : tuple of int, default=None
         Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
-        the method: one layer of 64 where records * epsilon >= 10 * its weights, and no hidden layer otherwise.
+        the method: one layer of 64 where records * min(epsilon, 1) >= 10 * its weights, else none.
     likelihood : Likelihood, default=None
         From `confide.likelihoods`; None is categorical.
     prior : Prior, default=None
@@ -378,7 +378,7 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
         A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
     hidden : tuple of int, default=None
         Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
-        the method: one layer of 64 where records * epsilon >= 10 * its weights, and no hidden layer otherwise.
+        the method: one layer of 64 where records * min(epsilon, 1) >= 10 * its weights, else none.
     likelihood : Likelihood, default=None
         From `confide.likelihoods`; None is Gaussian.
     noise_scale : float, default=None

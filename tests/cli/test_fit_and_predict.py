@@ -19,8 +19,8 @@ from confide.cli import fit as fit_command
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import event_from_dict
 from confide.privacy.ledger import Ledger
+from confide.rules import default_batch
 from confide.running.artefacts import load_run
-from confide.workflow.rules import default_batch
 from tests.cli.conftest import Result, heights, is_refusal, patients
 
 Run = Callable[..., Result]

@@ -81,7 +81,14 @@ TASKS: dict[str, Callable[[], Problem]] = {
 
 
 def small_plan(**options: Any) -> confide.Plan:
-    settings: dict[str, Any] = {"records": 60, "batch": 20, "steps": 12, "noise_multiplier": 1.0, "delta": DELTA}
+    settings: dict[str, Any] = {
+        "records": 60,
+        "batch": 20,
+        "steps": 12,
+        "noise_multiplier": 1.0,
+        "delta": DELTA,
+        "clip": 1.0,
+    }
     return confide.plan(**{**settings, **options})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import confide
+from confide import rules
 from confide.data.loaders import load_table
 from confide.data.schema import Column, Schema
 from confide.errors import BudgetExceeded, Refusal
@@ -19,14 +21,13 @@ from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run
-from confide.workflow import rules
 from confide.workflow.compare import compare
 from confide.workflow.request import Request
 from confide.workflow.run import Outcome, run_request
 from tests.cli.conftest import call
 
-ROWS = 900
-"""So many that at epsilon 8 the rule gives the network a hidden layer: a door that ignored the rule would differ."""
+ROWS = 3300
+"""So many that the rule gives the network a hidden layer: a door that ignored the rule would differ."""
 FACTS = {
     "classification": 'target = "kind"\nclasses = ["a", "b"]\nbounds = [-1, 1]\n',
     "regression": 'target = "size"\ntarget_bounds = [-3, 3]\nbounds = [-1, 1]\n',
@@ -164,6 +165,44 @@ def test_comparing_needs_a_known_number_and_no_checkpoint(tmp_path: Path) -> Non
         compare(Request(records, facts=doors.schema), records)
     with pytest.raises(Refusal, match="checkpoint: keeps one fit"):
         compare(Request(records, facts=doors.schema, assume_public=True, checkpoint=tmp_path / "c"), records)
+
+
+def test_a_comparison_is_charged_as_a_whole_before_a_record_is_read(tmp_path: Path) -> None:
+    """Room for one method and not for two: nothing is charged and nothing is fitted."""
+    doors = Doors("classification", tmp_path)
+    records = load_table(doors.folder / "train.csv", "kind", schema=doors.schema)
+    request = Request(records, facts=doors.schema, **{**PLAN, "seed": None}, name="d", hidden=())
+    narrow, wide = Ledger(), Ledger()
+    narrow.limit(9.0, 1e-5)
+    with pytest.raises(BudgetExceeded):
+        compare(replace(request, ledger=narrow), records.take(range(50)), ["sgld", "sgd"], out=tmp_path / "table")
+    assert narrow.entries() == ()
+    assert not (tmp_path / "table").exists()
+    charged: list[int] = []
+    found = compare(
+        replace(request, ledger=wide),
+        records.take(range(50)),
+        ["sgld", "sgd"],
+        repeats=2,
+        progress=lambda done, total: charged.append(len(wide.entries())),
+    )
+    assert len(set(charged)) == 1  # from the first step on everything is paid for
+    assert set(found.events) == set(wide.events("d"))
+    assert found.total_epsilon == pytest.approx(sound_epsilon(wide.events("d"), 1e-5))
+    assert found.fits == 4
+
+
+def test_a_comparison_with_a_sampler_that_counts_records_chains_and_a_network_of_ones_own(tmp_path: Path) -> None:
+    doors = Doors("classification", tmp_path)
+    records = load_table(doors.folder / "train.csv", "kind", schema=doors.schema)
+    more: dict[str, Any] = {"sampling": "fixed-size", "adjacency": "replace-one", "batch": 100, "chains": 2}
+    request = Request(records, facts=doors.schema, **{**PLAN, **more}, module=torch.nn.Linear(2, 2))
+    found = compare(request, records.take(range(50)), ["sgld", "sgd"])
+    assert [row.method for row in found.rows] == ["sgld"]
+    assert "chains need a sampler" in found.not_run["sgd"]
+    assert found.to_dict()["hidden"] is None
+    with pytest.raises(Refusal, match="method='sgd': a comparison takes its methods by methods="):
+        compare(replace(request, method="sgd"), records)
 
 
 def test_a_count_is_not_paid_for_if_the_fit_could_not_be(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from confide import rules
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json, SamplingName
@@ -56,8 +57,8 @@ def account(
     noise_multiplier: NoiseMultiplier,
     steps: Steps,
     delta: Delta,
-    sampling: SamplingName = "poisson",
-    adjacency: AdjacencyName = "add-remove",
+    sampling: SamplingName = rules.SAMPLING,
+    adjacency: AdjacencyName = rules.ADJACENCY,
     records: Records = None,
     as_json: Json = False,
 ) -> None:

@@ -40,7 +40,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **rest: Any) -> None:
         super().__init__(**rest)
-        self.commands = {name: TyperCommand(name, help=about) for name, about in COMMANDS.items()}
+        self.commands = {name: TyperCommand(name, help=about, short_help=about) for name, about in COMMANDS.items()}
         self._listing = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -51,7 +51,8 @@ class Commands(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._listing = True
         try:
-            super().format_help(ctx, formatter)
+            # Plain lines: the frames of the commands' own help would load a reader of Markdown for a list of ten.
+            super(TyperGroup, self).format_help(ctx, formatter)
         finally:
             self._listing = False
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from confide import rules
 from confide.cli import audit_own, options
 from confide.cli.help_texts import WIDTH, teach
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN, Json
@@ -125,7 +126,7 @@ def audit(
     *,
     method: MethodName = "sgld",
     epsilon: Epsilon = 1.0,
-    delta: Delta = 1e-5,
+    delta: Delta = rules.DELTA,
     canaries: Canaries = 1000,
     steps: Steps = 16,
     rate: Rate = 0.25,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from confide import rules
 from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import teach
@@ -14,7 +15,6 @@ from confide.cli.options import OUTPUT, RUN, AdjacencyName, EpsilonGoal, Json, S
 from confide.cli.output import emit_json, output, progress_bar
 from confide.cli.paths import check_ledger, check_new_directory
 from confide.errors import CommandError
-from confide.workflow import rules
 
 EXAMPLES = (
     "confide compare digits --epsilon 3 --methods all --out out/compare",

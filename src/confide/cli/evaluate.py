@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from confide import rules
 from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import teach
@@ -17,7 +18,6 @@ from confide.cli.options import DATA, PRIVACY, RUN, AdjacencyName, Json
 from confide.cli.output import emit_json, one_line, output
 from confide.cli.paths import check_ledger, same_file
 from confide.errors import CommandError
-from confide.workflow import rules
 
 if TYPE_CHECKING:
     from confide.data import Encoder

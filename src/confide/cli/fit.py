@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from confide import rules
 from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
 from confide.cli.output import called_as, emit_json, output, progress_bar
 from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory
-from confide.workflow import rules
 
 EXAMPLES = (
     "confide fit digits --method sgld --epsilon 3 --delta 1e-4 --out out/digits",

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from confide import rules
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN
-from confide.workflow import rules
 
 Train = Annotated[
     str,
@@ -89,7 +89,7 @@ Hidden = Annotated[
     typer.Option(
         metavar="W,W",
         help='Widths of the hidden layers, such as 64,64; "" for a linear model. Rule: one layer of 64 where '
-        "records * epsilon is at least 10 times its weights, else none.",
+        "records * min(epsilon, 1) is at least 10 times its weights, else none.",
         rich_help_panel=RUN,
         show_default=False,
     ),

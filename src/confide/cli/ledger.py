@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from confide import rules
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
@@ -20,7 +21,6 @@ from confide.errors import CommandError, UnsupportedEvents
 from confide.privacy.ledger import Head, Ledger, Limit, for_reading
 from confide.privacy.ledger.places import is_server
 
-USUAL_DELTA = 1e-5
 SHOW_EXAMPLE = "confide ledger show budget.db"
 LIMIT_EXAMPLE = "confide ledger limit budget.db --epsilon 3 --delta 1e-5"
 HEAD_EXAMPLE = "confide ledger head budget.db"
@@ -69,7 +69,7 @@ ShownDelta = Annotated[
     typer.Option(
         "--delta",
         metavar="D",
-        help="Delta at which epsilon is shown; the ceiling's own if there is a ceiling, else 1e-5.",
+        help=f"Delta at which epsilon is shown; the ceiling's own if there is a ceiling, else {rules.DELTA:g}.",
         rich_help_panel=PRIVACY,
         show_default=False,
     ),
@@ -103,7 +103,7 @@ def limit(
     file: File,
     epsilon: Ceiling,
     delta: Delta,
-    adjacency: AdjacencyName = "add-remove",
+    adjacency: AdjacencyName = rules.ADJACENCY,
     passphrase_file: Passphrase = None,
     as_json: Json = False,
 ) -> None:
@@ -187,7 +187,7 @@ def _passphrase(file: Path | None) -> str | None:
 def ledger_values(ledger: Ledger, file: Path, delta: float | None) -> dict[str, Any]:
     """Everything that the ledger says, ready for JSON."""
     ceiling = ledger.ceiling
-    at = delta if delta is not None else USUAL_DELTA if ceiling is None else ceiling.delta
+    at = delta if delta is not None else rules.DELTA if ceiling is None else ceiling.delta
     return {
         "ledger": str(file),
         "head": vars(ledger.head),

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from confide import rules
 from confide.errors import CommandError, Refusal, Unfinished
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
-from confide.workflow import rules
 
 # Far beyond any use; numbers larger than these overflow in every accountant.
 LARGEST_EPSILON = 1_000

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from confide import rules
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import RUN, AdjacencyName, Delta, EpsilonGoal, Json, SamplingName
@@ -14,7 +15,6 @@ from confide.cli.output import emit_json, output
 from confide.cli.privacy_table import show_privacy
 from confide.errors import CommandError
 from confide.wording import up
-from confide.workflow import rules
 
 if TYPE_CHECKING:
     from confide.mechanism.plan import Plan

@@ -12,12 +12,11 @@ import types
 from collections.abc import Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from confide import methods
+from confide import methods, rules
 from confide.cli import options
 from confide.errors import CommandError
 from confide.methods.base import Method
 from confide.models import priors
-from confide.workflow import rules
 
 
 def make_method(name: str, settings: Sequence[str], prior_scale: float | None) -> Method:

@@ -1,6 +1,6 @@
 """The plan: everything about a run that is fixed before the first record is read.
 
-    confide.plan(epsilon=1, delta=1e-5, records=60_000, batch=1024, epochs=20, clip=1.0)
+    confide.plan(epsilon=1, delta=1e-5, records=60_000, batch=1024, epochs=20)
 
 calibrates the noise so that the sound epsilon of the whole run stays at or below the target. A plan is public: it
 depends on declared sizes, never on records.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from confide import rules
 from confide.errors import Refusal
 from confide.mechanism.gaussian import ClippingStyle, SampledGaussian
 from confide.privacy.events import Adjacency, Event, Sampling
@@ -107,9 +108,9 @@ def plan(
     steps: int | None = None,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
-    clip: float = 1.0,
-    sampling: Sampling = "poisson",
-    adjacency: Adjacency = "add-remove",
+    clip: float = rules.CLIP,
+    sampling: Sampling = rules.SAMPLING,
+    adjacency: Adjacency = rules.ADJACENCY,
     clipping: ClippingStyle = "flat",
     chains: int = 1,
     private: bool = True,

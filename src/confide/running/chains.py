@@ -48,7 +48,7 @@ def fit_chains(
         raise Refusal(f"chains={chains}: must be at least 2; use fit for one chain")
     if progress is not None and not callable(progress):
         raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
-    _check_draws(method, plan)
+    check_draws(method, plan)
     started = time.perf_counter()
     source = PaidTogether(data, times=chains)
     runs = []
@@ -62,7 +62,7 @@ def fit_chains(
     return Run(posterior, privacy, runs[0].plan, method, data.schema, time.perf_counter() - started)
 
 
-def _check_draws(method: Method, plan: Plan) -> None:
+def check_draws(method: Method, plan: Plan) -> None:
     """Refuse what `_pooled` could not pool, before anything is charged."""
     check_method(method)
     draws = method.draws_of(plan.steps)

@@ -3,7 +3,7 @@
     PrivateData            holds records; charges a ledger, reads, adds noise
     Replay                 holds the releases of an earlier run; charges nothing
     Recorder, HoldOut,     wrappers: each overrides what it changes and nothing else
-    AdaptiveClip, PaidTogether
+    AdaptiveClip, PaidTogether, PaidAhead
 
 What a run states is what its receipts say, and a receipt says what was written to the ledger for it: whoever charges
 something beside the plan adds it to `price`, and so to both.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from confide import rules
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan, plan
 from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency, Event, Sampling
-from confide.workflow import rules
 from confide.workflow.request import Request
 
 
@@ -50,7 +50,13 @@ def plan_of(request: Request, records: int, spent: tuple[Event, ...] = ()) -> Pl
         spent,
     )
     mechanism = replace(mechanism, noise_multiplier=multiplier, secure=request.secure)
-    return replace(draft, blocks=((mechanism, steps),), target_epsilon=request.epsilon)
+    return replace(
+        draft,
+        blocks=((mechanism, steps),),
+        target_epsilon=request.epsilon,
+        chains=request.chains,
+        spent=spent,
+    )
 
 
 def _draft(request: Request, records: int) -> Plan:

@@ -4,7 +4,9 @@
     found.rows[0].method, found.total_epsilon
 
 Every fit of every method reads the private records and is charged, so that k methods cost what k runs compose to: each
-model alone satisfies the budget of one run, and the whole table satisfies `total_epsilon`. The test records are public
+model alone satisfies the budget of one run, and the whole table satisfies `total_epsilon`. All methods are rehearsed
+first, then all fits are charged in one go, and only then is a record read: a budget that does not suffice for all
+refuses all. The test records are public
 or separate by the user's word. Network, plan and settings come from public rules alone, and are those that a single
 fit of the same request would get.
 """
@@ -25,10 +27,11 @@ from confide.errors import BudgetExceeded, DataError, Refusal, Unfinished
 from confide.mechanism.plan import Plan
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import Adjacency, Event
+from confide.privacy.ledger import Ledger
 from confide.report.evaluation import SEPARATE, Evaluation
 from confide.running.artefacts import POSTERIOR, save_run
+from confide.sources.ahead import Purse, pay_ahead
 from confide.wording import json_text
-from confide.workflow.budget import check_room, opened
 from confide.workflow.facts import Settled, settle
 from confide.workflow.measure import check_test, measured
 from confide.workflow.memory import peak_memory
@@ -36,7 +39,7 @@ from confide.workflow.network import hidden_of
 from confide.workflow.noise import SHARE
 from confide.workflow.ranking import CLASS_COLUMNS, REAL_COLUMNS, Row, Trial, baseline_of, ranked, trial_of
 from confide.workflow.request import Request
-from confide.workflow.run import Job, Progress, carry_out, job_of
+from confide.workflow.run import Job, Progress, carry_out, job_of, records_of, rehearse_job
 
 TABLE, PAGE = "comparison.json", "report.html"
 
@@ -48,7 +51,7 @@ class Comparison:
     events       everything that was charged, also for fits that failed afterwards
     baseline     what needs no learning: the most frequent class of the test records, or their mean
     name         of the data set
-    hidden       widths of the hidden layers that all methods share
+    hidden       widths of the hidden layers that all methods share; None for a network of the user's own
     plan         of one fit; that of another method differs from it in its noise alone
     noise_scale  of a regression target: given, or learnt in each fit
     """
@@ -61,7 +64,7 @@ class Comparison:
     events: tuple[Event, ...]
     name: str
     task: Task
-    hidden: tuple[int, ...]
+    hidden: tuple[int, ...] | None
     plan: Plan
     noise_scale: float | Literal["learnt"] | None
     epsilon_each: float
@@ -104,7 +107,7 @@ class Comparison:
             "epsilon_each": self.epsilon_each,
             "epsilon_total": self.total_epsilon,
             "fits": self.fits,
-            "hidden": list(self.hidden),
+            "hidden": None if self.hidden is None else list(self.hidden),
             "steps": plan.steps,
             "batch": plan.expected_batch,
             "clip": plan.mechanism.clip,
@@ -148,13 +151,14 @@ def compare(
         raise Refusal(f"repeats={repeats}: must be at least 1")
     if request.counted:
         raise DataError("records: not declared; every fit of a comparison would count them anew, so declare the number")
+    if request.method != "auto":
+        raise Refusal(f"method={request.method!r}: a comparison takes its methods by methods=; leave it out")
     if request.checkpoint is not None:
         raise Refusal("checkpoint: keeps one fit, and a comparison makes several; leave it out")
     settled = settle(request)
     check_test(test, settled.encoder)
     contest = _Contest(request, settled, test, test_source, repeats)
     names, not_run = contest.fitting(methods)
-    contest.check_budget(names)
     with _directory(out) as directory:
         found = contest.run(names, not_run, directory, progress or (lambda *_: None), config or {})
         if out is not None:
@@ -166,7 +170,9 @@ class _Contest:
     """The data, the plan and the network that all methods share."""
 
     def __init__(self, request: Request, settled: Settled, test: Table, test_source: str, repeats: int) -> None:
-        self.request, self.settled, self.test, self.test_source = request, settled, test, test_source
+        # One book for all fits, or what one of them has paid ahead could not be taken by another.
+        self.request = request if request.ledger is not None else replace(request, ledger=Ledger())
+        self.settled, self.test, self.test_source = settled, test, test_source
         self.repeats = repeats
         self.shared = self.job("auto")
 
@@ -189,9 +195,19 @@ class _Contest:
                 raise Refusal(f"methods={name!r}: is for {' and '.join(tasks)}, and this is {task}")
         return names, not_run
 
-    def check_budget(self, names: Sequence[str]) -> None:
-        events = [event for name in names for event in self.job(name).events]
-        check_room(self.request.ledger, self.request.name, events * self.repeats)
+    def rehearsed(self, names: Sequence[str], not_run: dict[str, str]) -> dict[str, list[Job]]:
+        """The fits of every method that passes its rehearsal; nothing is charged for the others."""
+        jobs: dict[str, list[Job]] = {}
+        for name in names:
+            try:
+                fits = [self.job(name, turn) for turn in range(self.repeats)]
+                rehearse_job(fits[0])
+                jobs[name] = fits
+            except Refusal as error:
+                not_run[name] = str(error)
+        if not jobs:
+            raise Refusal(f"methods={','.join(names)}: none of them could be fitted ({_reasons(not_run)})")
+        return jobs
 
     def run(
         self,
@@ -203,25 +219,27 @@ class _Contest:
     ) -> Comparison:
         trials: list[Trial] = []
         evaluation: Evaluation | None = None
-        # A book of one's own shows what was charged, also for a fit that failed after its charge.
-        self.request = replace(self.request, ledger=self.request.ledger or directory.parent / "ledger.db")
-        spent_before = len(self.charged())
-        steps = self.shared.plan.steps
-        total = len(names) * self.repeats * steps
+        jobs = self.rehearsed(names, not_run)
         self.warm_up()
-        for place, (name, turn) in enumerate((name, turn) for name in names for turn in range(self.repeats)):
+        first = records_of(self.shared)
+        parts = [part for fits in jobs.values() for job in fits for part in job.parts]
+        purse = pay_ahead(first, parts, f"compare {', '.join(jobs)}")
+        steps = self.shared.plan.steps * self.request.chains
+        total = len(jobs) * self.repeats * steps
+        for place, (name, turn) in enumerate((name, turn) for name in jobs for turn in range(self.repeats)):
             if name in not_run:
                 continue
             try:
-                trial, evaluation = self.one(name, turn, directory, _offset(progress, place * steps, total), config)
+                shown = _offset(progress, place * steps, total)
+                target = directory / (name if turn == 0 else f"{name}-{turn + 1}")
+                trial, evaluation = self.one(jobs[name][turn], purse, target, shown, config)
                 trials.append(trial)
             except Unfinished:
                 raise
-            except Refusal as error:
+            except Refusal as error:  # it stays paid for
                 not_run[name] = str(error)
         if not trials or evaluation is None:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in not_run.items())
-            raise Refusal(f"methods={','.join(names)}: none of them could be fitted ({reasons})")
+            raise Refusal(f"methods={','.join(names)}: none of them could be fitted ({_reasons(not_run)})")
         request, shared, settled = self.request, self.shared, self.settled
         return Comparison(
             ranked([trial for trial in trials if trial.method not in not_run], utility_of(settled.task)),
@@ -229,10 +247,10 @@ class _Contest:
             baseline_of(evaluation),
             evaluation.inputs,
             evaluation.source,
-            self.charged()[spent_before:],
+            first.ledger.paid(purse.run),
             request.name,
             settled.task,
-            hidden_of(request, settled.schema, settled.features),
+            None if request.module is not None else hidden_of(request, settled.schema, settled.features),
             shared.plan,
             request.noise_scale if shared.histogram is None else "learnt",
             request.epsilon,
@@ -243,32 +261,30 @@ class _Contest:
         """One step on made-up records: what is loaded once for all methods is not counted as the first one's memory."""
         shared = self.shared
         x, y = (part[:2] * 0 for part in (self.settled.x, self.settled.y))
-        plan = replace(shared.plan, blocks=((shared.plan.mechanism, 1),))
+        mechanism = replace(shared.plan.mechanism, sampling="poisson")  # others count the records
+        plan = replace(shared.plan, blocks=((mechanism, 1),))
         request = replace(shared.request, ledger=None, chains=1, checkpoint=None)
         made_up = replace(shared, request=request, settled=replace(self.settled, x=x, y=y), plan=plan)
         carry_out(replace(made_up, histogram=None))
 
-    def charged(self) -> tuple[Event, ...]:
-        with opened(self.request.ledger) as book:
-            entries = () if book is None else book.entries(self.request.name)
-            return tuple(entry.event for entry in entries if entry.event is not None)
-
     def one(
-        self, name: str, turn: int, directory: Path, progress: Progress, config: Mapping[str, Any]
+        self, job: Job, purse: Purse, target: Path, progress: Progress, config: Mapping[str, Any]
     ) -> tuple[Trial, Evaluation]:
         """One fit of one method, saved and measured."""
-        job = self.job(name, turn)
         with peak_memory() as peak:
-            outcome = carry_out(job, progress)
+            outcome = carry_out(job, progress, purse)
         evaluation = measured(outcome.run.posterior, outcome.encoder, self.test, self.test_source)
-        target = directory / (name if turn == 0 else f"{name}-{turn + 1}")
         try:
             kept = {**config, "hidden": outcome.hidden}
             save_run(outcome.run, target, evaluation=evaluation, config=kept, encoder=outcome.encoder)
         except Unfinished as error:
             if error.kept != target:  # else the model is there, and only its own report is not
                 raise
-        return trial_of(name, evaluation, outcome.run.seconds, peak.mb, target / POSTERIOR), evaluation
+        return trial_of(job.method.name, evaluation, outcome.run.seconds, peak.mb, target / POSTERIOR), evaluation
+
+
+def _reasons(not_run: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in not_run.items())
 
 
 def _offset(progress: Progress, before: int, total: int) -> Callable[[int, int], None]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from confide import rules
 from confide.data.preprocessing import Encoder, check_training
 from confide.data.schema import Schema, Task
 from confide.data.table import Array
 from confide.errors import DataError
-from confide.workflow import rules
 from confide.workflow.request import Request
 
 

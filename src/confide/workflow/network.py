@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from confide import rules
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.models.likelihoods import Gaussian, Likelihood
 from confide.models.networks import MLP, Recipe
 from confide.running.fit import default_likelihood
-from confide.workflow import rules
 from confide.workflow.request import Request
 
 MOST_WEIGHTS = 10**7

@@ -1,6 +1,6 @@
 """Request: one fit, asked for in full. The command line, the estimators and Python each make one and hand it on.
 
-What is None is filled in by a public rule (`confide.workflow.rules`), the same one whoever asks. Checking a request
+What is None is filled in by a public rule (`confide.rules`), the same one whoever asks. Checking a request
 needs no record: `check` refuses what cannot be done before a file is read or a record looked at.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from torch import nn
 
-from confide import methods
+from confide import methods, rules
 from confide.data.schema import Schema, Task
 from confide.data.table import Table
 from confide.errors import DataError, Refusal
@@ -23,7 +23,6 @@ from confide.privacy.calibration import check_target
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
 from confide.privacy.ledger import Ledger
 from confide.running.journal import Checkpoints
-from confide.workflow import rules
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,9 +25,10 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
 from confide.privacy.events import Event
-from confide.running.chains import fit_chains
+from confide.running.chains import check_draws, fit_chains
 from confide.running.fit import Run, fit, rehearse
-from confide.sources.base import Source
+from confide.sources.ahead import PaidAhead, Purse
+from confide.sources.base import Part, Source, priced
 from confide.sources.private_data import PrivateData
 from confide.sources.together import PaidTogether
 from confide.workflow import count, noise
@@ -68,10 +69,10 @@ class Job:
         return self.settled.features
 
     @property
-    def events(self) -> tuple[Event, ...]:
-        """Everything that the fit will be charged for."""
-        beside = (mechanism.event() for mechanism in (self.counting, self.histogram) if mechanism is not None)
-        return (*beside, *(self.plan.events() * self.request.chains))
+    def parts(self) -> tuple[Part, ...]:
+        """Everything that the fit will ask of the records: mechanisms, and how many answers of each."""
+        beside = ((mechanism, 1) for mechanism in (self.counting, self.histogram) if mechanism is not None)
+        return (*beside, *(self.plan.blocks * self.request.chains))
 
 
 @dataclass(frozen=True)
@@ -108,19 +109,26 @@ def job_of(request: Request, settled: Settled) -> Job:
     )
 
 
-def carry_out(job: Job, progress: Progress | None = None) -> Outcome:
-    """Rehearse, charge and fit."""
+def rehearse_job(job: Job) -> None:
+    """Refuse whatever a fit would refuse before its charge, and charge nothing."""
+    if job.request.chains > 1:
+        check_draws(job.method, job.plan)
+    rehearse(job.method, job.module, records_of(job), job.plan, likelihood=job.likelihood, seed=job.request.seed)
+
+
+def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = None) -> Outcome:
+    """Rehearse, charge and fit. With a purse the fit takes what was paid for with others', see `sources.ahead`."""
     started = time.perf_counter()
-    data = _records(job)
+    data = records_of(job)
     spent: tuple[Event, ...] = ()
     if job.counting is not None:
-        rehearse(job.method, job.module, data, job.plan, likelihood=job.likelihood, seed=job.request.seed)
-        check_room(job.request.ledger, job.request.name, job.events)
+        rehearse_job(job)
+        check_room(job.request.ledger, job.request.name, priced(job.parts))
         spent = (job.counting.event(),)
         records = count.count_records(data, job.counting)
         job = job_of(job.request, job.settled.with_records(records))
-        data = _records(job)
-    run = _fitted(job, data, progress)
+        data = records_of(job)
+    run = _fitted(job, data, progress, purse)
     _check_finite(run)
     privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=assumptions_of(job.settled.schema))
     run = replace(run, privacy=privacy, seconds=time.perf_counter() - started)
@@ -128,12 +136,12 @@ def carry_out(job: Job, progress: Progress | None = None) -> Outcome:
     return Outcome(run, job.settled.encoder, hidden)
 
 
-def _fitted(job: Job, data: PrivateData, progress: Progress | None) -> Run:
+def _fitted(job: Job, data: PrivateData, progress: Progress | None, purse: Purse | None) -> Run:
     """The fit, or the chains, and then the noise of a regression target: all of it charged in one go."""
     request, histogram = job.request, job.histogram
-    source: Source = data
+    source: Source = data if purse is None else PaidAhead(data, purse)
     if histogram is not None:
-        source = PaidTogether(data, beside=[(histogram, 1)], purpose=noise.PURPOSE)
+        source = PaidTogether(source, beside=[(histogram, 1)], purpose=noise.PURPOSE)
     if request.chains > 1:
         run = fit_chains(
             job.method,
@@ -161,7 +169,8 @@ def _fitted(job: Job, data: PrivateData, progress: Progress | None) -> Run:
     return replace(run, posterior=noise.with_learnt_noise(run.posterior, data, histogram, job.plan))
 
 
-def _records(job: Job) -> PrivateData:
+def records_of(job: Job) -> PrivateData:
+    """The records behind the boundary, with fresh noise."""
     request, settled = job.request, job.settled
     return PrivateData(
         settled.x,

@@ -86,7 +86,7 @@ def _dataset(name: str, context: Context) -> Outcome:
     curves = {method: _curve(method, splits, targets, context) for method in METHODS}
     rows, attacks = [], []
     for method in METHODS:
-        setting = plan(epsilon=1.0, delta=DELTA, records=split.records, batch=split.records // 10, epochs=20)
+        setting = plan(epsilon=1.0, delta=DELTA, records=split.records, batch=split.records // 10, epochs=20, clip=1.0)
         runs = [_train(METHODS[method], part, setting, context, seed, True) for seed, part in splits.items()]
         prices = [each.prices for each in runs]
         ours = measured([100 * each.accuracy for each in runs], 2)
@@ -115,7 +115,7 @@ def _curve(name: str, splits: dict[int, Split], targets: Sequence[float], contex
     records = next(iter(splits.values())).records
     for target in targets:
         if target < 1:
-            setting = plan(epsilon=target, delta=DELTA, records=records, batch=records // 10, epochs=20)
+            setting = plan(epsilon=target, delta=DELTA, records=records, batch=records // 10, epochs=20, clip=1.0)
             runs = [_train(METHODS[name], part, setting, context, seed, False) for seed, part in splits.items()]
             found[target] = [each.accuracy for each in runs]
     return found

@@ -213,7 +213,7 @@ def _our_run(found: sets.Set, context: Context, seed: int) -> Any:
     from confide.methods.sgld import SGLD
 
     batch, epochs = (256, 5) if context.quick else (1024, 20)
-    made = plan(delta=DELTA, records=found.records, batch=batch, epochs=epochs, epsilon=MNIST_EPSILON)
+    made = plan(delta=DELTA, records=found.records, batch=batch, epochs=epochs, epsilon=MNIST_EPSILON, clip=1.0)
     return _fitted(found, context, SGLD(step_size=2 * OUR_RATE / found.records), made, seed)
 
 

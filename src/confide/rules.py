@@ -1,4 +1,4 @@
-"""Public rules: what a fit uses where its user has said nothing. The only place where defaults stand.
+"""Public rules: what is used where a user has said nothing. The only place where defaults stand.
 
 A rule reads declared sizes and the budget, never a record, so that following it costs nothing. Every door (command
 line, estimators, Python) and every method gets the same ones.
@@ -26,8 +26,10 @@ NOISE_SCALE = 0.2
 """Standard deviation of a regression target's noise while the weights are learnt, as a part of half its range."""
 WIDE_LAYER = (64,)
 """The hidden layer of a network that the budget carries."""
-BUDGET_PER_WEIGHT = 10.0
-"""n * epsilon per weight from which on a hidden layer gains more than its noise costs."""
+RECORDS_PER_WEIGHT = 10.0
+"""Records at epsilon 1 or more for every weight, from which on a hidden layer costs next to nothing where the truth is
+linear and halves the error where it is not; at four it costs a third more error. Settled on made-up tables, see
+docs/which_method.md and benchmarks/default_network.py."""
 EPOCHS = 40.0
 """Passes over the data."""
 BATCHES_PER_EPOCH = 32
@@ -48,12 +50,13 @@ def default_batch(records: int) -> int:
 
 
 def default_hidden(records: int, features: int, outputs: int, epsilon: float) -> tuple[int, ...]:
-    """One hidden layer of 64 where n * epsilon >= 10 * its weights, else none.
+    """One hidden layer of 64 where n * min(epsilon, 1) >= 10 * its weights, else none.
 
     The noise of a private sum grows with the number of weights and its signal with n * epsilon, so that a small or
-    closely guarded data set is better served by a linear model.
+    closely guarded data set is better served by a linear model. Beyond epsilon 1 it is the posterior's own width that
+    costs, about weights / n, and no budget makes that smaller.
     """
-    enough = records * epsilon >= BUDGET_PER_WEIGHT * weight_count((features, *WIDE_LAYER, outputs))
+    enough = records * min(epsilon, 1.0) >= RECORDS_PER_WEIGHT * weight_count((features, *WIDE_LAYER, outputs))
     return WIDE_LAYER if enough else ()
 
 
