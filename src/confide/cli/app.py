@@ -29,7 +29,7 @@ COMMANDS = {
     "compare": "Compare methods on one data set: utility, calibration, time, memory and storage at the same epsilon.",
     "export": "Write a fitted model for deployment. It costs no budget.",
     "audit": "Attack a method on made-up records and bound its epsilon from below.",
-    "ledger": "Show what was spent, and set a ceiling on it.",
+    "ledger": "Show what was spent, set a ceiling on it, check it.",
     "papers": "Run the experiments of published papers under a sound epsilon.",
 }
 """By name, each with the first sentence of its own help, which a test holds it to."""

@@ -22,6 +22,7 @@ EXAMPLES = (
     "  --epsilon 1 --methods sgld,bbp,sgd --out out/compare",
 )
 MOST_REPEATS = 100
+"""Each fit is charged: more would leave nothing of any budget."""
 
 Methods = Annotated[
     str,

@@ -38,6 +38,7 @@ PURPOSE = "noise of the target"
 SHARE = 0.2
 """Part of epsilon that the histogram may cost; it composes with the fit, so that the fit loses far less."""
 LEVEL = 0.9
+"""Intervals are reported for this share, so they are right where they are read; further out lie too few records."""
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """From 0.002 to 2: the finest scale is a thousandth of the target's range."""
 
