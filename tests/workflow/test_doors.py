@@ -18,9 +18,12 @@ from confide.data.loaders import load_table
 from confide.data.schema import Column, Schema
 from confide.errors import BudgetExceeded, Refusal
 from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
+from confide.methods.sgld import SGLD
 from confide.privacy.accountants import sound_epsilon
+from confide.privacy.events import merged
 from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run
+from confide.running.journal import Checkpoints
 from confide.workflow.compare import compare
 from confide.workflow.request import Request
 from confide.workflow.run import Outcome, run_request
@@ -203,6 +206,31 @@ def test_a_comparison_with_a_sampler_that_counts_records_chains_and_a_network_of
     assert found.to_dict()["hidden"] is None
     with pytest.raises(Refusal, match="method='sgd': a comparison takes its methods by methods="):
         compare(replace(request, method="sgd"), records)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_an_estimator_that_was_stopped_goes_on(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stated is what the ledger holds; what the first attempt may have released is paid for once more."""
+    doors, book, told = Doors(task, tmp_path), tmp_path / "book.db", 0
+    usual = SGLD.tell
+
+    def stopping(self: SGLD, *arguments: Any) -> Any:
+        nonlocal told
+        told += 1
+        if told == 8:
+            raise KeyboardInterrupt
+        return usual(self, *arguments)
+
+    monkeypatch.setattr(SGLD, "tell", stopping)
+    options: dict[str, Any] = {"checkpoint": Checkpoints(tmp_path / "kept", every=5), "ledger": book, "seed": None}
+    with pytest.raises(KeyboardInterrupt):
+        doors.estimator(**options, hidden=(), name="d")
+    model = doors.estimator(**options, hidden=(), name="d")
+    assert told == 7 + 1 + 7  # from the fifth step, not from the first
+    with Ledger(book) as ledger:
+        assert set(merged(model.privacy_.events)) == set(merged(ledger.events("d")))
+    steps = sum(event.count for event in model.privacy_.events if event.sampling == "poisson")
+    assert 12 < steps <= 12 + 5
 
 
 def test_a_count_is_not_paid_for_if_the_fit_could_not_be(tmp_path: Path) -> None:

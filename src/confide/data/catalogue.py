@@ -31,7 +31,7 @@ SPLITS_FILE = "uci_splits.npz"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Benchmark:
     """One data set: its files, where they come from, and its public schema."""
 
     train: str
@@ -84,13 +84,13 @@ def splits(name: str, directory: str | Path | None = None, *, verify: bool = Fal
     return tuple(zip(train, test, strict=False))
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> Benchmark:
     if name not in _ENTRIES:
         raise DataError(f"name={name!r}: no such data set; known: {', '.join(_ENTRIES)}")
     return _ENTRIES[name]
 
 
-def _file(file: str, name: str, entry: Entry, directory: str | Path | None, verify: bool) -> Path:
+def _file(file: str, name: str, entry: Benchmark, directory: str | Path | None, verify: bool) -> Path:
     chosen = directory if directory is not None else os.environ.get(ENVIRONMENT)
     wanted = " and ".join(part for part in (entry.train, entry.test) if part)
     way_out = f"put {wanted} (from {entry.origin}) in one directory and name it with --data DIR or {ENVIRONMENT}"
@@ -223,20 +223,20 @@ _ANGLES = _numeric({f"theta{joint}": (-1.5708, 1.5708) for joint in range(1, 9)}
 _UCI = "archive.ics.uci.edu, "
 
 
-def _regression(file: str, n: int, target: str, bounds: tuple[float, float], columns: tuple[Column, ...]) -> Entry:
+def _regression(file: str, n: int, target: str, bounds: tuple[float, float], columns: tuple[Column, ...]) -> Benchmark:
     described = Schema(records=n, target=target, target_bounds=bounds, columns=columns)
     origin = "the Delve archive, kin8nm" if file.startswith("kin8nm") else _UCI + file.split(".")[0].replace("_", " ")
-    return Entry(file, described, origin, has_splits=not file.startswith("abalone"))
+    return Benchmark(file, described, origin, has_splits=not file.startswith("abalone"))
 
 
-_ENTRIES: dict[str, Entry] = {
-    "mnist": Entry(
+_ENTRIES: dict[str, Benchmark] = {
+    "mnist": Benchmark(
         "mnist.npz",
         Schema(60_000, 10, "digit", bounds=(0, 255), shape=(28, 28)),
         "the MNIST files",
         test="mnist.npz",
     ),
-    "adult": Entry(
+    "adult": Benchmark(
         "adult_train.csv.gz",
         Schema(32_561, ("<=50K", ">50K"), "income", columns=_ADULT),
         _UCI + "adult",

@@ -20,7 +20,7 @@ from confide.privacy.bayesian import (
     renyi_gaussians,
     smallest_honest_moment,
 )
-from confide.privacy.bayesian.moments import LEVELS, WHOLE_ORDERS, Steps, log_mean_bounds
+from confide.privacy.bayesian.moments import LEVELS, WHOLE_ORDERS, ObservedSteps, log_mean_bounds
 from confide.privacy.events import GaussianEvent
 
 
@@ -125,7 +125,7 @@ class TestBinaryEstimator:
 def sample_bound(values: np.ndarray, rule: str, failure: float, log_largest: float) -> np.ndarray:
     """log bound on the mean for many samples at once: values has one row of log moments per sample."""
     event = GaussianEvent(1.0)
-    steps = Steps([Distances(event, np.ones(values.shape[1]))] * len(values))
+    steps = ObservedSteps([Distances(event, np.ones(values.shape[1]))] * len(values))
     return log_mean_bounds(steps, values.ravel(), rule, failure, np.full(len(values), log_largest))  # type: ignore[arg-type]
 
 
@@ -187,7 +187,7 @@ def test_group_privacy_counter_example() -> None:
 
 def test_too_many_distances_are_rounded_up() -> None:
     values = np.random.default_rng(3).random(3 * LEVELS)
-    steps = Steps([Distances(GaussianEvent(1.0, "poisson", 0.01), values)])
+    steps = ObservedSteps([Distances(GaussianEvent(1.0, "poisson", 0.01), values)])
     rounded = steps.log_moments(8)
     exact = log_moment(8, values, 1.0, 0.01)
     assert np.all(rounded >= exact)

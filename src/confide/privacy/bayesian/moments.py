@@ -178,7 +178,7 @@ def smallest_honest_moment(samples: int, failure: float, log_largest: float) -> 
     return math.log(-math.expm1(math.log(failure) / samples)) + log_largest
 
 
-class Steps:
+class ObservedSteps:
     """Distances of many steps in one array, with a table of their moments for each order."""
 
     def __init__(self, observed: Sequence[Distances]) -> None:
@@ -243,7 +243,9 @@ def _levels(values: Array) -> tuple[Array, NDArray[np.intp]]:
     return table, np.minimum(np.searchsorted(table, values, side="left"), LEVELS - 1)
 
 
-def log_mean_bounds(steps: Steps, log_values: Array, rule: MeanRule, failure: float, log_largest: Array) -> Array:
+def log_mean_bounds(
+    steps: ObservedSteps, log_values: Array, rule: MeanRule, failure: float, log_largest: Array
+) -> Array:
     """For each step, the logarithm of an upper bound on the mean of e^log_values over records.
 
     student-t   mean + t S / sqrt(m - 1), the paper's estimator: its confidence rests on normal values, which these
@@ -272,7 +274,7 @@ def log_mean_bounds(steps: Steps, log_values: Array, rule: MeanRule, failure: fl
     return np.asarray(np.logaddexp(spread, np.log(7 * doubt / (3 * (m - 1))) + log_largest))
 
 
-def _check_samples(steps: Steps, rule: MeanRule) -> None:
+def _check_samples(steps: ObservedSteps, rule: MeanRule) -> None:
     if steps.exact:
         raise Refusal(f"mean={rule!r}: the distribution is known; use mean='exact'")
     if steps.sizes.min() < 3:

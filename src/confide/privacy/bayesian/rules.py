@@ -14,7 +14,7 @@ from confide.privacy.bayesian.moments import (
     WHOLE_ORDERS,
     Distances,
     MeanRule,
-    Steps,
+    ObservedSteps,
     log_mean_bounds,
 )
 from confide.privacy.bayesian.result import Attack, BayesianEstimate, Confidential
@@ -93,7 +93,7 @@ def _by_moments(
     orders: Sequence[float],
     note: str,
 ) -> Confidential:
-    steps = Steps(observed)
+    steps = ObservedSteps(observed)
     _check(delta, mean, failure, orders, steps)
     union = 0.0 if mean == "exact" else failure * steps.total * len(orders)
     if union >= delta:
@@ -113,7 +113,7 @@ def _by_moments(
     return Confidential(BayesianEstimate(rule, bound, dp, delta, attack))
 
 
-def _check(delta: float, mean: MeanRule, failure: float, orders: Sequence[float], steps: Steps) -> None:
+def _check(delta: float, mean: MeanRule, failure: float, orders: Sequence[float], steps: ObservedSteps) -> None:
     if not 0 < delta < 1:
         raise Refusal(f"delta={delta}: must be in (0, 1)")
     if mean not in MEAN_RULES:
@@ -126,7 +126,7 @@ def _check(delta: float, mean: MeanRule, failure: float, orders: Sequence[float]
         raise Refusal("mean='exact': needs weights for every value; a sample has none, use 'student-t'")
 
 
-def _cost(rule: str, steps: Steps, order: float, mean: MeanRule, failure: float) -> float:
+def _cost(rule: str, steps: ObservedSteps, order: float, mean: MeanRule, failure: float) -> float:
     """The sum over steps of c_t(order)."""
     power = float(steps.total) if rule == "hoelder" else 1.0
     values, largest = steps.log_moments(order), steps.log_largest(order)
