@@ -69,16 +69,18 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0])
     given = parser.parse_args()
     cells = CELLS if given.records is None else ((given.records, given.features or 2),)
-    sys.stdout.write("task            truth   records  features  epsilon  n min(e,1)/weights  linear  hidden  rule\n")
+    sys.stdout.write("task            truth   records  features  epsilon  records/weights  linear  hidden  rule\n")
     for (records, features), epsilon, task, shape in itertools.product(cells, given.epsilon, TASKS, SHAPES):
         outputs = 1 if task == "regression" else 2
-        ratio = records * min(epsilon, 1) / rules.weight_count((features, *rules.WIDE_LAYER, outputs))
+        ratio = records / rules.weight_count((features, *rules.WIDE_LAYER, outputs))
         plain = error_of(task, shape, records, features, epsilon, ())
         wide = error_of(task, shape, records, features, epsilon, rules.WIDE_LAYER)
-        chosen = "hidden" if rules.default_hidden(records, features, outputs, epsilon) else "linear"
+        chosen = (
+            "hidden" if rules.default_hidden(records, features, outputs, epsilon, regression=outputs == 1) else "linear"
+        )
         sys.stdout.write(
             f"{task:<15} {shape:<7} {records:>7}  {features:>8}  {epsilon:>7g}  "
-            f"{ratio:>18.1f}  {plain:>6.3f}  {wide:>6.3f}  {chosen}\n"
+            f"{ratio:>15.1f}  {plain:>6.3f}  {wide:>6.3f}  {chosen}\n"
         )
         sys.stdout.flush()
 

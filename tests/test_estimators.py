@@ -320,12 +320,14 @@ def test_own_module_sees_images() -> None:
 
 
 def test_auto_reads_public_sizes_alone() -> None:
-    assert rules.default_hidden(1437, 64, 10, epsilon=3.0) == ()
-    assert rules.default_hidden(60_000, 784, 10, epsilon=10.0) == (64,)
-    assert rules.default_hidden(60_000, 784, 10, epsilon=3.0) == ()
+    assert rules.default_hidden(1437, 64, 10, epsilon=3.0, regression=False) == ()
+    assert rules.default_hidden(60_000, 784, 10, epsilon=10.0, regression=False) == (64,)
+    assert rules.default_hidden(1000, 2, 1, epsilon=8.0, regression=True) == ()
+    assert rules.default_hidden(3000, 2, 1, epsilon=1.0, regression=True) == (64,)
+    assert rules.default_hidden(60_000, 784, 10, epsilon=3.0, regression=False) == ()
     # The bound itself: 10 * ((2 + 1) * 64 + (64 + 1) * 2) = 3220.
-    assert rules.default_hidden(3220, 2, 2, epsilon=1.0) == (64,)
-    assert rules.default_hidden(3219, 2, 2, epsilon=1.0) == ()
+    assert rules.default_hidden(3220, 2, 2, epsilon=1.0, regression=False) == (64,)
+    assert rules.default_hidden(3219, 2, 2, epsilon=1.0, regression=False) == ()
 
 
 @pytest.mark.usefixtures("quick_noise")

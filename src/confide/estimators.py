@@ -210,7 +210,7 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
         A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
     hidden : tuple of int, default=None
         Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
-        the method: one layer of 64 where records * min(epsilon, 1) >= 10 * its weights, else none.
+        the method: one layer of 64 where records * epsilon >= 10 * its weights, and no hidden layer otherwise.
     likelihood : Likelihood, default=None
         From `confide.likelihoods`; None is categorical.
     prior : Prior, default=None

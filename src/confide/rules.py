@@ -27,9 +27,8 @@ NOISE_SCALE = 0.2
 WIDE_LAYER = (64,)
 """The hidden layer of a network that the budget carries."""
 RECORDS_PER_WEIGHT = 10.0
-"""Records for every weight, at epsilon 1 or more, from which on a hidden layer gains more where the truth is curved (9
-to 50% of the error) than it costs where it is linear (6 to 15%); at four per weight it costs a third and gains little.
-Settled on made-up tables, see docs/which_method.md and benchmarks/default_network.py."""
+"""Records times epsilon for every weight, from which on a hidden layer gains more where the truth is curved than it
+costs where it is linear. Settled on made-up tables, see docs/which_method.md and benchmarks/default_network.py."""
 EPOCHS = 40.0
 """Passes over the data."""
 BATCHES_PER_EPOCH = 32
@@ -49,14 +48,16 @@ def default_batch(records: int) -> int:
     return max(1, min(max(SMALLEST_BATCH, round(records / BATCHES_PER_EPOCH)), records // 4))
 
 
-def default_hidden(records: int, features: int, outputs: int, epsilon: float) -> tuple[int, ...]:
-    """One hidden layer of 64 where n * min(epsilon, 1) >= 10 * its weights, else none.
+def default_hidden(records: int, features: int, outputs: int, epsilon: float, *, regression: bool) -> tuple[int, ...]:
+    """One hidden layer of 64 where n * epsilon >= 10 * its weights, else none; in regression epsilon is 1 at most.
 
     The noise of a private sum grows with the number of weights and its signal with n * epsilon, so that a small or
     closely guarded data set is better served by a linear model. Beyond epsilon 1 it is the posterior's own width that
-    costs, about weights / n, and no budget makes that smaller.
+    costs, about weights / n, and no budget makes that smaller: labels seldom change by it, errors of real numbers do,
+    and the noise of the target is then learnt too large.
     """
-    enough = records * min(epsilon, 1.0) >= RECORDS_PER_WEIGHT * weight_count((features, *WIDE_LAYER, outputs))
+    budget = records * (min(epsilon, 1.0) if regression else epsilon)
+    enough = budget >= RECORDS_PER_WEIGHT * weight_count((features, *WIDE_LAYER, outputs))
     return WIDE_LAYER if enough else ()
 
 

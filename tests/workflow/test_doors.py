@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,26 @@ def test_three_doors_one_posterior(task: str, records: int | None, tmp_path: Pat
     torch.testing.assert_close(numbers(saved.posterior), numbers(run.posterior), rtol=0, atol=0)
     assert saved.posterior.likelihood == run.posterior.likelihood == model.posterior_.likelihood
     assert 7.9 < run.privacy.epsilon() <= 8.0
+
+
+def test_defaults_are_the_rules_behind_every_door() -> None:
+    """Catches a default that is written down a second time, and differs one day."""
+    shared = {"clip": rules.CLIP, "sampling": rules.SAMPLING, "adjacency": rules.ADJACENCY, "delta": rules.DELTA}
+    doors: tuple[Any, ...] = (confide.plan, Request, PrivateBayesClassifier, PrivateBayesRegressor)
+    for door in (*doors, *(import_module(f"confide.cli.{name}").__dict__[name] for name in ("fit", "compare", "plan"))):
+        for name, parameter in inspect.signature(door).parameters.items():
+            if name in shared and parameter.default not in (inspect.Parameter.empty, None):
+                assert parameter.default == shared[name], f"{door.__name__}({name}=)"
+    assert confide.plan(noise_multiplier=1.0, delta=1e-5, records=100, batch=10, steps=1).mechanism.clip == rules.CLIP
+
+
+def test_the_noise_of_a_small_linear_regression_is_not_learnt_from_a_network_too_wide() -> None:
+    """True noise 3; a hidden layer, which the rule gave 600 records at epsilon 8 before, makes 7 of it."""
+    random = np.random.RandomState(1)
+    x = random.uniform(-1, 1, (600, 2))
+    y = 50 + 12 * x[:, 0] - 8 * x[:, 1] + 3 * random.standard_normal(600)
+    model = PrivateBayesRegressor(epsilon=8.0, bounds=(-1, 1), target_bounds=(0, 100), records=600, seed=1).fit(x, y)
+    assert 2.4 < model.posterior_.noise_scale * model.encoder_.target_scale < 3.8
 
 
 def test_options_behind_every_door(tmp_path: Path) -> None:

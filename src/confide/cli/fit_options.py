@@ -89,7 +89,7 @@ Hidden = Annotated[
     typer.Option(
         metavar="W,W",
         help='Widths of the hidden layers, such as 64,64; "" for a linear model. Rule: one layer of 64 where '
-        "records * min(epsilon, 1) is at least 10 times its weights, else none.",
+        "records * epsilon is at least 10 times its weights, else none; epsilon counts as 1 at most in regression.",
         rich_help_panel=RUN,
         show_default=False,
     ),

@@ -31,7 +31,8 @@ def hidden_of(request: Request, schema: Schema, features: int) -> tuple[int, ...
     outputs = outputs_of(request, schema)
     if request.hidden is None:
         assert schema.records is not None  # declared, assumed or counted by now
-        return rules.default_hidden(schema.records, features, outputs, request.epsilon)
+        regression = schema.classes is None
+        return rules.default_hidden(schema.records, features, outputs, request.epsilon, regression=regression)
     hidden = tuple(request.hidden)
     weights = rules.weight_count((features, *hidden, outputs))
     if weights > MOST_WEIGHTS:
