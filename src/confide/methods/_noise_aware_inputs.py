@@ -1,0 +1,57 @@
+"""Expected scores and curvatures of Gaussian inputs in closed form: the smooth part of what a linear model releases.
+
+Inputs z, the constant last, have N = sum of weights, mean m and covariance C: moments = N (C + m m^T). A sigmoid is
+taken as a normal distribution function, sigmoid(f) ~ Phi(lambda f) with lambda^2 = pi / 8. The weight of a record in
+the curvature is then Gaussian in f = z theta, and weighted inputs are Gaussian again.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+PROBIT = math.pi / 8
+
+
+def clipped_square(scale: Tensor) -> Tensor:
+    """E min(r^2, 1) for r ~ N(0, scale^2)."""
+    inside = torch.erf(1 / (scale * math.sqrt(2)))
+    return scale**2 * inside - scale * math.sqrt(2 / math.pi) * torch.exp(-0.5 / scale**2) + 1 - inside
+
+
+def clipped_mean(offset: Tensor, scale: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """P(|r| < reach) and E clip(r) for r ~ N(offset, scale^2): by Stein's lemma the slope in z, and the mean."""
+    upper, lower = (reach - offset) / scale, (-reach - offset) / scale
+    inside = torch.special.ndtr(upper) - torch.special.ndtr(lower)
+    density = (torch.exp(-(lower**2) / 2) - torch.exp(-(upper**2) / 2)) / math.sqrt(2 * math.pi)
+    mean = offset * inside + scale * density + reach * (torch.special.ndtr(-upper) - torch.special.ndtr(lower))
+    return inside, mean
+
+
+def _parts(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """N, m, C."""
+    count = moments[-1, -1].clamp(min=1e-9)
+    mean = moments[:, -1] / count
+    return count, mean, moments / count - torch.outer(mean, mean)
+
+
+def tilted_curvature(moments: Tensor, point: Tensor) -> Tensor:
+    """Sum of sigmoid'(z point) z z^T."""
+    count, mean, covariance = _parts(moments)
+    across, level = covariance @ point, mean @ point
+    spread = 1 + PROBIT * (across @ point).clamp(min=0)
+    height = torch.exp(-PROBIT * level**2 / (2 * spread)) / (4 * spread.sqrt())
+    centre = mean - PROBIT * across * level / spread
+    return count * height * (covariance - PROBIT * torch.outer(across, across) / spread + torch.outer(centre, centre))
+
+
+def tilted_scores(moments: Tensor, point: Tensor) -> Tensor:
+    """Sum of sigmoid(z point) z."""
+    count, mean, covariance = _parts(moments)
+    across, level = covariance @ point, mean @ point
+    spread = 1 + PROBIT * (across @ point).clamp(min=0)
+    height = torch.exp(-PROBIT * level**2 / (2 * spread)) / (4 * spread.sqrt())
+    # Phi with slope lambda phi: 1/4 at zero is lambda / sqrt(2 pi).
+    return count * (mean * torch.special.ndtr(math.sqrt(PROBIT) * level / spread.sqrt()) + across * height)
