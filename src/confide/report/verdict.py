@@ -169,7 +169,10 @@ def stamps(verdict: Verdict) -> list[Remark]:
 
 
 def lead(verdict: Verdict) -> str:
-    """What was learnt, how good it is and what it means for one person, in at most three sentences."""
+    """What was learnt, how good it is and what it means for one person, in at most three sentences.
+
+    What the posterior itself warns of, such as a chain that did not mix, comes before all of it.
+    """
     records = f"about {verdict.run.plan.records:,} private records"
     sentences = [f"A {verdict.task} was learnt from {records} by {verdict.method}.", _quality(verdict)]
     if not verdict.claimed:
@@ -180,7 +183,8 @@ def lead(verdict: Verdict) -> str:
             f"{'Even an' if most < 0.75 else 'An'} attacker who knows every other record, asked whether a given one "
             f"was used, is right at most {share_up(most)} of the time; a coin toss is right 50% of the time."
         )
-    return " ".join(sentences)
+    warning = verdict.run.posterior.facts.get("warning")
+    return " ".join([*([] if warning is None else [str(warning)]), *sentences])
 
 
 def _quality(verdict: Verdict) -> str:

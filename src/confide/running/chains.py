@@ -19,6 +19,7 @@ from torch import nn
 from confide import methods
 from confide.errors import Refusal
 from confide.evaluate.chains import effective_sample_size, split_r_hat
+from confide.evaluate.mixing import with_mixing
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, check_method
 from confide.models.likelihoods import Likelihood
@@ -93,4 +94,4 @@ def _pooled(posteriors: list[Any]) -> Draws:
         "smallest_effective_sample_size": effective_sample_size(stacked).min().item(),
     }
     weights = torch.cat([posterior.weights for posterior in posteriors]) / len(posteriors)
-    return Draws(first.module, first.likelihood, stacked.flatten(0, 1), weights, facts)
+    return with_mixing(Draws(first.module, first.likelihood, stacked.flatten(0, 1), weights, facts))

@@ -17,6 +17,7 @@ from torch import nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
+from confide.evaluate.mixing import with_mixing
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.flat import flatten_
@@ -86,7 +87,7 @@ def fit(
             book.keep(step, state)
             if progress is not None:
                 progress(step, plan.steps)
-    posterior = method.posterior(_moved(public, problem), state)
+    posterior = with_mixing(method.posterior(_moved(public, problem), state))
     privacy = Privacy(book.events, plan.delta, plan.adjacency, seeded=data.seeded)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
 
