@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from confide.methods._noise_aware_inputs import clipped_mean, clipped_square, tilted_curvature, tilted_scores
+from confide.methods._noise_aware_inputs import clipped_mean, clipped_square, denoised, tilted_curvature, tilted_scores
 
 ROUNDS, SETTLED = 20, 1e-3
 """Of the fixed point: at most so many, or until the mean moves by less than a thousandth of a deviation."""
@@ -34,6 +34,8 @@ CURVATURE_SPREAD = 0.35
 DRIFT = {"gaussian": 0.0, "bernoulli": 0.1, "categorical": 0.3}
 """Relative error of a curvature that is carried over an output distance of one. With one logit it is carried by the
 formula for Gaussian inputs, so that only their shape counts; with several it is taken as it is."""
+SECOND_ORDER = 0.15
+"""(3/4) E(1 - 2p)^2 at E(1 - 2p)^2 = 0.2, that of logits of unit spread: of sum z w (1 - 2p) (z d)^2 / 2 in units of H."""
 BEND = {"gaussian": 0.25, "bernoulli": 0.05, "categorical": 0.15}
 """Relative error of m_t: of the share that is clipped, where residuals are not Gaussian; of large distances else."""
 
@@ -148,17 +150,22 @@ def believe(model: Model, evidence: Evidence, start: Belief) -> Belief:
         belief = replace(belief, curvature=curvatures.mean)
         if model.learn_scale:
             belief = replace(belief, scale=fitted_scale(model, evidence, belief))
-        before, belief = belief.mean, _solved(model, evidence, belief, curvatures)
+        before = belief.mean
+        belief, information = _solved(model, evidence, belief, curvatures)
         if bool(((belief.mean - before).abs() <= SETTLED * belief.covariance.diagonal().sqrt()).all()):
             break
-    return belief
+    _, without = _solved(model, evidence, belief, curvatures, sure=True)
+    unsure = 1 - float(information.trace() / without.trace().clamp(min=1e-300))
+    # Noise of a size that is known from as many numbers as there are weights gives a t distribution in place of a
+    # Gaussian one: its variance is larger by (size + 4) / (size + 2).
+    return replace(belief, covariance=belief.covariance * (1 + max(0.0, unsure) * 2 / (model.size + 2)))
 
 
 def _pooled(model: Model, evidence: Evidence, belief: Belief, moments: Tensor) -> _Curvatures:
-    """Curvatures from all stages and the public prior, projected on what a curvature can be.
+    """Curvatures from all stages and the public prior, cleaned of what can only be noise.
 
-    Each stage's is carried to the point in question by the formula for inputs of the moments found so far. The
-    projection on a convex set that holds the truth does not raise the error of the whole, so the variances stand.
+    Each stage's is carried to the point in question by the formula for inputs of the moments found so far. Variances
+    of entries stay those before the cleaning, which brings the whole closer to the truth.
     """
     targets = torch.cat([evidence.points, belief.mean[None], torch.zeros_like(belief.mean)[None]])
     formula = torch.stack([model.curvature_at(moments, point) for point in targets])
@@ -172,28 +179,35 @@ def _pooled(model: Model, evidence: Evidence, belief: Belief, moments: Tensor) -
     carried = evidence.curvatures[None] + formula[:, None] - formula[None, :count]
     total = precision.sum(1) + 1 / own
     seen = torch.einsum("ts,tsij->tij", precision, carried) + public / own
-    values, vectors = torch.linalg.eigh(seen / total[:, None, None])
-    found = (vectors * values.clamp(min=0)[:, None, :]) @ vectors.mT
+    pooled = zip(seen / total[:, None, None], total, strict=True)
+    found = torch.stack([denoised(one, 1 / float(known), model.outputs == 1) for one, known in pooled])
     at_zero = found[-1] * (4 if model.kind == "bernoulli" else 1)
     return _Curvatures(found[:count], found[count], at_zero, 1 / total[: count + 1])
 
 
-def _solved(model: Model, evidence: Evidence, belief: Belief, curvatures: _Curvatures) -> Belief:
-    """The Gaussian belief, given the covariance of all noises under the belief before."""
+def _solved(
+    model: Model, evidence: Evidence, belief: Belief, curvatures: _Curvatures, sure: bool = False
+) -> tuple[Belief, Tensor]:
+    """The Gaussian belief, given the covariance of all noises under the belief before; precision from the data.
+
+    sure   leave out the noises whose size depends on how far the truth is: error of the curvature, bends
+    """
     count, size = evidence.points.shape
     here, eye = curvatures.mean, torch.eye(size, dtype=torch.float64)
     gaps = belief.mean - evidence.points
     moments = gaps[:, None, :, None] * gaps[None, :, None, :] + belief.covariance  # (s, t, i, j): E D_s D_t^T
     distance = torch.einsum("ij,ttij->t", here, moments).clamp(min=0)
     factors, expected, left = _expected_scores(model, evidence, belief, curvatures, distance)
-    inner = torch.einsum("stii->st", moments)[..., None, None]
-    shared = (1.0 if model.kind != "gaussian" else belief.scale**2) * here
-    shared = shared + curvatures.entry[-1] / 2 * (inner * eye + moments.transpose(-1, -2))
-    whole = shared * (factors[:, None] * factors[None])[..., None, None]
+    shared = ((1.0 if model.kind != "gaussian" else belief.scale**2) * here).expand(count, count, size, size)
     floor = 1e-9 * (float(here.diagonal().mean()) + 1)  # keeps the sum invertible where nothing was noisy
-    alone = (evidence.score_noise + floor)[:, None, None] * eye
     residual = _residual_square(model, evidence, belief, distance)
-    alone = alone + (evidence.thinning * residual + left**2 * distance)[:, None, None] * here
+    alone = (evidence.score_noise + floor)[:, None, None] * eye + (evidence.thinning * residual)[:, None, None] * here
+    if not sure:
+        inner = torch.einsum("stii->st", moments)[..., None, None]
+        shared = shared + curvatures.entry[-1] / 2 * (inner * eye + moments.transpose(-1, -2))
+        shared = shared + _second_order(model, belief, here) * here
+        alone = alone + (left**2 * distance)[:, None, None] * here
+    whole = shared * (factors[:, None] * factors[None])[..., None, None]
     whole[range(count), range(count)] += alone
     covariance = whole.permute(0, 2, 1, 3).reshape(count * size, count * size)
     design = factors[:, None, None] * here
@@ -201,9 +215,19 @@ def _solved(model: Model, evidence: Evidence, belief: Belief, curvatures: _Curva
     root = torch.linalg.cholesky((covariance + covariance.mT) / 2)
     both = torch.cat([design.reshape(-1, size), target.reshape(-1, 1)], 1)
     white = torch.linalg.solve_triangular(root, both, upper=False)
-    precision = white[:, :-1].mT @ white[:, :-1] + model.precision * eye
-    inverse = torch.linalg.inv((precision + precision.mT) / 2)
-    return replace(belief, mean=inverse @ (white[:, :-1].mT @ white[:, -1]), covariance=(inverse + inverse.mT) / 2)
+    information = white[:, :-1].mT @ white[:, :-1]
+    inverse = torch.linalg.inv((information + information.mT) / 2 + model.precision * eye)
+    mean = inverse @ (white[:, :-1].mT @ white[:, -1])
+    return replace(belief, mean=mean, covariance=(inverse + inverse.mT) / 2), information
+
+
+def _second_order(model: Model, belief: Belief, here: Tensor) -> float:
+    """Mean square of the scores' second-order term about the belief's mean, in units of the curvature."""
+    if model.kind == "gaussian":
+        return 0.0
+    mass = model.mass(here)
+    squared = max(0.0, float((here * belief.covariance).sum())) / mass
+    return SECOND_ORDER * mass * squared**2
 
 
 def _expected_scores(

@@ -55,3 +55,31 @@ def tilted_scores(moments: Tensor, point: Tensor) -> Tensor:
     height = torch.exp(-PROBIT * level**2 / (2 * spread)) / (4 * spread.sqrt())
     # Phi with slope lambda phi: 1/4 at zero is lambda / sqrt(2 pi).
     return count * (mean * torch.special.ndtr(math.sqrt(PROBIT) * level / spread.sqrt()) + across * height)
+
+
+def denoised(curvature: Tensor, entry: float, centred: bool) -> Tensor:
+    """A curvature with symmetric Gaussian noise of this entry variance, its eigenvalues set right.
+
+    The noise spreads eigenvalues over 2 r, r^2 = 2 size entry (Wigner's semicircle). Those that lie within r of their
+    median cannot be told apart and become their mean; one that stands out by d is known to stand out by
+    (d + sqrt(d^2 - r^2)) / 2; none is negative. Without this a direction that inputs hardly vary in would by chance
+    seem to be known. For one output it is done to the covariance of the features, so that their mean, which is known
+    far better, does not enter.
+    """
+    if not centred:
+        return _spiked(curvature, entry)
+    count = curvature[-1, -1].clamp(min=1e-9)
+    column = curvature[:, -1:]
+    whole = column @ column.mT / count
+    whole[:-1, :-1] += _spiked(curvature[:-1, :-1] - whole[:-1, :-1], entry)
+    return whole
+
+
+def _spiked(matrix: Tensor, entry: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    radius = math.sqrt(2 * len(values) * entry)
+    apart = values - values.median()
+    alike = apart.abs() <= radius
+    middle = values[alike].mean()
+    standing = middle + (apart + apart.sign() * (apart.square() - radius**2).clamp(min=0).sqrt()) / 2
+    return (vectors * torch.where(alike, middle, standing).clamp(min=0)) @ vectors.mT
