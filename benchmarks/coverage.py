@@ -17,11 +17,14 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import confide
 from confide.data.schema import Schema
 from confide.methods.noise_aware import NoiseAware
+from confide.models import networks
+from confide.models.likelihoods import Bernoulli, Gaussian, Likelihood
+from confide.models.priors import GaussianPrior
 from confide.sources.private_data import PrivateData
 
 NOISE, DELTA, STEPS = 0.2, 1e-5, 10
@@ -63,8 +66,14 @@ def drawn_inputs(cell: Cell, generator: torch.Generator) -> Tensor:
 
 @cache
 def _plan(cell: Cell, **options: Any) -> confide.Plan:
-    settings = {"steps": STEPS, "sampling": "full-batch", **options}
+    settings: dict[str, Any] = {"steps": STEPS, "sampling": "full-batch", **options}
     return confide.plan(epsilon=cell.epsilon, delta=DELTA, records=cell.records, **settings)
+
+
+def _model(cell: Cell) -> tuple[nn.Module, Likelihood, int | None]:
+    if cell.task == "linear":
+        return networks.linear(cell.features), Gaussian(NOISE), None
+    return networks.logistic(cell.features), Bernoulli(), 2
 
 
 def covered(cell: Cell, repeat: int, **options: Any) -> Outcome:
@@ -74,19 +83,18 @@ def covered(cell: Cell, repeat: int, **options: Any) -> Outcome:
     truth = scale * torch.randn(cell.features + 1, generator=generator, dtype=torch.float64)
     z = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     outputs = z @ truth
+    module, likelihood, classes = _model(cell)
     if cell.task == "linear":
         y = outputs + NOISE * torch.randn(cell.records, generator=generator, dtype=torch.float64)
-        module, likelihood, classes = confide.networks.linear(cell.features), confide.likelihoods.Gaussian(NOISE), None
         weight = torch.full_like(outputs, NOISE**-2)
     else:
         p = outputs.sigmoid()
         y = (torch.rand(cell.records, generator=generator, dtype=torch.float64) < p).double()
-        module, likelihood, classes = confide.networks.logistic(cell.features), confide.likelihoods.Bernoulli(), 2
         weight = p * (1 - p)
     own = torch.linalg.inv(z.mT @ (z * weight[:, None]) + torch.eye(z.shape[1]) / scale**2).diagonal().sqrt()
     schema = Schema(records=cell.records, classes=classes)
     data = PrivateData(x, y if classes is None else y.long(), schema=schema, seed=repeat)
-    method = NoiseAware(prior=confide.priors.GaussianPrior(scale))
+    method = NoiseAware(prior=GaussianPrior(scale))
     plan = _plan(cell, **options)
     draws = confide.fit(method, module, data, plan, likelihood=likelihood, seed=repeat).posterior.sample(
         4000, torch.Generator().manual_seed(repeat)

@@ -39,7 +39,7 @@ def with_ones(x: Tensor) -> Tensor:
 
 def fitted(x: Tensor, y: Tensor, module: nn.Module, likelihood: Any, classes: int | None = None, **plan: Any) -> Any:
     data = PrivateData(x, y, schema=Schema(records=len(x), classes=classes), seed=3)
-    settings = {"delta": 1e-5, "records": len(x), "steps": 5, "sampling": "full-batch", **plan}
+    settings: dict[str, Any] = {"delta": 1e-5, "records": len(x), "steps": 5, "sampling": "full-batch", **plan}
     return confide.fit(NoiseAware(), module, data, confide.plan(**settings), likelihood=likelihood, seed=1).posterior
 
 
@@ -123,7 +123,7 @@ def test_an_answer_has_norm_one_at_most(module: nn.Module, likelihood: Any, size
 def test_without_noise_it_is_the_laplace_approximation(kind: str) -> None:
     x, generator = rows(4000, 3), torch.Generator().manual_seed(4)
     z, truth = with_ones(x), torch.tensor([0.5, -0.4, 0.2, 0.1], dtype=torch.float64)
-    settings = {"private": False, "clip": math.inf}
+    settings: dict[str, Any] = {"private": False, "clip": math.inf}
     if kind == "linear":
         y = z @ truth + 0.2 * torch.randn(len(x), generator=generator, dtype=torch.float64)
         posterior = fitted(x, y, networks.linear(3).double(), Gaussian(0.5), **settings)
@@ -168,7 +168,7 @@ def test_errors_are_as_large_as_stated(cell: Cell) -> None:
 
 def test_batch_noise_is_counted_in(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(QUICK, epsilon=3.0)
-    plan = {"sampling": "poisson", "batch": 200, "steps": 20}
+    plan: dict[str, Any] = {"sampling": "poisson", "batch": 200, "steps": 20}
     assert squared_errors(small, **plan) < 1.9
     real = noise_aware._evidence
 
