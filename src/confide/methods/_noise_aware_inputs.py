@@ -44,7 +44,8 @@ def tilted_curvature(moments: Tensor, point: Tensor) -> Tensor:
     spread = 1 + PROBIT * (across @ point).clamp(min=0)
     height = torch.exp(-PROBIT * level**2 / (2 * spread)) / (4 * spread.sqrt())
     centre = mean - PROBIT * across * level / spread
-    return count * height * (covariance - PROBIT * torch.outer(across, across) / spread + torch.outer(centre, centre))
+    narrowed: Tensor = covariance - PROBIT * torch.outer(across, across) / spread + torch.outer(centre, centre)
+    return count * height * narrowed
 
 
 def tilted_scores(moments: Tensor, point: Tensor) -> Tensor:
@@ -54,7 +55,8 @@ def tilted_scores(moments: Tensor, point: Tensor) -> Tensor:
     spread = 1 + PROBIT * (across @ point).clamp(min=0)
     height = torch.exp(-PROBIT * level**2 / (2 * spread)) / (4 * spread.sqrt())
     # Phi with slope lambda phi: 1/4 at zero is lambda / sqrt(2 pi).
-    return count * (mean * torch.special.ndtr(math.sqrt(PROBIT) * level / spread.sqrt()) + across * height)
+    share: Tensor = torch.special.ndtr(math.sqrt(PROBIT) * level / spread.sqrt())
+    return count * (mean * share + across * height)
 
 
 def denoised(curvature: Tensor, entry: float, centred: bool) -> Tensor:
@@ -82,4 +84,5 @@ def _spiked(matrix: Tensor, entry: float) -> Tensor:
     alike = apart.abs() <= radius
     middle = values[alike].mean()
     standing = middle + (apart + apart.sign() * (apart.square() - radius**2).clamp(min=0).sqrt()) / 2
-    return (vectors * torch.where(alike, middle, standing).clamp(min=0)) @ vectors.mT
+    whole: Tensor = (vectors * torch.where(alike, middle, standing).clamp(min=0)) @ vectors.mT
+    return whole

@@ -162,7 +162,8 @@ class NoiseAware(Method):
         model = self._model(problem)
         dispersion = state.scale**2 if model.kind == "gaussian" else 1.0
         precision = state.curvature / dispersion + model.precision * torch.eye(model.size, dtype=torch.float64)
-        return torch.linalg.inv(precision)
+        covariance: Tensor = torch.linalg.inv(precision)
+        return covariance
 
     def _next_stage(self, problem: Problem, state: State) -> State:
         """The belief given one stage more, and the point and clip of the next."""
