@@ -181,8 +181,8 @@ def _pooled(model: Model, evidence: Evidence, belief: Belief, moments: Tensor) -
     seen = torch.einsum("ts,tsij->tij", precision, carried) + public / own
     pooled = zip(seen / total[:, None, None], total, strict=True)
     found = torch.stack([denoised(one, 1 / float(known), model.outputs == 1) for one, known in pooled])
-    at_zero = found[-1] * (4 if model.kind == "bernoulli" else 1)
-    return _Curvatures(found[:count], found[count], at_zero, 1 / total[: count + 1])
+    inputs = {"gaussian": found[-1], "bernoulli": 4 * found[-1]}.get(model.kind, moments)  # weights are 1/4 at zero
+    return _Curvatures(found[:count], found[count], inputs, 1 / total[: count + 1])
 
 
 def _solved(

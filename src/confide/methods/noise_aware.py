@@ -95,7 +95,7 @@ class NoiseAware(Method):
     prior: GaussianPrior = field(default_factory=GaussianPrior)
     noise: Noise = "learnt"
     name: ClassVar[str] = "noise-aware"
-    tasks: ClassVar[tuple[str, ...]] = ("binary", "regression", "classification")
+    tasks: ClassVar[tuple[str, ...]] = ("binary", "classification", "regression")
 
     def __post_init__(self) -> None:
         if not isinstance(self.prior, GaussianPrior):
