@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from confide.errors import Refusal
 from confide.expectation.mixture import MixtureOfGaussians
+from confide.models.additive import AdditiveNetwork, AdditiveRecipe
 from confide.models.likelihoods import LearntNoise, Likelihood, likelihood_from_dict, likelihood_to_dict
 from confide.models.networks import MLP, Recipe
 from confide.posteriors.base import Posterior
@@ -26,6 +27,8 @@ NUMBERS["bfloat16"] = torch.bfloat16
 """Types of a network's parameters that can be written down, by name."""
 _MIXTURE = "mixture."
 """Beginning of the names of a mixture's tensors."""
+_SCALE = "scale."
+"""Beginning of the names of those of an additive model's scale."""
 
 Prepare = Callable[[nn.Module], nn.Module]
 
@@ -82,6 +85,8 @@ def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mappi
         raise Refusal("module=None: this posterior belongs to a network of your own; pass it as module=")
     if network["type"] == "mixture":
         return _mixture(tensors)
+    if network["type"] == "additive":
+        return _additive(network, tensors)
     return _built(network["type"], Recipe.from_dict(network["recipe"]), NUMBERS[network["numbers"]])
 
 
@@ -89,6 +94,9 @@ def _network_to_dict(module: nn.Module, prepare: Prepare | None) -> dict[str, An
     """None for a network that its recipe does not make."""
     if type(module) is MixtureOfGaussians:
         return {"type": "mixture"}
+    if type(module) is AdditiveNetwork:
+        numbers = str(module[1].weight.dtype).removeprefix("torch.")
+        return {"type": "additive", "recipe": module.recipe.to_dict(), "numbers": numbers}
     kind, inner = ("learnt-noise", module.network) if type(module) is LearntNoise else ("mlp", module)
     if type(inner) is not MLP:
         return None
@@ -114,11 +122,20 @@ def _anatomy(module: nn.Module) -> list[tuple[Any, ...]]:
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """What a mixture is made of; its shape alone would not make it again."""
+    """What a mixture is made of, or the scale of an additive model; its shape alone would not make it again."""
+    if isinstance(module, AdditiveNetwork):
+        return {f"{_SCALE}{name}": value for name, value in module.features.state_dict().items()}
     if not isinstance(module, MixtureOfGaussians):
         return {}
     values = {f"{_MIXTURE}{name}": value for name, value in module.state_dict().items()}
     return {**values, f"{_MIXTURE}spread": torch.tensor([module.spread], dtype=torch.float64)}
+
+
+def _additive(network: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AdditiveNetwork:
+    made = AdditiveNetwork(AdditiveRecipe.from_dict(network["recipe"])).to(NUMBERS[network["numbers"]])
+    scale = {name.removeprefix(_SCALE): value for name, value in tensors.items() if name.startswith(_SCALE)}
+    made.features.load_state_dict(scale)
+    return made
 
 
 def _mixture(tensors: Mapping[str, Tensor]) -> MixtureOfGaussians:

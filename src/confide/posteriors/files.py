@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from confide.errors import Refusal
 from confide.models.flat import trainable
 from confide.models.likelihoods import Likelihood, check_likelihood
+from confide.posteriors.additive import AdditiveGaussian
 from confide.posteriors.base import Posterior
 from confide.posteriors.description import NUMBERS, likelihood_of, network_of
 from confide.posteriors.draws import Draws
@@ -23,7 +24,7 @@ from confide.posteriors.mapped import open_draws
 from confide.posteriors.natural import NaturalGaussian
 from confide.posteriors.variational import DiagonalGaussian, DropoutNetwork
 
-KINDS: tuple[type[Posterior], ...] = (Draws, DiagonalGaussian, DropoutNetwork, NaturalGaussian)
+KINDS: tuple[type[Posterior], ...] = (Draws, DiagonalGaussian, DropoutNetwork, NaturalGaussian, AdditiveGaussian)
 MAPPED_ABOVE = 1 << 28
 """Bytes of a file of draws, a quarter of a gigabyte, above which it is read piece by piece instead of as a whole."""
 

@@ -6,13 +6,14 @@ from confide.expectation.mixture import MixtureOfGaussians
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.clipping.statistics import Statistic
 from confide.models.likelihoods import LIKELIHOODS
+from confide.posteriors.additive import AdditiveGaussian
 from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
 from confide.posteriors.mapped import MappedDraws
 from confide.posteriors.natural import NaturalGaussian
 from confide.posteriors.variational import DiagonalGaussian, DropoutNetwork
 
-OWN = (Draws, MappedDraws, DiagonalGaussian, DropoutNetwork, NaturalGaussian)
+OWN = (Draws, MappedDraws, DiagonalGaussian, DropoutNetwork, NaturalGaussian, AdditiveGaussian)
 
 
 def recordwise(function: Statistic, posterior: Posterior) -> Statistic:

@@ -53,6 +53,7 @@ def render(
         tested=_tested(evaluation, bool(metrics)),
         metrics=[words.metric(name, value) for name, value in (metrics or {}).items()],
         quality_plots=figures(_quality_plots(evaluation)),
+        effect_plots=figures(_effect_plots(run)),
         cost=_cost(verdict),
         epsilons=_epsilon_rows(verdict),
         privacy_plots=figures(_privacy_plots(verdict)),
@@ -128,6 +129,17 @@ def _quality_plots(evaluation: Evaluation | None) -> list[Any]:
         plots.coverage_curve(predictive, y),
         plots.uncertainty_of_reals(predictive, y),
     ]
+
+
+def _effect_plots(run: Run) -> list[Any]:
+    """What every column adds, where the model is a sum over columns."""
+    from confide.posteriors.additive import AdditiveGaussian
+
+    if not isinstance(run.posterior, AdditiveGaussian):
+        return []
+    from confide.evaluate.plots_effects import effect_plots
+
+    return list(effect_plots(run.posterior, run.schema))
 
 
 def _privacy_plots(verdict: Verdict) -> list[Any]:

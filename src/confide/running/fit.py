@@ -20,6 +20,7 @@ from confide.errors import Refusal
 from confide.evaluate.mixing import with_mixing
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
+from confide.models.additive import AdditiveNetwork
 from confide.models.flat import flatten_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import recipe_of
@@ -151,7 +152,7 @@ def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:
     count = schema.class_count
     if count is None:
         return Gaussian()
-    recipe = recipe_of(module)
+    recipe = module.recipe if isinstance(module, AdditiveNetwork) else recipe_of(module)
     if count == 2 and recipe is not None and recipe.outputs == 1:
         return Bernoulli()
     return Categorical(count)

@@ -21,6 +21,7 @@ from confide.layers.bayesian import (
     VariationalDropoutLinear,
 )
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear
+from confide.models.additive import AdditiveFeatures, AdditiveNetwork
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, LearntNoise
 from confide.models.networks import MLP
 
@@ -84,6 +85,8 @@ def _beside_noise(layer: Any, axes: int) -> int | None:
 _KNOWN: dict[type[nn.Module], Axes] = {
     nn.Sequential: _sequence,
     MLP: lambda layer, axes: _sequence(layer, 2) if axes >= 2 else None,
+    AdditiveNetwork: lambda layer, axes: _sequence(layer, 2) if axes >= 2 else None,
+    AdditiveFeatures: _exactly(2),
     LearntNoise: _beside_noise,
     **dict.fromkeys(
         (nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.CELU, nn.SELU,

@@ -1,0 +1,447 @@
+"""Additive: one smooth effect for every column, learnt from a few releases about all records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from confide.errors import Refusal
+from confide.methods._additive import (
+    TARGET_BINS,
+    Pass,
+    Scale,
+    Schedule,
+    after,
+    histogram,
+    histogram_size,
+    network_for,
+    residual_scale,
+    residuals,
+    scale_of,
+    shrunk,
+)
+from confide.methods.base import Method, Problem
+from confide.models.additive import WAVES, AdditiveNetwork
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Probit
+from confide.posteriors.additive import AdditiveGaussian
+from confide.sources.queries import GradientQuery, Query, Release
+
+CLIP, CLIP_GROWTH, MOST_CLIP = 0.7, 0.15, 1.5
+"""The clip at n mu = 1000, in units of a record's usual norm times the largest residual of a class, or CUT deviations
+of a number. It grows with that power of n mu: noise counts less, and what the clip takes off counts more."""
+CUT = 1.0
+RATE, MOMENTUM, HORIZON = 0.3, 0.5, 4.8
+"""Of the steps; where there are many, rates are such that they add up to HORIZON."""
+STABLE = 2.4
+"""Rate times sharpest curvature that momentum bears with some room: the limit is 2 (1 + momentum)."""
+AVERAGED = 0.25
+"""Share of the steps, the last ones, whose positions are averaged."""
+RECORDS_PER_WAVE = 6.0
+"""n mu that pays for one more wave in every column."""
+UNKNOWN_START, START_SHIFT = 2.0, 1.0
+"""Standard deviations of a constant, in logits: nothing is known of it, or the odds over all records are."""
+USUAL_EFFECT = 0.5
+"""Size of a column's weights that is expected beforehand: in logits, or in deviations of the target."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Functions of releases alone.
+
+    gathered    sums of the present phase of counting
+    heights, centres, variances, answers    the scale, see `Scale`
+    unit        by which features are multiplied, so that the plan's clip is the one that is wanted
+    start       where the constant of every output started, with the standard deviation of what it was read off
+    velocity    of the weights, in units of features that are not multiplied
+    average     of the last positions
+    response, covariance    of each weight's own dynamics, see `after`
+    deviation   of the target around the network, for numbers
+    before      position and gradient of the step before, for the curvature along the way
+    sharpest    curvature of the two steps before in units of the assumed one, 0 where it is not known
+    """
+
+    step: int
+    heights: Tensor = field(repr=False)
+    centres: Tensor = field(repr=False)
+    variances: Tensor = field(repr=False)
+    answers: Tensor = field(repr=False)
+    unit: float
+    start: Tensor
+    start_doubt: float
+    deviation: float
+    velocity: Tensor = field(repr=False)
+    average: Tensor = field(repr=False)
+    response: Tensor = field(repr=False)
+    covariance: Tensor = field(repr=False)
+    before: tuple[Tensor, ...] = field(default=(), repr=False)
+    sharpest: tuple[float, ...] = ()
+    gathered: Tensor | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Additive(Method):
+    """A Bayesian additive model: f(x) = constant + an effect of every column, each with its credible band.
+
+    The first releases are one histogram of all columns and of the target, a few per cent of mu^2. It gives every number
+    a quantile scale u, so that heavy tails and wide bounds do no harm, and says how often every category occurs. On
+    that scale an effect is a sum of cosines with amplitudes k^-smoothness (a Sobolev prior), or one level per
+    category. All features are centred and have known variances, so that every step is divided by its curvature:
+
+        g = clipped, noisy gradient of all records,    v' = v / 2 + g / D,    theta' = theta - rate v'.
+
+    The rate follows from the number of columns, within which the curvature stays whatever the correlations, and then
+    from the curvature that releases show along the way. A step's noise is known and the model is linear, so the law of
+    the averaged positions is too: they are a measurement of the weights, of known gain and noise. The posterior
+    follows in closed form, weights of one column sharing a prior scale that is fitted; a column that says nothing
+    beyond its noise is shrunk away.
+
+    Papers: Nori et al., ICML 2021 (private additive models); Wood, Generalized Additive Models, 2017 (smooth effects);
+    Dong, Roth and Su, JRSS B 2022 (full-batch Gaussian releases compose exactly).
+
+    smoothness   the order of the prior: amplitudes of waves fall with this power
+    waves        cosines of every number, where the network is made here; small budgets use fewer
+    noise        "learnt": that of a number target is, from residuals; "fixed": it is the likelihood's
+
+    The clip of the plan is a unit and no setting: features are multiplied so that it cuts as much as n mu asks for.
+    """
+
+    smoothness: float = 1.0
+    waves: int = WAVES
+    noise: Literal["learnt", "fixed"] = "learnt"
+    name: ClassVar[str] = "additive"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.smoothness) and self.smoothness > 0.5):
+            raise Refusal(f"smoothness={self.smoothness}: must be a finite number > 0.5, or effects have no variance")
+        if self.waves < 1:
+            raise Refusal(f"waves={self.waves}: must be at least 1")
+        if self.noise not in ("learnt", "fixed"):
+            raise Refusal(f"noise={self.noise!r}: must be learnt or fixed")
+
+    @property
+    def learns_noise(self) -> bool:
+        return self.noise == "learnt"
+
+    def with_given_noise(self) -> Additive:
+        return replace(self, noise="fixed")
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        made = network_for(module, self.waves)
+        if made is None:
+            raise Refusal(
+                f"module={type(module).__name__}: an additive model is made of columns; use "
+                "confide.models.additive.additive(blocks), or one of confide.networks for numbers alone"
+            )
+        return made
+
+    # -- the four functions ---------------------------------------------------------------------------------------
+
+    def init(self, problem: Problem) -> State:
+        _check(problem.likelihood)
+        recipe = _network(problem).recipe
+        return self._scaled(problem, scale_of(recipe, _answers(problem), None, 0.0, problem.records), math.inf)
+
+    def ask(self, problem: Problem, state: State) -> Query:
+        network, clip = _network(problem), _clip(problem)
+        phase, _, _ = self._schedule(problem).at(state.step)
+        if phase == "scale":
+            return histogram(network.recipe, _classes(problem.likelihood), clip)
+        self._show(problem, state)
+        if phase == "look":
+            return residuals(network, clip)
+        return GradientQuery(network, self._likelihood(problem, state).loss)
+
+    def tell(self, problem: Problem, state: State, release: Release) -> State:
+        phase, place, count = self._schedule(problem).at(state.step)
+        if phase == "learn":
+            return self._learn(problem, state, release)
+        gathered = release.sum.double() if state.gathered is None else state.gathered + release.sum.double()
+        state = replace(state, step=state.step + 1, gathered=gathered)
+        if place + 1 < count:
+            return state
+        unit = problem.records / (release.expected_batch * count) / _clip(problem)
+        return self._counted(problem, replace(state, gathered=None), phase, gathered * unit, release, unit, count)
+
+    def posterior(self, problem: Problem, state: State) -> AdditiveGaussian:
+        network = _network(problem)
+        self._show(problem, state)
+        mean, variance, scales = self._belief(problem, state)
+        used = int((state.variances[1 : 1 + network.recipe.waves] > 0).sum()) if network.recipe.numbers else 0
+        facts = {
+            "columns": len(network.recipe.blocks),
+            "waves": used,
+            "smoothness": self.smoothness,
+            "quantile_scale": self._schedule(problem).phases[0][0] == "scale",
+            "columns_in_use": int((scales > USUAL_EFFECT / 10 * self._spread(problem, state)).sum()),
+        }
+        likelihood = problem.likelihood
+        if isinstance(likelihood, Gaussian) and self._looks(problem):
+            likelihood = Gaussian(state.deviation)
+            facts |= {"noise_scale": state.deviation, "noise_scale_from": "residuals, within the releases of the run"}
+        dtype = problem.position.dtype
+        centre, spread = (mean / state.unit).flatten().to(dtype), (variance.sqrt() / state.unit).flatten().to(dtype)
+        problem.position.copy_(centre)
+        return AdditiveGaussian(network, likelihood, centre, spread, facts)
+
+    # -- scale and looks -------------------------------------------------------------------------------------------
+
+    def _schedule(self, problem: Problem) -> Schedule:
+        looks = 2 if self.noise == "learnt" else 1
+        return Schedule.of(problem.plan.steps, looks if isinstance(problem.likelihood, Gaussian) else 0)
+
+    def _looks(self, problem: Problem) -> bool:
+        return self._schedule(problem).phases[-1][0] == "look"
+
+    def _counted(
+        self, problem: Problem, state: State, phase: str, counts: Tensor, release: Release, unit: float, count: int
+    ) -> State:
+        """What the counts of one phase say; `unit` turned them into records."""
+        recipe = _network(problem).recipe
+        noise = release.noise_std * math.sqrt(count) * unit
+        if phase == "scale":
+            root = math.sqrt(len(recipe.blocks) + 1)
+            scale = scale_of(recipe, _answers(problem), counts * root, noise * root, problem.records)
+            return replace(self._scaled(problem, scale, noise * root / problem.records), step=state.step)
+        # What is left to explain is no more than there was.
+        spread = self._spread(problem, state)
+        found = min(spread, residual_scale(counts, noise, problem.records, state.deviation))
+        return self._ready(problem, replace(state, deviation=found))
+
+    def _scaled(self, problem: Problem, scale: Scale, doubt: float) -> State:
+        """The state at the start of learning, with features of a known scale and shares with that much noise."""
+        recipe = _network(problem).recipe
+        start, deviation = self._start(problem, scale)
+        variances = scale.variances * self._amplitudes(problem).square()
+        usual = math.sqrt(float(variances.sum()))
+        unit = 1 / usual
+        if not isinstance(problem.likelihood, Gaussian):
+            largest = math.sqrt(2) if isinstance(problem.likelihood, Categorical) else 1.0
+            unit *= _clip(problem) / (_clip_share(problem) * largest)
+        shape = (recipe.outputs, recipe.features)
+        weights = torch.zeros(shape, dtype=torch.float64)
+        weights[:, 0] = start
+        problem.position.copy_((weights / unit).flatten())
+        return State(
+            0, scale.heights, scale.centres, variances, scale.answers, unit, start,
+            self._start_doubt(problem, scale, doubt), deviation,
+            velocity=torch.zeros(shape, dtype=torch.float64),
+            average=weights.clone(),
+            response=torch.zeros(*shape, 3, dtype=torch.float64),
+            covariance=torch.zeros(*shape, 3, 3, dtype=torch.float64),
+        )  # fmt: skip
+
+    def _start(self, problem: Problem, scale: Scale) -> tuple[Tensor, float]:
+        """The constant of every output as the answers' shares give it, and the deviation of a number."""
+        shares, likelihood = scale.answers, problem.likelihood
+        if isinstance(likelihood, Gaussian):
+            middles = (torch.arange(TARGET_BINS, dtype=torch.float64) + 0.5) / TARGET_BINS * 2 - 1
+            mean = (shares * middles).sum()
+            spread = float((shares * (middles - mean).square()).sum().sqrt())
+            return mean[None], max(spread, 1e-3)
+        shares = shares.clamp(min=1 / problem.records)
+        if isinstance(likelihood, Categorical):
+            return shares.log() - shares.log().mean(), 1.0
+        one = shares[1:] / shares.sum()
+        return torch.special.ndtri(one) if isinstance(likelihood, Probit) else torch.logit(one), 1.0
+
+    def _start_doubt(self, problem: Problem, scale: Scale, doubt: float) -> float:
+        """How far the constant may be from its start, at most as far as one that is not known at all.
+
+        Shares have the noise of the release; and the odds of a class over all records are not those of a record
+        whose columns add nothing, from which they differ by about START_SHIFT.
+        """
+        if isinstance(problem.likelihood, Gaussian):
+            # Of a mean over bins that are a noisy release each, within [-1, 1].
+            return min(1.0, math.hypot(doubt * math.sqrt(TARGET_BINS / 3), self._start(problem, scale)[1] / 3))
+        least = float(_weights(problem.likelihood, scale.answers).min())
+        return min(UNKNOWN_START, math.hypot(doubt / least, START_SHIFT))
+
+    def _amplitudes(self, problem: Problem) -> Tensor:
+        """Of all features; 0 for waves beyond what the budget pays for."""
+        recipe = _network(problem).recipe
+        affordable = min(_budget(problem) / (RECORDS_PER_WAVE * len(recipe.blocks)), recipe.waves)
+        order = torch.arange(1, recipe.waves + 1, dtype=torch.float64)
+        waves = order**-self.smoothness * (order <= max(1, int(affordable)))
+        ones = torch.ones(len(recipe.categories), dtype=torch.float64)
+        return torch.cat([torch.ones(1, dtype=torch.float64), waves.repeat(len(recipe.numbers)), ones])
+
+    def _show(self, problem: Problem, state: State) -> None:
+        """Put the scale into the network."""
+        features = _network(problem).features
+        features.heights.copy_(state.heights)
+        features.centres.copy_(state.centres)
+        features.amplitudes.copy_(self._amplitudes(problem) * state.unit)
+
+    # -- learning --------------------------------------------------------------------------------------------------
+
+    def _likelihood(self, problem: Problem, state: State) -> Likelihood:
+        """Whose gradient is asked: a number's residual is in such units that the clip cuts it at CUT deviations."""
+        if isinstance(problem.likelihood, Gaussian):
+            return Gaussian(math.sqrt(self._gain(problem, state)))
+        return problem.likelihood
+
+    def _gain(self, problem: Problem, state: State) -> float:
+        """Residuals are divided by this before they are asked."""
+        if not isinstance(problem.likelihood, Gaussian):
+            return 1.0
+        return _clip_share(problem) * CUT * state.deviation / _clip(problem)
+
+    def _learn(self, problem: Problem, state: State, release: Release) -> State:
+        gain = self._gain(problem, state) / state.unit * problem.records / release.expected_batch
+        position = problem.position.double().view(state.velocity.shape) * state.unit
+        gradient = release.sum.double().view(position.shape) * gain
+        noise = release.noise_std * gain
+        curvature, prior, divisor = self._curvatures(problem, state, noise)
+        sharpest = self._sharpness(state, position, gradient, divisor, noise)
+        rate = self._rate(problem, sharpest, curvature / divisor)
+        done = self._schedule(problem).learnt(state.step) + 1
+        counted = done - int((1 - AVERAGED) * self._schedule(problem).learning)
+        averaging = 1 / max(1, counted)
+        velocity = MOMENTUM * state.velocity + (gradient + prior * (position - self._origin(state))) / divisor
+        moved = position - rate * velocity
+        taken = Pass(curvature / divisor, prior / divisor, noise / divisor, rate, MOMENTUM, averaging)
+        response, covariance = after(taken, state.response, state.covariance)
+        problem.position.copy_((moved / state.unit).flatten())
+        state = replace(
+            state, step=state.step + 1, velocity=velocity, average=torch.lerp(state.average, moved, averaging),
+            response=response, covariance=covariance, before=(position, gradient), sharpest=sharpest,
+        )  # fmt: skip
+        return self._ready(problem, state)
+
+    def _ready(self, problem: Problem, state: State) -> State:
+        """Before the last look at residuals the network stands where the posterior will have it."""
+        steps, schedule = problem.plan.steps, self._schedule(problem)
+        if self._looks(problem) and state.step == steps - schedule.phases[-1][1]:
+            mean, _, _ = self._belief(problem, state)
+            problem.position.copy_((mean / state.unit).flatten())
+        return state
+
+    def _curvatures(self, problem: Problem, state: State, noise: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the likelihood and of the prior, and what steps are divided by, all (outputs, features)."""
+        curvature = problem.records * _weights(problem.likelihood, state.answers)[:, None] * state.variances
+        spread = self._spread(problem, state)
+        square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
+        prior = torch.full_like(curvature, square / spread**2)
+        prior[:, 0] = 0.0  # where the constant belongs nobody knows beforehand
+        return curvature, prior, curvature + prior + noise / spread
+
+    def _spread(self, problem: Problem, state: State) -> float:
+        """Of what the model has to explain: about one logit, or the deviation of the target."""
+        if not isinstance(problem.likelihood, Gaussian):
+            return 1.0
+        return self._start(problem, _only(state))[1]
+
+    def _origin(self, state: State) -> Tensor:
+        origin = torch.zeros_like(state.velocity)
+        origin[:, 0] = state.start
+        return origin
+
+    def _sharpness(
+        self, state: State, position: Tensor, gradient: Tensor, divisor: Tensor, noise: float
+    ) -> tuple[float, ...]:
+        """Curvature along the last step over the assumed one, with two deviations of its noise: at most two of them."""
+        if not state.before:
+            return ()
+        way, change = position - state.before[0], gradient - state.before[1]
+        assumed = float((divisor * way.square()).sum())
+        if assumed <= 0:
+            return state.sharpest
+        found = (float((way * change).sum()) + 2 * math.sqrt(2) * noise * float(way.norm())) / assumed
+        return (*state.sharpest, found)[-2:]
+
+    def _rate(self, problem: Problem, sharpest: tuple[float, ...], pull: Tensor) -> float:
+        """At most STABLE over the sharpest curvature there can be.
+
+        Features of one column are uncorrelated, those of different columns may be all the same: the curvature is at
+        most the sum of the columns' own, in units of what steps are divided by, and the constant's. What the last steps
+        met counts twice, for other directions may be sharper.
+        """
+        groups = [slice(0, 1), *_network(problem).recipe.groups()]
+        most = sum(float(pull[:, group].max()) for group in groups)
+        if sharpest:
+            most = min(most, max(2 * max(sharpest), 1.0))
+        return min(RATE, HORIZON / self._schedule(problem).learning, STABLE / most)
+
+    # -- posterior -------------------------------------------------------------------------------------------------
+
+    def _belief(self, problem: Problem, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of all weights (outputs, features), and the scale of every column."""
+        curvature, _, _ = self._curvatures(problem, state, 0.0)
+        square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
+        gain = state.response[..., 2].clamp(min=1e-6)
+        origin = self._origin(state)
+        found = (state.average - origin) / gain
+        sampling = square / curvature.clamp(min=1e-12)
+        variance = sampling + state.covariance[..., 2, 2] / gain.square()
+        groups = _network(problem).recipe.groups()
+        mean, doubt, scales = shrunk(found, variance, groups, USUAL_EFFECT * self._spread(problem, state))
+        unused = state.variances == 0
+        mean[:, unused], doubt[:, unused] = 0.0, 0.0
+        gain = state.start_doubt**2 / (state.start_doubt**2 + variance[:, 0])
+        mean[:, 0], doubt[:, 0] = gain * found[:, 0], gain * variance[:, 0]
+        return mean + origin, doubt, scales
+
+
+def _only(state: State) -> Scale:
+    return Scale(state.heights, state.centres, state.variances, state.answers)
+
+
+def _network(problem: Problem) -> AdditiveNetwork:
+    assert isinstance(problem.module, AdditiveNetwork)  # `prepare` made it
+    return problem.module
+
+
+def _clip(problem: Problem) -> float:
+    clip = problem.plan.mechanism.clip
+    return clip if math.isfinite(clip) else 1.0
+
+
+def _budget(problem: Problem) -> float:
+    """n mu of the whole run, mu by the central limit theorem where batches are sampled; infinite without noise."""
+    mechanism = problem.plan.mechanism
+    if mechanism.noise_multiplier == 0:
+        return math.inf
+    return problem.records * mechanism.rate * math.sqrt(problem.plan.steps) / mechanism.noise_multiplier
+
+
+def _clip_share(problem: Problem) -> float:
+    return min(CLIP * (_budget(problem) / 1000) ** CLIP_GROWTH, MOST_CLIP)
+
+
+def _check(likelihood: Likelihood) -> None:
+    if not isinstance(likelihood, Bernoulli | Categorical | Gaussian | Probit):
+        raise Refusal(
+            f"likelihood={likelihood.name!r}: an additive model explains classes or a number; use categorical, "
+            "bernoulli, probit or gaussian"
+        )
+
+
+def _classes(likelihood: Likelihood) -> int | None:
+    if isinstance(likelihood, Gaussian):
+        return None
+    return likelihood.classes if isinstance(likelihood, Categorical) else 2
+
+
+def _answers(problem: Problem) -> int:
+    return _classes(problem.likelihood) or TARGET_BINS
+
+
+def _weights(likelihood: Likelihood, shares: Tensor) -> Tensor:
+    """Curvature of the loss in each output where nothing but the shares of the answers is known."""
+    if isinstance(likelihood, Gaussian):
+        return torch.ones(1, dtype=torch.float64)
+    shares = shares.clamp(min=1e-6)
+    if isinstance(likelihood, Categorical):
+        return shares * (1 - shares)
+    one = shares[1:] / shares.sum()
+    if isinstance(likelihood, Probit):
+        density = torch.exp(-torch.special.ndtri(one).square() / 2) / math.sqrt(2 * math.pi)
+        return density.square() / (one * (1 - one))
+    return one * (1 - one)
+
+
+__all__ = ["Additive", "State", "histogram_size"]

@@ -1,0 +1,395 @@
+"""The additive method: its scale, its steps, the law of its noise, its posterior and its effects."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import confide
+from confide.data.schema import Column, Schema
+from confide.errors import Refusal
+from confide.evaluate.plots_effects import effect_plots
+from confide.methods import _additive as parts
+from confide.methods import additive as module
+from confide.methods.additive import Additive
+from confide.models import networks
+from confide.models.additive import AdditiveNetwork, additive, bin_of, blocks_of, edges, heights_of, smoothed
+from confide.models.likelihoods import Bernoulli, Gaussian
+from confide.posteriors.additive import AdditiveGaussian
+from confide.running.fit import make_problem
+from confide.sources.private_data import PrivateData
+from confide.sources.replay import Recorder
+
+RECORDS = 3000
+
+
+def plan(records: int = RECORDS, steps: int = 17, **options: Any) -> confide.Plan:
+    settings: dict[str, Any] = {"sampling": "full-batch", "clip": 2.0, "epsilon": 1.0, **options}
+    if "noise_multiplier" in settings or not settings.get("private", True):
+        settings.pop("epsilon")
+    return confide.plan(delta=1e-5, records=records, steps=steps, **settings)
+
+
+def logits(x: Tensor) -> Tensor:
+    return 2 * torch.sin(3 * x[:, 0]) + 2 * (x[:, 1] > 0.2) - 1 + x[:, 2]
+
+
+def two_classes(records: int = RECORDS, columns: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(records, columns, generator=generator) * 2 - 1
+    return x, (torch.rand(records, generator=generator) < torch.sigmoid(logits(x))).long()
+
+
+def fitted(x: Tensor, y: Tensor, network: Any = None, method: Additive | None = None, **options: Any) -> confide.Run:
+    classes = None if y.is_floating_point() else int(y.max()) + 1
+    data = PrivateData(x, y, schema=Schema(classes=classes, records=len(x)), seed=1)
+    network = additive([0] * x.shape[1], 1 if classes in (None, 2) else classes) if network is None else network
+    return confide.fit(method or Additive(), network, data, plan(len(x), **options), seed=0)
+
+
+def log_loss(posterior: Any, x: Tensor, y: Tensor) -> float:
+    p = posterior.predict(x).probabilities.gather(1, y[:, None])
+    return float(-p.clamp(min=1e-6).log().mean())
+
+
+class TestScale:
+    def test_bins_cover_the_range_once(self) -> None:
+        for numbers in (1, 500):
+            borders = edges(numbers)
+            assert borders[0] == 0
+            assert borders[-1] == 1
+            assert bool((borders.diff() > 0).all())
+            middle = bin_of(torch.zeros(1, numbers))[0, 0]
+            assert borders[middle] + borders[middle + 1] == 1, "the middle is the middle of a bin"
+
+    def test_a_tree_keeps_what_is_more_than_noise(self) -> None:
+        width = edges(1).diff()
+        counts = torch.zeros(1, len(width), dtype=torch.float64)
+        counts[0, 3] = 600.0
+        counts[0, 60] = 400.0
+        shares = smoothed(counts, 1.0, 1000.0, width)
+        assert shares.sum() == pytest.approx(1.0)
+        assert shares[0, 3] == pytest.approx(0.6, abs=0.02)
+        assert shares[0, 60] == pytest.approx(0.4, abs=0.02)
+
+    def test_noise_alone_is_the_plain_scale(self) -> None:
+        width = edges(1).diff()
+        generator = torch.Generator().manual_seed(0)
+        counts = 1000 * width + 2000 * torch.randn(50, len(width), generator=generator, dtype=torch.float64)
+        heights = heights_of(smoothed(counts, 2000.0, 1000.0, width))
+        middles = (edges(1)[1:] + edges(1)[:-1]) / 2
+        assert float((heights - middles).abs().mean()) < 0.12
+        assert bool((heights.diff(dim=1) > 0).all())
+
+    def test_a_lognormal_column_spreads_evenly(self) -> None:
+        """Bounds a hundred times the median: on the plain scale nearly all records lie in a twentieth of the range."""
+        z = torch.randn(RECORDS, 1, generator=torch.Generator().manual_seed(0))
+        x = (z.exp() / 100).clamp(0, 1) * 2 - 1
+        y = (z[:, 0] > 0).long()
+        run = fitted(x, y, epsilon=2.0)
+        u = run.posterior.module.features.quantiles(x)[:, 0]
+        assert float((u.sort().values - torch.linspace(0, 1, RECORDS)).abs().max()) < 0.12  # an octave per bin
+        plain = additive([0]).features.quantiles(x)[:, 0]
+        assert float((plain.sort().values - torch.linspace(0, 1, RECORDS)).abs().max()) > 0.5
+
+    def test_a_record_moves_the_histogram_by_the_clip_at_most(self) -> None:
+        """Ten numbers and a column of three categories: no record is longer than the clip before it is cut."""
+        recipe = additive([0] * 10 + [3]).recipe
+        query = parts.histogram(recipe, 2, 2.0)
+        x = torch.cat([torch.rand(50, 10) * 2 - 1, torch.nn.functional.one_hot(torch.arange(50) % 3, 3).float()], 1)
+        rows = query.function(x, torch.arange(50) % 2)
+        assert torch.allclose(rows.norm(dim=1), torch.full((50,), 2.0).double())
+
+    def test_categories_without_a_record_keep_finite_steps(self) -> None:
+        x = torch.zeros(RECORDS, 40)
+        x[:, 0] = 1.0
+        run = fitted(x, two_classes()[1], additive([40]), epsilon=0.3)
+        assert bool(torch.isfinite(run.posterior.centre).all())
+
+
+class TestNoise:
+    def test_the_law_of_the_average_is_the_law_of_its_noise(self) -> None:
+        """Many weights that are quadratic wells: the mean and the variance of their averages are what `after` says."""
+        generator = torch.Generator().manual_seed(0)
+        many, pull, noise, rate, momentum = 40_000, 0.7, 0.4, 0.3, 0.5
+        weight, velocity, average = (torch.zeros(many, dtype=torch.float64) for _ in range(3))
+        response, covariance = torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64)
+        for step in range(1, 13):
+            share = 1 / max(1, step - 8)
+            kick = noise * torch.randn(many, generator=generator, dtype=torch.float64)
+            velocity = momentum * velocity + pull * (weight - 1) + 0.1 * weight + kick
+            weight = weight - rate * velocity
+            average = torch.lerp(average, weight, share)
+            told = parts.Pass(
+                *(torch.tensor(v, dtype=torch.float64) for v in (pull, 0.1, noise)), rate, momentum, share
+            )
+            response, covariance = parts.after(told, response, covariance)
+        assert float(average.mean()) == pytest.approx(
+            float(response[2]), abs=4 * float(average.std()) / math.sqrt(many)
+        )
+        assert float(average.var()) == pytest.approx(float(covariance[2, 2]), rel=0.03)
+        assert float(weight.var()) == pytest.approx(float(covariance[0, 0]), rel=0.03)
+
+    def test_a_column_of_noise_is_shrunk_away_and_a_real_one_is_kept(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        truth = torch.zeros(1, 40, dtype=torch.float64)
+        truth[:, :10] = 2.0
+        seen = truth + 0.5 * torch.randn(1, 40, generator=generator, dtype=torch.float64)
+        groups = [slice(10 * k, 10 * k + 10) for k in range(4)]
+        mean, doubt, scales = parts.shrunk(seen, torch.full_like(seen, 0.25), groups, 0.5)
+        assert float((mean - truth).square().mean()) < 0.7 * float((seen - truth).square().mean())
+        assert scales[0] > 1.5
+        assert bool((scales[1:] < 0.6).all())
+        assert bool((doubt < 0.25).all())
+
+    def test_weights_cover_the_truth(self) -> None:
+        """Standardised errors of the weights against a fit without noise have a spread of about one."""
+        x, y = two_classes(4000)
+        exact = fitted(x, y, private=False).posterior
+        errors = []
+        for seed in range(6):
+            data = PrivateData(x, y, schema=Schema(classes=2, records=len(x)), seed=10 + seed)
+            found = confide.fit(Additive(), additive([0] * 5), data, plan(len(x), epsilon=1.0), seed=0).posterior
+            grid = torch.zeros(21, 5)
+            grid[:, 0] = torch.linspace(-0.9, 0.9, 21)
+            there, here = exact.output_moments(grid)[0], found.output_moments(grid)
+            errors.append((here[0] - there) / (here[1] + exact.output_moments(grid)[1]).sqrt())
+        assert 0.3 < float(torch.cat(errors).square().mean().sqrt()) < 1.6
+
+
+class TestLearning:
+    @pytest.mark.parametrize(("epsilon", "worst"), [(0.3, 0.62), (1.0, 0.55), (8.0, 0.50)])
+    def test_it_learns_at_every_budget(self, epsilon: float, worst: float) -> None:
+        x, y = two_classes()
+        x_test, y_test = two_classes(3000, seed=1)
+        assert log_loss(fitted(x, y, epsilon=epsilon).posterior, x_test, y_test) < worst
+
+    def test_the_clip_of_the_plan_is_a_unit(self) -> None:
+        """A thousand times the clip, and the same noise relative to it: the same posterior predictions."""
+        x, y = two_classes()
+        for target in (y, (logits(x) / 10).float()):
+            runs = [fitted(x, target, clip=clip, noise_multiplier=5.0).posterior for clip in (0.01, 10.0)]
+            first, second = (run.output_moments(x[:50])[0] for run in runs)
+            assert torch.allclose(first, second, atol=1e-3)
+
+    def test_a_rare_class_keeps_its_rate(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(8000, 6, generator=generator) * 2 - 1
+        y = (torch.rand(8000, generator=generator) < torch.sigmoid(-4.5 + 2 * x[:, 0])).long()
+        p = fitted(x, y, epsilon=2.0).posterior.predict(x).probabilities[:, 1]
+        assert float(p.mean()) == pytest.approx(float(y.double().mean()), rel=0.3)
+
+    def test_a_number_with_an_honest_noise_scale(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(RECORDS, 5, generator=generator) * 2 - 1
+        y = 0.3 * torch.sin(3 * x[:, 0]) + 0.2 * x[:, 1] ** 2 - 0.5 + 0.05 * torch.randn(RECORDS, generator=generator)
+        found = fitted(x, y, epsilon=2.0).posterior
+        assert found.noise_scale == pytest.approx(0.05, rel=0.4)
+        predictive = found.predict(x)
+        assert float((predictive.mean - y).square().mean().sqrt()) < 0.08
+        covered = (predictive.cumulative(y.double()) - 0.5).abs() <= 0.45
+        assert 0.85 < float(covered.double().mean()) < 0.97
+
+    def test_a_given_noise_scale_is_kept(self) -> None:
+        x, _ = two_classes()
+        method = Additive().with_given_noise()
+        found = fitted(x, (logits(x) / 10).float(), method=method, epsilon=2.0).posterior
+        assert found.noise_scale == Gaussian().noise_scale
+        assert not method.learns_noise
+
+    def test_three_classes_and_categories(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        kind = torch.randint(0, 4, (RECORDS,), generator=generator)
+        x = torch.cat([torch.rand(RECORDS, 2, generator=generator) * 2 - 1, torch.eye(4)[kind]], 1)
+        scores = torch.stack([3 * x[:, 0], 2.0 * (kind == 1), -2 * x[:, 0]], 1)
+        y = (scores - torch.log(-torch.log(torch.rand(scores.shape, generator=generator)))).argmax(1)
+        found = fitted(x, y, additive([0, 0, 4], 3), epsilon=3.0).posterior
+        right = (found.predict(x).labels == y).double().mean()
+        assert float(right) > 0.9 * float((scores.argmax(1) == y).double().mean())
+
+    def test_few_steps_and_sampled_batches_work_too(self) -> None:
+        x, y = two_classes()
+        for steps in (1, 2, 3, 8):
+            assert bool(torch.isfinite(fitted(x, y, steps=steps).posterior.centre).all())
+        run = fitted(x, y, steps=300, sampling="poisson", batch=300, epsilon=3.0)
+        assert log_loss(run.posterior, x, y) < 0.55
+
+
+def alike(records: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Columns that are all the same number but for rounding: the curvature is as large as their number."""
+    generator = torch.Generator().manual_seed(0)
+    one = torch.rand(records, 1, generator=generator) * 2 - 1
+    return one.repeat(1, columns), (torch.rand(records, generator=generator) < torch.sigmoid(3 * one[:, 0])).long()
+
+
+class TestStability:
+    def test_five_hundred_sparse_columns(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(1500, 500, generator=generator) * (torch.rand(1500, 500, generator=generator) < 0.05) * 2 - 1
+        y = (torch.rand(1500, generator=generator) < torch.sigmoid(4 * (x[:, :5] + 1).sum(1) - 1)).long()
+        for epsilon in (0.5, 8.0):
+            assert log_loss(fitted(x, y, additive([0] * 500, 1, waves=2), epsilon=epsilon).posterior, x, y) < 0.75
+
+    @pytest.mark.parametrize("columns", [10, 60])
+    def test_columns_that_are_all_the_same(self, columns: int) -> None:
+        x, y = alike(2000, columns)
+        assert log_loss(fitted(x, y, additive([0] * columns, 1, waves=4), epsilon=8.0).posterior, x, y) < 0.60
+
+    def test_without_the_rule_it_diverges(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The planted fault: one rate for any number of columns."""
+        monkeypatch.setattr(Additive, "_rate", lambda *_: module.RATE)
+        x, y = alike(2000, 60)
+        assert log_loss(fitted(x, y, additive([0] * 60, 1, waves=4), epsilon=8.0).posterior, x, y) > 0.69
+
+
+class TestPosterior:
+    def run(self) -> confide.Run:
+        columns = (Column("age", bounds=(17, 90)), Column("kind", categories=("a", "b <i>", "c"), missing="category"))
+        schema = Schema(records=RECORDS, classes=("no", "yes"), columns=columns)
+        x, y = two_classes()
+        x = torch.cat(
+            [x[:, :1], torch.eye(4)[torch.randint(0, 4, (RECORDS,), generator=torch.Generator().manual_seed(0))]], 1
+        )
+        data = PrivateData(x, y, schema=schema, seed=1)
+        return confide.fit(Additive(), additive(blocks_of(schema, 5), 1), data, plan(epsilon=3.0), seed=0)
+
+    def test_blocks_follow_the_columns(self) -> None:
+        schema = Schema(
+            columns=(
+                Column("age", bounds=(0, 1), missing="category"),
+                Column("kind", categories=("a", "b")),
+                Column("size", bounds=(0, 1)),
+            )
+        )
+        assert blocks_of(schema, 5) == (0, 1, 2, 0)
+        assert blocks_of(Schema(), 3) == (0, 0, 0)
+        assert additive(blocks_of(schema, 5)).recipe.numbers == (0, 4)
+
+    def test_a_file_holds_the_scale(self, tmp_path: Path) -> None:
+        run = self.run()
+        run.posterior.save(tmp_path / "one.safetensors")
+        again = confide.load_posterior(tmp_path / "one.safetensors")
+        x = torch.rand(20, 5)
+        assert isinstance(again, AdditiveGaussian)
+        assert torch.equal(run.posterior.predict(x).probabilities, again.predict(x).probabilities)
+        with pytest.raises(Refusal, match="additive network"):
+            confide.load_posterior(tmp_path / "one.safetensors", networks.logistic(5))
+
+    def test_draws_agree_with_the_closed_form(self) -> None:
+        found = self.run().posterior
+        x = torch.rand(4, 5)
+        mean, doubt = found.output_moments(x)
+        draws = found.sample(4000, torch.Generator().manual_seed(0)).double() @ found.module.features(x).double().mT
+        assert torch.allclose(draws.mean(0), mean[:, 0], atol=0.05)
+        assert torch.allclose(draws.var(0), doubt[:, 0], rtol=0.12)
+
+    def test_effects_add_up_to_the_output(self) -> None:
+        found = self.run().posterior
+        number, kind = found.effects()
+        x = torch.zeros(1, 5)
+        x[0, 0], x[0, 3] = number.places[30], 1.0
+        constant = found.centre.double()[0] * found.module.features.amplitudes[0]
+        total = constant + number.mean[30] + kind.mean[2]
+        assert torch.allclose(found.output_moments(x)[0][0], total.double(), atol=1e-5)
+
+    def test_the_report_draws_every_effect_and_escapes_names(self, tmp_path: Path) -> None:
+        run = self.run()
+        plots = effect_plots(run.posterior, run.schema)
+        assert {plot.title for plot in plots} == {"Effect of age", "Effect of kind"}
+        assert "90 %" in plots[0].alt
+        run.save(str(tmp_path / "run"))
+        page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+        assert "What every column adds" in page
+        assert "Effect of age" in page
+        assert "<i>" not in page
+
+    def test_other_networks_and_likelihoods_are_refused(self) -> None:
+        x, y = two_classes()
+        data = PrivateData(x, y, schema=Schema(classes=2, records=RECORDS), seed=1)
+        with pytest.raises(Refusal, match="made of columns"):
+            confide.fit(Additive(), torch.nn.Linear(5, 1), data, plan(), likelihood=Bernoulli())
+        likelihood = confide.likelihoods.HeteroscedasticGaussian()
+        with pytest.raises(Refusal, match="classes or a number"):
+            confide.fit(Additive(), additive([0] * 5, 2), data, plan(), likelihood=likelihood)
+        for wrong in ({"smoothness": 0.2}, {"waves": 0}, {"noise": "guess"}):
+            with pytest.raises(Refusal):
+                Additive(**wrong)
+
+
+class TestBoundary:
+    def test_releases_are_those_of_the_plan(self) -> None:
+        """Everything the method learns is in the plan's releases: the histogram and the looks are among them."""
+        x, _ = two_classes()
+        y = (logits(x) / 10).float()
+        data = PrivateData(x, y, schema=Schema(records=RECORDS), seed=1)
+        recorder = Recorder(data)
+        made = plan()
+        run = confide.fit(Additive(), additive([0] * 5), recorder, made, seed=0)
+        assert len(recorder.releases) == made.steps
+        assert run.privacy.events == made.events()
+        sizes = [len(release.sum) for release in recorder.releases]
+        assert sizes.count(len(parts.EDGES) + 1) == 2
+        assert sizes[0] == parts.histogram_size(additive([0] * 5).recipe, parts.TARGET_BINS)
+
+    def test_the_schedule_is_public_and_complete(self) -> None:
+        for steps in (*range(1, 40), 1000):
+            for looks in (0, 1, 2):
+                schedule = parts.Schedule.of(steps, looks)
+                assert sum(count for _, count in schedule.phases) == steps
+                assert schedule.learning >= 1
+                assert schedule.learnt(steps) == schedule.learning
+                assert all(schedule.at(step)[1] < schedule.at(step)[2] for step in range(steps))
+
+    def test_neighbours_differ_by_the_clip_at_every_step(self) -> None:
+        """Noise off: one record, however far out, moves each of the releases by the clip at most."""
+        x, _ = two_classes(400)
+        y = (logits(x) / 10).float()
+        x[7], y[7] = 1e9, -1.0
+        made = plan(400, private=False, clip=0.5)
+        method = Additive()
+        schema = Schema(records=400)
+        problem = make_problem(method, additive([0] * 5), schema, made, seed=0)
+        whole = PrivateData(x, y, schema=schema, seed=1)
+        kept = torch.arange(400) != 7
+        without = PrivateData(x[kept], y[kept], schema=schema, seed=1)
+        state: Any = method.init(problem)
+        for _ in range(made.steps):
+            query = method.ask(problem, state)
+            release = whole.answer(query, made.mechanism)
+            difference = release.sum - without.answer(query, made.mechanism).sum
+            assert 0 < float(difference.norm()) <= 0.5 * (1 + 1e-4)
+            state = method.tell(problem, state, replace(release, sum=release.sum.clone()))
+
+
+def test_an_additive_network_keeps_records_apart() -> None:
+    """It runs on whole batches, so it must be on the list of what is proven, and be what the list says."""
+    from confide.mechanism.clipping.proven import is_proven
+
+    network: AdditiveNetwork = additive([0, 3], 2)
+    x = torch.rand(6, 4)
+    assert is_proven(network, x)
+    torch.nn.init.normal_(network[1].weight, generator=torch.Generator().manual_seed(0))
+    alone = torch.cat([network(row[None]) for row in x])
+    assert torch.allclose(network(x), alone, atol=1e-6)
+    network.features.register_forward_hook(lambda *_: None)
+    assert not is_proven(network, x)
+
+
+def test_made_up_tables_are_reproducible() -> None:
+    from benchmarks.made_up import TABLES
+
+    for name, make in TABLES.items():
+        if name == "sparse":
+            continue
+        first, second = (make(np.random.default_rng(3)) for _ in range(2))
+        assert np.array_equal(first.x, second.x)
+        assert np.array_equal(first.y, second.y)
+        assert len(first.schema.columns) == first.x.shape[1]
+        assert len(first.x) == first.schema.records
