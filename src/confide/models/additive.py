@@ -74,7 +74,7 @@ class AdditiveRecipe:
     def groups(self) -> list[slice]:
         """Which features belong to each block, in the order of the blocks; the constant, feature 0, to none."""
         number, category = 1, 1 + len(self.numbers) * self.waves
-        found = []
+        found: list[slice] = []
         for width in self.blocks:
             if width == NUMBER:
                 found.append(slice(number, number + self.waves))
@@ -85,7 +85,8 @@ class AdditiveRecipe:
         return found
 
     def _places(self) -> list[tuple[int, int]]:
-        place, found = 0, []
+        place = 0
+        found: list[tuple[int, int]] = []
         for width in self.blocks:
             found.append((place, width))
             place += max(1, width)

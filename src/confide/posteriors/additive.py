@@ -96,7 +96,8 @@ class AdditiveGaussian:
     @torch.no_grad()
     def effects(self) -> list[Effect]:
         """One for every block of the network, in order."""
-        recipe, found, first = self.module.recipe, [], 0
+        recipe, first = self.module.recipe, 0
+        found: list[Effect] = []
         numbers = iter(self.module.features.places(torch.linspace(_OUTER, 1 - _OUTER, _POINTS)).float())
         for width, group in zip(recipe.blocks, recipe.groups(), strict=True):
             places = next(numbers) if width == NUMBER else torch.arange(float(width))

@@ -95,7 +95,7 @@ def _network_to_dict(module: nn.Module, prepare: Prepare | None) -> dict[str, An
     if type(module) is MixtureOfGaussians:
         return {"type": "mixture"}
     if type(module) is AdditiveNetwork:
-        numbers = str(module[1].weight.dtype).removeprefix("torch.")
+        numbers = str(next(module.parameters()).dtype).removeprefix("torch.")
         return {"type": "additive", "recipe": module.recipe.to_dict(), "numbers": numbers}
     kind, inner = ("learnt-noise", module.network) if type(module) is LearntNoise else ("mlp", module)
     if type(inner) is not MLP:

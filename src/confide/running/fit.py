@@ -152,7 +152,12 @@ def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:
     count = schema.class_count
     if count is None:
         return Gaussian()
-    recipe = module.recipe if isinstance(module, AdditiveNetwork) else recipe_of(module)
-    if count == 2 and recipe is not None and recipe.outputs == 1:
-        return Bernoulli()
-    return Categorical(count)
+    return Bernoulli() if count == 2 and _outputs_of(module) == 1 else Categorical(count)
+
+
+def _outputs_of(module: nn.Module) -> int | None:
+    """Of a network of confide's own."""
+    if isinstance(module, AdditiveNetwork):
+        return module.recipe.outputs
+    recipe = recipe_of(module)
+    return None if recipe is None else recipe.outputs
