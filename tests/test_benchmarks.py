@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import _contenders, _harness, _models, _scaling
+import confide
+from benchmarks import _contenders, _harness, _models, _scaling, _tabular, tables
 from benchmarks._harness import Maker, Step
+from confide.data.table import Table
 
 
 class Clock:
@@ -126,3 +129,63 @@ def test_slopes_are_fitted_in_logarithms() -> None:
     assert _scaling.fit_line([10, 20], [{"error": "x"}, {"ms": 1.0}]) == {"error": "x"}
     module = _models.mlp(16, 16, 16, 10)
     assert _scaling.parameter_count(16) == sum(p.numel() for p in module.parameters())
+
+
+class TestTables:
+    def outcome(self, race: _tabular.Race) -> _tabular.Outcome:
+        if race.classes is None:
+            return _tabular.Outcome(race.y_test.astype(float), np.full(len(race.y_test), 0.1))
+        return _tabular.Outcome(np.eye(race.classes)[race.y_test])
+
+    @pytest.mark.parametrize("name", ["friedman1", "lognormal", "diabetes", "digits"])
+    def test_perfect_predictions_have_perfect_scores(self, name: str) -> None:
+        race = tables.race_of(name, 0, None)
+        found = tables.scores(race, self.outcome(race))
+        if race.classes is None:
+            assert found["rmse"] == 0.0
+            assert found["coverage"] == 1.0
+        else:
+            assert found["accuracy"] == found["auroc"] == 1.0
+            assert found["log_loss"] < 1e-5
+        assert set(found) < set(tables.COLUMNS)
+
+    def test_failures_are_named_and_the_first_is_marked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def missing(*_: object) -> _tabular.Outcome:
+            raise ImportError("no such library")
+
+        def even(race: _tabular.Race, epsilon: float, seed: int) -> _tabular.Outcome:
+            return _tabular.Outcome(np.full((len(race.y_test), 2), 0.5))
+
+        entries = {"confide": lambda race, *_: self.outcome(race), "dp-ebm": missing, "opacus linear": even}
+        monkeypatch.setattr(tables, "CONTENDERS", entries)
+        options = Namespace(repeats=2, data=None)
+        rows = tables.averaged(list(tables.trials(["xor"], list(entries), [1.0], options)))
+        assert [row["contender"] for row in rows] == list(entries)
+        assert rows[0]["first"] == ["auroc", "log_loss"]
+        assert rows[1]["error"] == "ImportError: no such library"
+        assert rows[2]["accuracy"] < 0.7
+        assert rows[2]["repeats"] == 2
+
+    def test_the_page_stands_alone(self) -> None:
+        rows = [
+            {"set": "xor", "epsilon": e, "contender": c, "log_loss": 0.5, "first": []}
+            for e in (0.1, 1.0)
+            for c in ("confide", "dp-ebm")
+        ]
+        text = tables.page(rows)
+        assert "<svg" in text
+        assert "http-equiv" not in text
+        assert "Lower is better" not in text or "xor" in text
+
+    def test_contenders_get_declared_bounds_and_raw_categories(self) -> None:
+        schema = confide.Schema(
+            records=3,
+            classes=2,
+            columns=(confide.data.Column("a", bounds=(0, 1)), confide.data.Column("b", categories=("u", "v"))),
+        )
+        table = Table({"a": np.array([-5.0, 0.5, 9.0]), "b": np.array(["u", "v", "u"])}, labels=np.array([0, 1, 0]))
+        x, _, kinds, bounds = _tabular._columns(_tabular.Race(schema, table, table))
+        assert kinds == ["continuous", "nominal"]
+        assert bounds == {0: (0.0, 1.0)}
+        assert x[:, 0].tolist() == [0.0, 0.5, 1.0]
+        assert x[:, 1].tolist() == ["u", "v", "u"]
