@@ -241,34 +241,36 @@ def after(step: Pass, response: Tensor, covariance: Tensor) -> tuple[Tensor, Ten
     return response, move @ covariance @ move.mT + kick[..., :, None] * kick[..., None, :]
 
 
-def shrunk(
-    found: Tensor, variance: Tensor, groups: list[slice], usual: float, rounds: int = 30
-) -> tuple[Tensor, Tensor, Tensor]:
+def shrunk(found: Tensor, variance: Tensor, groups: list[slice], usual: float) -> tuple[Tensor, Tensor, Tensor]:
     """Posterior means and variances of weights (outputs, features) from measurements, and the scale of every group.
 
-    Weights of one column share a prior N(0, tau^2), and tau has a prior of its own, as if one weight of the scale that
-    all columns have in common had been seen in it; that scale has one too, around `usual`. Both are fitted by EM: a
-    column that says nothing beyond its noise is shrunk away.
+    Weights of one column are N(0, tau^2), and tau is half-Cauchy around the scale that all columns have in common, which
+    is half-Cauchy around `usual` and taken at its mode. The tau of a column is integrated out over a grid: a column that
+    says nothing beyond its noise is shrunk away, whatever the others say.
     """
     mean, doubt = found.clone(), variance.clone()
     scales = torch.zeros(len(groups), dtype=torch.float64)
     every = torch.cat([torch.arange(group.start, group.stop) for group in groups])
-    common = _scale_of_weights(found[:, every], variance[:, every], usual, rounds)
+    grid = usual * torch.logspace(-3, 1, 41, dtype=torch.float64)
+    common = float(grid[_log_posterior(grid, found[:, every], variance[:, every], usual).argmax()])
+    grid = common * torch.logspace(-2, 1.5, 36, dtype=torch.float64)
     for place, group in enumerate(groups):
         value, error = found[:, group], variance[:, group]
-        scales[place] = _scale_of_weights(value, error, common, rounds)
-        gain = scales[place].square() / (scales[place].square() + error)
-        mean[:, group], doubt[:, group] = gain * value, gain * error
-    return mean, doubt, scales
-
-
-def _scale_of_weights(value: Tensor, error: Tensor, usual: float, rounds: int) -> float:
-    """tau of weights of which measurements with such error variances were made, by EM from its prior's scale."""
-    square = usual**2
-    for _ in range(rounds):
+        chance = _log_posterior(grid, value, error, common).softmax(0)
+        square = grid.square()[:, None, None]
         gain = square / (square + error)
-        square = float(((gain * value).square() + gain * error).sum() + usual**2) / (value.numel() + 1)
-    return math.sqrt(square)
+        weights = chance[:, None, None]
+        mean[:, group] = (weights * gain).sum(0) * value
+        doubt[:, group] = (weights * (gain * error + (gain * value).square())).sum(0) - mean[:, group].square()
+        scales[place] = (chance * grid).sum()
+    return mean, doubt.clamp(min=0), scales
+
+
+def _log_posterior(grid: Tensor, value: Tensor, error: Tensor, around: float) -> Tensor:
+    """Of every tau of an even grid of logarithms, given measurements with such error variances."""
+    total = grid.square()[:, None] + error.flatten()
+    evidence = -(total.log() + value.flatten().square() / total).sum(1) / 2
+    return evidence + grid.log() - (1 + (grid / around).square()).log()
 
 
 def network_for(module: nn.Module, waves: int) -> AdditiveNetwork | None:
