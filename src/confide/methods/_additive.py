@@ -244,9 +244,9 @@ def after(step: Pass, response: Tensor, covariance: Tensor) -> tuple[Tensor, Ten
 def shrunk(found: Tensor, variance: Tensor, groups: list[slice], usual: float) -> tuple[Tensor, Tensor, Tensor]:
     """Posterior means and variances of weights (outputs, features) from measurements, and the scale of every group.
 
-    Weights of one column are N(0, tau^2), and tau is half-Cauchy around the scale that all columns have in common, which
-    is half-Cauchy around `usual` and taken at its mode. The tau of a column is integrated out over a grid: a column that
-    says nothing beyond its noise is shrunk away, whatever the others say.
+    Weights of one column are N(0, tau^2), and tau is half-Cauchy around the scale that all columns have in common,
+    which is half-Cauchy around `usual` and taken at its mode. The tau of a column is integrated out over a grid: a
+    column that says nothing beyond its noise is shrunk away, whatever the others say.
     """
     mean, doubt = found.clone(), variance.clone()
     scales = torch.zeros(len(groups), dtype=torch.float64)
