@@ -234,8 +234,9 @@ class TestStability:
         generator = torch.Generator().manual_seed(0)
         x = torch.rand(1500, 500, generator=generator) * (torch.rand(1500, 500, generator=generator) < 0.05) * 2 - 1
         y = (torch.rand(1500, generator=generator) < torch.sigmoid(4 * (x[:, :5] + 1).sum(1) - 1)).long()
-        for epsilon in (0.5, 8.0):
-            assert log_loss(fitted(x, y, additive([0] * 500, 1, waves=2), epsilon=epsilon).posterior, x, y) < 0.75
+        for epsilon, worst in ((0.5, 0.80), (8.0, 0.67)):  # 0.675 without learning; n mu is 200 and 2400
+            found = fitted(x, y, additive([0] * 500, 1, waves=2), epsilon=epsilon).posterior
+            assert log_loss(found, x, y) < worst
 
     @pytest.mark.parametrize("columns", [10, 60])
     def test_columns_that_are_all_the_same(self, columns: int) -> None:

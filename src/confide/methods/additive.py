@@ -40,6 +40,9 @@ STABLE = 2.4
 """Rate times sharpest curvature that momentum bears with some room: the limit is 2 (1 + momentum)."""
 AVERAGED = 0.25
 """Share of the steps, the last ones, whose positions are averaged."""
+LEAST_GAIN = 0.5
+"""Of the average as a measurement. What moved less is taken for less: where columns say the same, they have moved
+together and further than each by itself would have, and dividing by a small gain would count that many times over."""
 RECORDS_PER_WAVE = 6.0
 """n mu that pays for one more wave in every column."""
 UNKNOWN_START, START_SHIFT = 2.0, 1.0
@@ -372,7 +375,7 @@ class Additive(Method):
         """Mean and variance of all weights (outputs, features), and the scale of every column."""
         curvature, _, _ = self._curvatures(problem, state, 0.0)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
-        gain = state.response[..., 2].clamp(min=1e-6)
+        gain = state.response[..., 2].clamp(min=LEAST_GAIN)
         origin = self._origin(state)
         found = (state.average - origin) / gain
         sampling = square / curvature.clamp(min=1e-12)
