@@ -127,7 +127,9 @@ def _columns(race: Race) -> tuple[Array, Array, list[str], dict[int, tuple[float
     if not race.schema.columns:
         width = race.x.shape[1]
         return race.x, race.x_test, ["continuous"] * width, dict.fromkeys(range(width), (-1.0, 1.0))
-    kinds, bounds, parts = [], {}, ([], [])
+    kinds: list[str] = []
+    bounds: dict[int, tuple[float, float]] = {}
+    parts: tuple[list[Array], list[Array]] = ([], [])
     for place, column in enumerate(race.schema.columns):
         number = column.kind == "numeric"
         kinds.append("continuous" if number else "nominal")

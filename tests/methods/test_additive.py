@@ -47,7 +47,7 @@ def two_classes(records: int = RECORDS, columns: int = 5, seed: int = 0) -> tupl
     return x, (torch.rand(records, generator=generator) < torch.sigmoid(logits(x))).long()
 
 
-def fitted(x: Tensor, y: Tensor, network: Any = None, method: Additive | None = None, **options: Any) -> confide.Run:
+def fitted(x: Tensor, y: Tensor, network: Any = None, method: Additive | None = None, **options: Any) -> Any:
     classes = None if y.is_floating_point() else int(y.max()) + 1
     data = PrivateData(x, y, schema=Schema(classes=classes, records=len(x)), seed=1)
     network = additive([0] * x.shape[1], 1 if classes in (None, 2) else classes) if network is None else network
@@ -127,9 +127,8 @@ class TestNoise:
             velocity = momentum * velocity + pull * (weight - 1) + 0.1 * weight + kick
             weight = weight - rate * velocity
             average = torch.lerp(average, weight, share)
-            told = parts.Pass(
-                *(torch.tensor(v, dtype=torch.float64) for v in (pull, 0.1, noise)), rate, momentum, share
-            )
+            own = [torch.tensor(value, dtype=torch.float64) for value in (pull, 0.1, noise)]
+            told = parts.Pass(own[0], own[1], own[2], rate, momentum, share)
             response, covariance = parts.after(told, response, covariance)
         assert float(average.mean()) == pytest.approx(
             float(response[2]), abs=4 * float(average.std()) / math.sqrt(many)
@@ -156,7 +155,8 @@ class TestNoise:
         errors = []
         for seed in range(6):
             data = PrivateData(x, y, schema=Schema(classes=2, records=len(x)), seed=10 + seed)
-            found = confide.fit(Additive(), additive([0] * 5), data, plan(len(x), epsilon=1.0), seed=0).posterior
+            run: Any = confide.fit(Additive(), additive([0] * 5), data, plan(len(x), epsilon=1.0), seed=0)
+            found = run.posterior
             grid = torch.zeros(21, 5)
             grid[:, 0] = torch.linspace(-0.9, 0.9, 21)
             there, here = exact.output_moments(grid)[0], found.output_moments(grid)
@@ -251,7 +251,7 @@ class TestStability:
 
 
 class TestPosterior:
-    def run(self) -> confide.Run:
+    def run(self) -> Any:
         columns = (Column("age", bounds=(17, 90)), Column("kind", categories=("a", "b <i>", "c"), missing="category"))
         schema = Schema(records=RECORDS, classes=("no", "yes"), columns=columns)
         x, y = two_classes()

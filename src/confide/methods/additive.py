@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -174,7 +174,7 @@ class Additive(Method):
         self._show(problem, state)
         mean, variance, scales = self._belief(problem, state)
         used = int((state.variances[1 : 1 + network.recipe.waves] > 0).sum()) if network.recipe.numbers else 0
-        facts = {
+        facts: dict[str, Any] = {
             "columns": len(network.recipe.blocks),
             "waves": used,
             "smoothness": self.smoothness,
@@ -412,7 +412,7 @@ def _budget(problem: Problem) -> float:
 
 
 def _clip_share(problem: Problem) -> float:
-    return min(CLIP * (_budget(problem) / 1000) ** CLIP_GROWTH, MOST_CLIP)
+    return min(CLIP * math.pow(_budget(problem) / 1000, CLIP_GROWTH), MOST_CLIP)
 
 
 def _check(likelihood: Likelihood) -> None:

@@ -95,8 +95,8 @@ def _network_to_dict(module: nn.Module, prepare: Prepare | None) -> dict[str, An
     if type(module) is MixtureOfGaussians:
         return {"type": "mixture"}
     if type(module) is AdditiveNetwork:
-        numbers = str(next(module.parameters()).dtype).removeprefix("torch.")
-        return {"type": "additive", "recipe": module.recipe.to_dict(), "numbers": numbers}
+        kept = str(next(module.parameters()).dtype).removeprefix("torch.")
+        return {"type": "additive", "recipe": module.recipe.to_dict(), "numbers": kept}
     kind, inner = ("learnt-noise", module.network) if type(module) is LearntNoise else ("mlp", module)
     if type(inner) is not MLP:
         return None
