@@ -130,7 +130,7 @@ def edges(numbers: int) -> Tensor:
     count, stride = (EVEN_BINS, 1) if numbers <= MANY_NUMBERS else (FEW_EVEN_BINS, 4)
     even = torch.arange(count + 1, dtype=torch.float64) / count
     fine = 2.0 ** -torch.arange(FINEST, count.bit_length() - 1, -stride, dtype=torch.float64)
-    found = torch.cat([even, fine, 1 - fine, 0.5 - fine, 0.5 + fine]).unique()
+    found: Tensor = torch.cat([even, fine, 1 - fine, 0.5 - fine, 0.5 + fine]).unique()
     return found[found != 0.5]
 
 
