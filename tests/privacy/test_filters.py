@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from confide.privacy import filters
 from confide.privacy.accountants import sound_delta, sound_epsilon
 from confide.privacy.accountants.pld import profile, units
 from confide.privacy.accountants.profiles import gaussian_delta, sampled_delta, sampled_delta_reversed
@@ -21,10 +20,13 @@ from confide.privacy.filters import (
     REPETITION,
     Filters,
     History,
+    Log,
     Promise,
-    gaussian_cover,
+    judge,
+    kinds,
     plan_of,
 )
+from confide.privacy.filters.kinds import gaussian_cover
 
 DELTA = 1e-5
 PROMISE = Promise(1.0, DELTA)
@@ -34,10 +36,7 @@ Judge = Callable[[Sequence[Sequence[Event]], Promise], bool]
 
 
 def history(plans: Sequence[Sequence[Event]]) -> History:
-    made = History()
-    for plan in plans:
-        made.add(plan_of(plan))
-    return made
+    return History([Log(plan_of(plan) for plan in plans)])
 
 
 def filtered(plans: Sequence[Sequence[Event]], promise: Promise) -> bool:
@@ -102,12 +101,12 @@ def test_filters_keep_the_ceiling_whatever_is_chosen(first: float, noise: float)
 
 def test_a_share_of_delta_too_many_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a filter that was given more than its share, here three times delta itself."""
-    monkeypatch.setattr(filters, "_SHARES", {**filters._SHARES, GAUSSIAN: 3.0})
+    monkeypatch.setattr(judge, "SHARES", {**judge.SHARES, GAUSSIAN: 3.0})
     assert adaptive_delta(0.5, options(filtered, 0.5, 1.0), PROMISE.epsilon) > DELTA
 
 
 def test_the_shares_add_up_to_delta() -> None:
-    for shares in (filters._SHARES, filters._SHARES_OF_GAUSSIANS):
+    for shares in (judge.SHARES, judge.SHARES_OF_GAUSSIANS):
         assert sum(shares.values()) <= 1 + 1e-15
 
 
@@ -169,18 +168,18 @@ def test_slack_is_paid_from_the_leak() -> None:
 
 def test_thousands_of_small_charges_ask_for_few_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
-    real = filters._sound_epsilon
+    real = kinds.sound_epsilon
 
     def counting(*arguments: object) -> float:
         nonlocal asked
         asked += 1
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(filters, "_sound_epsilon", counting)
-    judge, made, count = Filters(), History(), 0
-    while judge.judge(made, Promise(3.0, DELTA)).within:
+    monkeypatch.setattr(kinds, "sound_epsilon", counting)
+    ours, log, count = Filters(), Log(), 0
+    while ours.judge(History([log]), Promise(3.0, DELTA)).within:
         count += 1
-        made.add(plan_of([GaussianEvent(60.0)]))
+        log.add(plan_of([GaussianEvent(60.0)]), count)
     assert count > 1000
     assert asked < 40
     most = max(n for n in range(count, 2 * count) if sound_epsilon([GaussianEvent(60.0, count=n)], DELTA) <= 3.0)
@@ -218,3 +217,11 @@ def test_the_whole_profile_agrees_with_single_deltas() -> None:
     for i in range(0, len(epsilons), 150):
         assert deltas[i] == pytest.approx(sound_delta([event], float(epsilons[i])), rel=2e-2)
         assert np.all(np.diff(deltas) <= 0)
+
+
+def test_a_refusal_far_above_the_ceiling_still_says_what_would_do() -> None:
+    """At a ceiling of 0.2 no Gaussian covers these plans, and the Renyi order suits 0.2; a higher one is tried."""
+    plans = history([MNIST, OTHER])
+    needed = Filters().needed(plans, Promise(0.2, DELTA))
+    assert not needed.within
+    assert 1.28 < needed.epsilon < 1.45 < Filters().costs(plans, Promise(0.2, DELTA)).epsilon

@@ -25,6 +25,7 @@ from confide.privacy.statement import Privacy
 from confide.running.artefacts import POSTERIOR, RECORD, REPORT, load_run, save_run, sha256
 from confide.running.fit import Run
 from confide.wording import plain
+from tests.conformance.conftest import classification, small_plan
 from tests.report.runs import class_evaluation, make_run
 
 
@@ -54,6 +55,51 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     import shutil
 
     return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+class TestLedger:
+    """What is kept of the ledger with a run, so that one that was rolled back is noticed."""
+
+    def fitted(self, ledger: confide.Ledger | None) -> Run:
+        case = classification()
+        data = case.data(ledger=ledger, name="people", seed=None)
+        return confide.fit(confide.methods.SGD(), case.module, data, small_plan(case), seed=5)
+
+    def test_the_head_is_kept_in_record_and_report(self, tmp_path: Path) -> None:
+        with confide.Ledger(tmp_path / "budget.db") as ledger:
+            ledger.limit(50.0, 1e-5)
+            run = self.fitted(ledger)
+            noted = ledger.head
+            save_run(run, tmp_path / "run")
+            self.fitted(ledger)
+            ledger.verify(noted)
+        head = read(tmp_path / "run")["ledger"]["head"]
+        assert (head["dataset"], head["count"], head["hash"]) == ("people", noted.count, noted.hash)
+        assert str(noted) in (tmp_path / "run" / REPORT).read_text()
+        assert "one plan, fixed in advance" in load_run(tmp_path / "run").privacy.statement()
+
+    def test_a_ledger_in_memory_is_said_to_be_none(self, tmp_path: Path) -> None:
+        run = self.fitted(None)
+        assert run.ledger is None
+        assert run.privacy.ledger == ""
+        save_run(run, tmp_path / "run")
+        assert read(tmp_path / "run")["ledger"]["head"] is None
+        assert "none was kept, so nothing adds this run up" in (tmp_path / "run" / REPORT).read_text()
+
+    def test_the_second_plan_is_stated_to_be_filtered(self) -> None:
+        ledger = confide.Ledger()
+        ledger.limit(50.0, 1e-5)
+        self.fitted(ledger)
+        said = self.fitted(ledger).privacy.statement()
+        assert "(2 plans) stays within epsilon = 50" in said
+        assert "filter, which is proven also where a plan was chosen" in said
+
+    def test_without_a_ceiling_several_plans_are_not_proven_together(self) -> None:
+        ledger = confide.Ledger()
+        self.fitted(ledger)
+        assert "proven only if all of them were fixed" in self.fitted(ledger).privacy.statement()
+        ledger.limit(50.0, 1e-5)
+        assert "set or raised after 2 of the plans" in self.fitted(ledger).privacy.statement()
 
 
 class TestSave:

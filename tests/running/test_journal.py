@@ -17,6 +17,7 @@ import torch
 
 import confide
 from confide import methods
+from confide.errors import LedgerError
 from confide.methods.base import Problem
 from confide.methods.sgd import SGD
 from confide.running import checkpoint_files
@@ -138,6 +139,18 @@ class TestCharging:
         assert run is not None
         assert self.charged(ledger) == 12 + 3
         assert sum(event.count for event in run.privacy.events) == 12 + 3
+
+    def test_a_ledger_that_was_rolled_back_is_noticed(self, tmp_path: Path) -> None:
+        """An older copy in its place has forgotten the run; it must not pass for a ledger that never knew it."""
+        confide.Ledger(tmp_path / "budget.db").close()
+        shutil.copy(tmp_path / "budget.db", tmp_path / "older.db")
+        with confide.Ledger(tmp_path / "budget.db") as ledger:
+            self.attempt(tmp_path / "run", ledger, 8)
+        shutil.copy(tmp_path / "older.db", tmp_path / "budget.db")
+        with confide.Ledger(tmp_path / "budget.db") as ledger:
+            with pytest.raises(LedgerError, match=r"entries up to \d+, which the ledger does not hold any more"):
+                self.attempt(tmp_path / "run", ledger, None)
+            assert self.charged(ledger) == 0
 
     def test_a_ceiling_refuses_before_anything_is_read_again(self, tmp_path: Path) -> None:
         ledger = confide.Ledger(tmp_path / "budget.db")

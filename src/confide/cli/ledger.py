@@ -18,6 +18,7 @@ from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
 from confide.cli.output import emit_json, one_line, output
 from confide.data.fingerprint import make_key, read_key
 from confide.errors import CommandError, UnsupportedEvents
+from confide.privacy.filters import FIXED
 from confide.privacy.ledger import Head, Ledger, Limit, for_reading
 from confide.privacy.ledger.places import is_server
 
@@ -151,7 +152,7 @@ def verify(
     noted = None if head is None else Head.read(head)
     secret = None if key is None else read_key(key)
     with for_reading(file) as readable, Ledger(readable, witness=witness, key=secret) as ledger:
-        found = ledger.verify(noted)
+        found = ledger.verify(noted, sums=True)
     if as_json:
         emit_json({"ledger": str(file), "count": found.count, "hash": found.hash, "holds": True})
         return
@@ -198,14 +199,17 @@ def ledger_values(ledger: Ledger, file: Path, delta: float | None) -> dict[str, 
     }
 
 
-def _dataset_values(ledger: Ledger, name: str, delta: float) -> dict[str, float | None]:
-
+def _dataset_values(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
+    """What it costs as one plan, and what its filter has taken of the ceiling."""
     try:
-        spent: float | None = ledger.spent(delta, name)
-        remaining: float | None = ledger.remaining(name)
+        spent, standing = ledger.spent(delta, name), ledger.standing(name)
     except UnsupportedEvents:
         return {"epsilon": None, "remaining": None if ledger.ceiling is None else 0.0}
-    return {"epsilon": spent, "remaining": remaining if remaining != math.inf else None}
+    values = {"epsilon": spent, "plans": standing.plans, "remaining": None, "proven": standing.sentence()}
+    if standing.limit is not None:
+        taken = None if math.isinf(standing.epsilon) else standing.epsilon
+        values |= {"remaining": standing.remaining, "filter": standing.by, "filter_epsilon": taken}
+    return values | {"assumptions": list(standing.assumptions())}
 
 
 def _show(console: Console, values: dict[str, Any]) -> None:
@@ -217,6 +221,12 @@ def _show(console: Console, values: dict[str, Any]) -> None:
     console.print(_ceiling_words(values["limit"]))
     for name, sums in values["datasets"].items():
         console.print(_remaining_words(name, sums, values["limit"], values["delta"]))
+        for line in (
+            sums.get("proven"),
+            *(f"This rests on your word that {one}." for one in sums.get("assumptions", ())),
+        ):
+            if line:
+                console.print(line, highlight=False)
     console.print("Head: {count}:{hash}".format(**values["head"]), soft_wrap=True, highlight=False)
 
 
@@ -226,14 +236,16 @@ def _entry_table(rows: list[dict[str, Any]]) -> Table:
     table.add_column("purpose", overflow="fold")
     table.add_column("data set", overflow="fold")
     table.add_column("event")
+    table.add_column("by", overflow="fold")
     table.add_column("epsilon\nso far", justify="right", no_wrap=True)
     for row in rows:
         so_far = row["epsilon"]
         table.add_row(
             escape(row["time"][:16].replace("T", " ")),
-            escape(one_line(row["purpose"] if row["kind"] == "charge" else "limit")),
-            escape(one_line(row["dataset"] if row["kind"] == "charge" else "all")),
+            escape(one_line(row["kind"] if row["kind"] == "limit" else row["purpose"] or row["kind"])),
+            escape(one_line("all" if row["kind"] == "limit" else row["dataset"])),
             escape(one_line(row["event"])),
+            escape(one_line(row["who"])),
             "" if so_far is None else f"{so_far:.4f}",
         )
     return table
@@ -249,6 +261,9 @@ def _ceiling_words(ceiling: dict[str, Any] | None) -> str:
 def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | None, delta: float) -> str:
     spent = "no sound bound" if sums["epsilon"] is None else f"{sums['epsilon']:.4f}"
     left = "" if ceiling is None else f", {sums['remaining']:.4f} remains"
+    if sums.get("filter", FIXED) != FIXED and sums["filter_epsilon"] is not None:
+        spent += " if all was fixed in advance"
+        left = f"; {sums['filter_epsilon']:.4f} by the {sums['filter']} filter{left}"
     shown = escape(one_line(name)) if name else "(unnamed)"
     return f"[bold]{shown}[/bold]: epsilon {spent} spent at delta {delta:g}{left}."
 

@@ -27,6 +27,7 @@ class Privacy:
     adjacency    "add-remove": data sets that differ by one record more or less; "replace-one": by one record's values
     seeded       the noise came from a fixed seed, as in a test: nothing is claimed
     assumptions  what the user vouches for, such as facts declared public; the statement repeats it
+    ledger       what the ledger has proven about everything charged to the same records, as a sentence, if anything
     """
 
     events: tuple[Event, ...]
@@ -34,6 +35,7 @@ class Privacy:
     adjacency: Adjacency = "add-remove"
     seeded: bool = False
     assumptions: tuple[str, ...] = ()
+    ledger: str = ""
 
     def __post_init__(self) -> None:
         check_question(self.delta, self.adjacency)
@@ -88,6 +90,8 @@ class Privacy:
             if best.accuracy >= _MEANINGLESS:
                 parts.append("That is no meaningful protection.")
             parts.append(self._basis())
+        if self.ledger:
+            parts.append(self.ledger)
         if self.assumptions:
             parts.append(f"This rests on the user's word that {'; '.join(self.assumptions)}.")
         return " ".join(parts)

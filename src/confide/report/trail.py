@@ -113,10 +113,24 @@ def trail_parts(
         Part("Plan", _plan_rows(run)),
         Part(f"Method: {type(method).__name__}", made, about),
         Part("Posterior", learnt),
+        _ledger_part(run),
         Part("Versions", list(versions().items())),
         Part("Configuration", _rows(config or {})),
         Part("Files (SHA-256)", list((hashes or {}).items()), hash=True),
     ]
+
+
+def _ledger_part(run: Run) -> Part:
+    """Where the ledger stood behind this run, so that one that was rolled back is noticed."""
+    if run.ledger is None:
+        return Part(
+            "Ledger", [("Ledger", "none was kept, so nothing adds this run up with others on the same records")]
+        )
+    head = f"{run.ledger['count']}:{run.ledger['hash']}"
+    rows = [("Data set", str(run.ledger["dataset"])), ("Head", head), ("Identity", str(run.ledger["identity"]))]
+    if run.ledger["signature"]:
+        rows.append(("Signature", str(run.ledger["signature"])))
+    return Part("Ledger", rows, "`confide ledger verify FILE --head HEAD` tells whether a ledger still holds this run.")
 
 
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:

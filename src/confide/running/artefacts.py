@@ -129,6 +129,7 @@ def run_record(
         "attacker": _attacker_record(run.privacy, bounds["pld"].epsilon),
         "statement": statement_of(run.privacy),
         "assumptions": list(run.privacy.assumptions),
+        "ledger": {"proven": run.privacy.ledger, "head": None if run.ledger is None else dict(run.ledger)},
         "seeded": run.privacy.seeded,
         "metrics": dict(metrics or {}),
         "test": None if evaluation is None else {"inputs": evaluation.inputs, "source": evaluation.source},
@@ -203,7 +204,8 @@ def _rebuilt(record: dict[str, Any], path: Path) -> tuple[Privacy, Schema, dict[
     try:
         events = tuple(event_from_dict(event) for event in record["events"])
         vouched = tuple(record.get("assumptions", ()))
-        privacy = Privacy(events, record["delta"], record["adjacency"], record["seeded"], vouched)
+        proven = str(record.get("ledger", {}).get("proven", ""))
+        privacy = Privacy(events, record["delta"], record["adjacency"], record["seeded"], vouched, proven)
         metrics = {name: math.nan if value is None else float(value) for name, value in record["metrics"].items()}
         return privacy, Schema.from_dict(record["schema"]), metrics
     except (TypeError, AttributeError, KeyError, ValueError) as error:

@@ -25,7 +25,7 @@ from confide.methods.base import Method, check_method
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.draws import Draws
 from confide.privacy.statement import Privacy
-from confide.running.fit import Run, fit
+from confide.running.fit import Run, fit, head_behind, stated
 from confide.sources.base import Source
 from confide.sources.together import PaidTogether
 
@@ -59,8 +59,9 @@ def fit_chains(
         runs.append(fit(method, module, source, plan, likelihood=likelihood, seed=chain_seed, progress=shown))
     posterior = _pooled([run.posterior for run in runs])
     events = tuple(event for run in runs for event in run.privacy.events)  # what sources charge beside the plan, too
-    privacy = Privacy(events, plan.delta, plan.adjacency, seeded=data.seeded)
-    return Run(posterior, privacy, runs[0].plan, method, data.schema, time.perf_counter() - started)
+    privacy = stated(Privacy(events, plan.delta, plan.adjacency, seeded=data.seeded), data)
+    seconds = time.perf_counter() - started
+    return Run(posterior, privacy, runs[0].plan, method, data.schema, seconds, head_behind(data))
 
 
 def check_draws(method: Method, plan: Plan) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from confide.data.schema import Schema
-from confide.errors import Refusal
+from confide.errors import Refusal, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
@@ -36,6 +36,8 @@ class Run:
     """A finished fit: the posterior, what it cost, and how it was made.
 
     seconds   how long it took: it depends on the records, is outside the guarantee, and is not saved
+    ledger    the head of the ledger's chain behind this run's charges, to be kept with it: a ledger that no longer
+              holds it was rolled back. None where the ledger does not outlive the process
     """
 
     posterior: Posterior
@@ -44,6 +46,7 @@ class Run:
     method: Method
     schema: Schema
     seconds: float
+    ledger: Mapping[str, Any] | None = None
 
     def save(self, directory: str) -> None:
         """Write posterior.safetensors, run.json and report.html to a new directory."""
@@ -89,8 +92,26 @@ def fit(
             if progress is not None:
                 progress(step, plan.steps)
     posterior = with_mixing(method.posterior(_moved(public, problem), state))
-    privacy = Privacy(book.events, plan.delta, plan.adjacency, seeded=data.seeded)
-    return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started)
+    privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, seeded=data.seeded), data)
+    return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started, head_behind(data))
+
+
+def stated(privacy: Privacy, data: Source) -> Privacy:
+    """The statement with what the ledger has proven about everything charged to the same records."""
+    if data.ledger is None or data.seeded:
+        return privacy
+    try:
+        standing = data.ledger.standing(data.name)
+    except UnsupportedEvents:
+        return privacy  # a ledger of an earlier time, whose ceiling has no bound for what was charged
+    return replace(privacy, assumptions=(*privacy.assumptions, *standing.assumptions()), ledger=standing.sentence())
+
+
+def head_behind(data: Source) -> dict[str, Any] | None:
+    """Where the ledger stands, for a record that is kept elsewhere."""
+    if data.ledger is None or not data.ledger.outlives_the_process:
+        return None
+    return {"dataset": data.name, **data.ledger.head_record()}
 
 
 def _moved(public: Problem, problem: Problem) -> Problem:

@@ -44,7 +44,7 @@ from confide.privacy.ledger import Head
 from confide.running.checkpoint_files import TENSORS, Tensors, locked, names_in, sealed, unpacked, unsealed, write
 from confide.sources.base import Part, Receipt, Source, Stretch
 
-FORMAT = 2
+FORMAT = 3
 KEPT = 2
 USUAL_CHECKPOINTS = 20
 JOURNAL = "journal.json"
@@ -225,13 +225,16 @@ class KeptJournal(Journal):
     def _in_ledger(self, note: dict[str, Any]) -> bool:
         """Whether the ledger holds what earlier attempts were charged."""
         ledger, head = self.source.ledger, note["head"]
-        if ledger is None or head is None or not ledger.paid(note["identity"]):
-            return False
+        if ledger is None or head is None or ledger.head_record()["identity"] != head["identity"]:
+            return False  # another ledger: everything is charged there
         try:
-            ledger.verify(Head(int(head[0]), str(head[1])))
-        except LedgerError:
-            return False
-        return True
+            ledger.verify(Head(int(head["count"]), str(head["hash"])))
+        except LedgerError as error:
+            raise LedgerError(
+                f"{error}: checkpoint={str(self.directory)!r} was paid for by entries up to {head['count']}, which the "
+                "ledger does not hold any more; a new directory starts, and pays, from the beginning"
+            ) from error
+        return bool(ledger.paid(note["identity"]))
 
     # -- keeping ---------------------------------------------------------------------------------------------------
 
@@ -247,14 +250,14 @@ class KeptJournal(Journal):
         self._sweep()
 
     def _write_note(self) -> None:
-        head = None if self.source.ledger is None else self.source.ledger.head
+        head = None if self.source.ledger is None else self.source.ledger.head_record()
         body = {
             "what": self.what,
             "identity": self.run,
             "charged": self.charged,
             "events": [event_to_dict(event) for event in self.events],
             "reached": self.mine,
-            "head": None if head is None else [head.count, head.hash],
+            "head": head,
         }
         write(self.directory / JOURNAL, sealed(body))
 

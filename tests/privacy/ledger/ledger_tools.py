@@ -13,6 +13,9 @@ from confide.privacy.events import Event, GaussianEvent, NonPrivateEvent
 from confide.privacy.ledger import Ledger
 
 DELTA = 1e-5
+# Un-sampled Gaussians charged one by one are held against this part of it: the Gaussian filter's share, nine tenths, of
+# which a tenth is kept for covers.
+FILTERED = 0.9 * 0.9 * DELTA
 STEP = GaussianEvent(noise_multiplier=10.0)
 
 _PHI = NormalDist().cdf
@@ -61,11 +64,11 @@ class CountingPrice:
         return closed_form(events, delta, adjacency)
 
 
-def most(event: Event, ceiling: float, factor: float = 1.0) -> int:
+def most(event: Event, ceiling: float, factor: float = 1.0, delta: float = DELTA) -> int:
     """How many full-batch Gaussian events fit below the ceiling, counted one by one."""
     assert isinstance(event, GaussianEvent)
     number = 0
-    while gaussian_epsilon(factor * math.sqrt(number + 1) / event.noise_multiplier, DELTA) <= ceiling:
+    while gaussian_epsilon(factor * math.sqrt(number + 1) / event.noise_multiplier, delta) <= ceiling:
         number += 1
     return number
 

@@ -18,6 +18,7 @@ from confide.privacy.events import Event, GaussianEvent, NonPrivateEvent, PureEv
 from confide.privacy.ledger import Ledger, Limit
 from tests.privacy.ledger.ledger_tools import (
     DELTA,
+    FILTERED,
     STEP,
     CountingPrice,
     charge_until_refused,
@@ -128,15 +129,16 @@ def test_the_ceiling_admits_exactly_what_fits(ledger: Ledger, price: CountingPri
     """Would catch a ceiling that refuses too early, too late, or writes what it refuses."""
     ledger.limit(1.0, DELTA)
     accepted, refusal = charge_until_refused(ledger, STEP)
-    assert accepted == most(STEP, 1.0)
+    assert accepted == most(STEP, 1.0, delta=FILTERED)
     assert len(ledger.entries()) == accepted
-    after = gaussian_epsilon(math.sqrt(accepted + 1) / 10, DELTA)
+    after = gaussian_epsilon(math.sqrt(accepted + 1) / 10, FILTERED)
     assert (refusal.epsilon_after, refusal.limit, refusal.delta) == (pytest.approx(after), 1.0, DELTA)  # type: ignore[comparison-overlap]
     assert ledger.spent() <= 1.0 < refusal.epsilon_after
-    assert ledger.remaining() == pytest.approx(1.0 - ledger.spent())
+    assert ledger.spent() == pytest.approx(gaussian_epsilon(math.sqrt(accepted) / 10, DELTA))
+    assert ledger.remaining() == pytest.approx(1.0 - gaussian_epsilon(math.sqrt(accepted) / 10, FILTERED))
     for part in (
         "1 Gaussian steps",
-        f"{after:.6g}",
+        f"{after:.6g} by the gaussian filter",
         "epsilon=1",
         f"{ledger.remaining():.6g} remains",
         "limit()",

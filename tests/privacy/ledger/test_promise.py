@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from confide.errors import BudgetExceeded, LedgerError
 from confide.privacy import accountants
 from confide.privacy.events import Event, GaussianEvent, PureEvent, merged
+from confide.privacy.filters.kinds import Filter
 from confide.privacy.ledger import Ledger
-from confide.privacy.ledger.budget import Prices
 from tests.privacy.ledger.ledger_tools import (
     DELTA,
+    FILTERED,
     STEP,
     CountingPrice,
     charge_until_refused,
@@ -46,7 +48,7 @@ def test_thousands_of_equal_charges_need_few_compositions(price: CountingPrice) 
     small = GaussianEvent(60.0)
     ledger.limit(3.0, DELTA)
     accepted, _ = charge_until_refused(ledger, small)
-    assert accepted == most(small, 3.0) > 1000
+    assert accepted == most(small, 3.0, delta=FILTERED) > 1000
     assert price.calls < 40
 
 
@@ -55,9 +57,10 @@ def test_one_large_charge_needs_one_composition(price: CountingPrice) -> None:
     ledger.limit(3.0, DELTA)
     ledger.charge(STEP, count=50)
     assert price.calls == 1
-    assert ledger.spent() > 0
-    assert ledger.remaining() > 0
-    assert price.calls == 1
+    for _ in range(3):
+        assert ledger.spent() > 0
+        assert ledger.remaining() > 0
+    assert price.calls == 2
 
 
 def test_refusing_again_asks_nobody(price: CountingPrice) -> None:
@@ -191,11 +194,8 @@ def test_rows_without_a_delta_have_no_epsilon(ledger: Ledger, price: CountingPri
 
 # -- the promise ---------------------------------------------------------------------------------------------
 
-EVENTS = st.one_of(
-    st.builds(GaussianEvent, st.sampled_from([0.7, 2.0, 5.0, 20.0]), count=st.integers(1, 60)),
-    st.builds(GaussianEvent, st.sampled_from([0.8, 3.0]), st.just("poisson"), st.sampled_from([0.01, 0.3])),
-    st.builds(PureEvent, st.sampled_from([0.05, 0.5]), count=st.integers(1, 3)),
-)
+# Un-sampled: the stand-in accountant is exact for these, and the filters hold them against it.
+EVENTS = st.builds(GaussianEvent, st.sampled_from([0.7, 2.0, 5.0, 20.0, 21.0]), count=st.integers(1, 60))
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(EVENTS, st.sampled_from(["", "b"]), st.sampled_from([None, None, "p", "q"]), st.integers(1, 40)),
@@ -252,10 +252,10 @@ def test_the_promise_is_broken_by_a_ledger_that_mistakes_smaller_for_larger(
     actions = [(STEP, "", None, 40)] * 10
     assert keeps_the_promise(actions, "add-remove")
 
-    def careless(self: Prices, multiset: Any, ceiling: float) -> bool | None:
-        return True if any(epsilon <= ceiling for _, epsilon in self._known.values()) else None
+    def careless(self: Filter, amount: float) -> bool | None:
+        return True if self._fits >= 0 else None
 
-    monkeypatch.setattr(Prices, "within", careless)
+    monkeypatch.setattr(Filter, "_answer", careless)
     assert not keeps_the_promise(actions, "add-remove")
 
 
@@ -263,26 +263,37 @@ def test_the_promise_is_broken_by_a_ledger_that_mistakes_smaller_for_larger(
 
 
 def test_the_real_accountant_and_the_ledger_agree() -> None:
-    """Two runs of the same training cost less than twice one of them, and the ceiling knows it."""
+    """Two runs of the same training cost less than twice one of them, and the ceiling knows it.
+
+    Fixed in advance and charged together they lose nothing; one after the other they cost a few per cent more.
+    """
     run = GaussianEvent(1.3, "poisson", 256 / 60000, 3516)
     one = accountants.sound_epsilon([run], DELTA, "add-remove")
     two = accountants.sound_epsilon([GaussianEvent(1.3, "poisson", 256 / 60000, 2 * 3516)], DELTA, "add-remove")
     assert two < 1.9 * one
     ledger = Ledger()
     ledger.limit(two, DELTA)
+    ledger.charge_all([run, run], dataset="fixed in advance")
+    assert ledger.spent(dataset="fixed in advance") == pytest.approx(two, rel=1e-9)
     ledger.charge(run, "first run")
     assert ledger.spent() == pytest.approx(one, rel=1e-9)
+    with pytest.raises(BudgetExceeded, match=rf"by the gaussian filter.*epsilon={two:.6g} if all had been fixed"):
+        ledger.charge(run, "second run")
+    ledger.limit(1.07 * two, DELTA)
     ledger.charge(run, "second run")
     assert ledger.spent() == pytest.approx(two, rel=1e-9)
     with pytest.raises(BudgetExceeded):
-        ledger.charge(GaussianEvent(1.3, "poisson", 256 / 60000, 1))
+        ledger.charge(run, "third run")
 
 
-def test_a_run_charged_step_by_step_ends_where_its_plan_ends() -> None:
-    """The ceiling is what the whole run costs: no step may be refused, and the next one must be."""
+def test_a_run_charged_step_by_step_ends_before_its_plan_ends() -> None:
+    """The ceiling is what the whole run costs as one plan: step by step it may depend on itself, and ends earlier."""
     step = GaussianEvent(1.0, "poisson", 0.01)
     ledger = Ledger()
     ledger.limit(accountants.sound_epsilon([GaussianEvent(1.0, "poisson", 0.01, 300)], DELTA, "add-remove"), DELTA)
     accepted, refusal = charge_until_refused(ledger, step)
-    assert accepted == 300
+    assert 220 < accepted < 300
     assert refusal.epsilon_after > ledger.spent()
+    ledger.charge(replace(step, count=300), dataset="as one plan")
+    with pytest.raises(BudgetExceeded):
+        ledger.charge(replace(step, count=301), dataset="as one longer plan")

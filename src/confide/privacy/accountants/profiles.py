@@ -32,6 +32,18 @@ def gaussian_delta(mu: float, epsilon: Array) -> Array:
     With a = epsilon / mu - mu / 2,   delta = Phi(-a) - e^epsilon Phi(-a - mu) = phi(a) (R(a) - R(a + mu)),
     where R is the Mills ratio; the second form keeps its relative accuracy in the tail.
     """
+    delta, doubt = _gaussian_delta(mu, epsilon)
+    return np.clip(delta + doubt, 0.0, 1.0)
+
+
+def gaussian_delta_below(mu: float, epsilon: Array) -> Array:
+    """The same rounded DOWN, for what a Gaussian is to cover."""
+    delta, doubt = _gaussian_delta(mu, epsilon)
+    return np.clip(delta - doubt, 0.0, 1.0)
+
+
+def _gaussian_delta(mu: float, epsilon: Array) -> tuple[Array, Array]:
+    """delta(epsilon), and a bound on its rounding error."""
     from scipy.special import erfcx, log_ndtr, ndtr
 
     epsilon = np.asarray(epsilon, dtype=np.float64)
@@ -55,7 +67,7 @@ def gaussian_delta(mu: float, epsilon: Array) -> Array:
     slope = np.abs(a[body]) + mu + 6
     size = np.abs(epsilon[body]) + np.abs(exponent - epsilon[body])
     doubt[body] = (inside + outside) * (_FUNCTION * (1 + size) + slope * (moved[body] + _MACHINE * slope))
-    return np.clip(delta + doubt, 0.0, 1.0)
+    return delta, doubt
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

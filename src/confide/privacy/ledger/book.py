@@ -70,8 +70,11 @@ class Book:
 
     def _take(self, state: State, reader: Reader, record: Record) -> None:
         entry = self._parse(reader, record)
+        self._refusing(lambda: state.take(entry))
+
+    def _refusing(self, work: Callable[[], None]) -> None:
         try:
-            state.take(entry)
+            work()
         except Refusal as error:
             raise LedgerError(f"{self.store.name}: {error}; restore it from a trusted copy") from error
 
@@ -84,8 +87,8 @@ class Book:
                 "open it with the version of confide that wrote it"
             ) from error
 
-    def verify(self, noted: Head | None) -> Head:
-        """Reads everything again, and checks it against the noted head and the witness."""
+    def verify(self, noted: Head | None, sums: bool = False) -> Head:
+        """Reads everything again, and checks it against the noted head and the witness; `sums`: these as well."""
 
         def read() -> tuple[list[Record], Head]:
             found = self.store.read_after(self.store.origin)
@@ -98,4 +101,6 @@ class Book:
         state, reader = State(), Reader()
         for record in records:
             self._take(state, reader, record)
+        if sums:
+            self._refusing(state.check_sums)
         return head

@@ -18,7 +18,9 @@ from confide.privacy.events import (
     GaussianEvent,
     PureEvent,
     event_from_dict,
+    event_to_dict,
 )
+from confide.privacy.filters import Promise, Sum
 from confide.privacy.ledger.budget import single
 from confide.privacy.ledger.keys import Seal
 from confide.privacy.ledger.store import Head, Record
@@ -44,6 +46,10 @@ class Limit:
         """Whether this ceiling allows nothing that the other one forbids."""
         return self.epsilon <= other.epsilon and self.delta <= other.delta and self.adjacency == other.adjacency
 
+    def words(self) -> str:
+        """As errors call it."""
+        return f"the ceiling of epsilon={self.epsilon:.6g} at delta={self.delta:g} ({self.adjacency})"
+
     def text_to_sign(self, before: str) -> str:
         """What the key of the ceiling in force signs; `before` is the hash of the chain so far."""
         return f"confide limit {before} {float(self.epsilon)!r} {float(self.delta)!r} {self.adjacency}"
@@ -65,7 +71,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the chain: a charge (`event` is set), a ceiling (`limit`), a claim of paid steps, or known records.
+    """One entry of the chain: a charge (`event` is set), a ceiling (`limit`), claimed steps, known records, or a sum.
 
     position   from 1, without gaps
     time       when it was written, UTC, ISO 8601
@@ -76,6 +82,7 @@ class Entry:
     before     the hash of the entry before it
     seal       the key that a looser ceiling must be signed with, and the signature of this one
     sketch     of the records of `dataset`, which only the key with this `key_id` opens
+    sum        what a filter has added up over the plans of `dataset` and `partition`, so that nobody has to again
     """
 
     position: int
@@ -96,6 +103,7 @@ class Entry:
     signature: str | None = None
     key_id: str = ""
     sketch: bytes | None = None
+    sum: Sum | None = None
 
     @property
     def head(self) -> Head:
@@ -119,7 +127,8 @@ def kind_of(entry: Entry) -> str:
     """What an entry is, in one word."""
     if entry.event is not None:
         return "charge"
-    return "limit" if entry.limit is not None else "claim" if entry.sketch is None else "dataset"
+    others = {"limit": entry.limit, "dataset": entry.sketch, "sum": entry.sum}
+    return next((kind for kind, held in others.items() if held is not None), "claim")
 
 
 def row_key(entry: Entry) -> tuple[Any, ...]:
@@ -149,6 +158,7 @@ def row(run: Sequence[Entry]) -> dict[str, Any]:
         "partition": last.partition,
         "event": words,
         "who": last.who,
+        "version": last.version,
     }
 
 
@@ -196,7 +206,48 @@ def _read_dataset(values: dict[str, Any], record: Record) -> dict[str, Any]:
     return {**found, "sketch": base64.b64decode(found["sketch"], validate=True)}
 
 
-_READERS = {"limit": _read_limit, "charge": _read_charge, "claim": _read_claim, "dataset": _read_dataset}
+def sum_values(found: Sum) -> dict[str, Any]:
+    """A sum as JSON has it; where a filter does not apply its amount is infinite, and null here."""
+    return {
+        "rules": found.rules,
+        "ceiling": [found.promise.epsilon, found.promise.delta, found.promise.adjacency],
+        "first": [event_to_dict(event) for event in found.first],
+        "inside": found.inside,
+        "filter": found.filter,
+        "position": found.position,
+        "amount": None if math.isinf(found.amount) else found.amount,
+        "slack": found.slack,
+    }
+
+
+def _read_sum(values: dict[str, Any], record: Record) -> dict[str, Any]:
+    names = {name: values.pop(name) for name in ("dataset", "partition")}
+    check_names("", **names)
+    found = {name: values.pop(name) for name in ("rules", "inside", "filter", "position", "amount", "slack")}
+    amount = math.inf if found["amount"] is None else found["amount"]
+    for name, value, fits in (
+        ("rules", found["rules"], _is_whole(found["rules"])),
+        ("inside", found["inside"], isinstance(found["inside"], bool)),
+        ("filter", found["filter"], isinstance(found["filter"], str)),
+        ("position", found["position"], _is_whole(found["position"]) and found["position"] >= 0),
+        ("amount", amount, is_real(amount) and amount >= 0),
+        ("slack", found["slack"], is_real(found["slack"]) and found["slack"] >= 0),
+    ):
+        if not fits:
+            raise Refusal(f"{name}={value!r}")
+    ceiling = Limit(*values.pop("ceiling"))
+    first = tuple(plain_event(event, 1) for event in values.pop("first"))
+    promise = Promise(ceiling.epsilon, ceiling.delta, ceiling.adjacency)
+    return {**names, "sum": Sum(promise=promise, first=first, **{**found, "amount": amount})}
+
+
+_READERS = {
+    "limit": _read_limit,
+    "charge": _read_charge,
+    "claim": _read_claim,
+    "dataset": _read_dataset,
+    "sum": _read_sum,
+}
 
 
 class Reader:
@@ -268,6 +319,21 @@ def check_names(purpose: str, dataset: str, partition: str | None) -> None:
             raise TypeError(f"{name}={value!r}: must be a string")
     if partition is not None and (not isinstance(partition, str) or not partition):
         raise TypeError(f"partition={partition!r}: must be a name, or None for the whole data set")
+
+
+def steps_of(run: str | None, first: int | None, last: int | None) -> Steps | None:
+    check_run(run, first is not None or last is not None)
+    return None if first is None and last is None else Steps(first, last)  # type: ignore[arg-type]
+
+
+def names_of(purpose: str, dataset: str, partition: str | None, run: str | None, steps: Steps | None) -> dict[str, Any]:
+    """What an entry says beside its event; what does not apply is left out."""
+    names: dict[str, Any] = {"purpose": purpose, "dataset": dataset, "partition": partition}
+    if run is not None:
+        names["run"] = run
+    if steps is not None:
+        names["steps"] = [int(steps.first), int(steps.last)]
+    return names
 
 
 def check_run(run: str | None, claims: bool) -> None:

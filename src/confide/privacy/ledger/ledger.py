@@ -14,34 +14,33 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import count as count_up
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
-from confide.errors import BudgetExceeded, LedgerError, Refusal, StepsClaimed, UnsupportedEvents
+from confide.errors import BudgetExceeded, LedgerError, Refusal, StepsClaimed
 from confide.privacy.events import Adjacency, Event, NonPrivateEvent, event_to_dict
+from confide.privacy.filters import FIXED, History, Verdict
 from confide.privacy.ledger.book import Book
-from confide.privacy.ledger.budget import Account, Multiset
 from confide.privacy.ledger.entries import (
     Entry,
     Limit,
     Steps,
     check_names,
-    check_run,
     check_who,
     is_real,
+    names_of,
     plain_event,
-    row,
-    row_key,
-    summary,
+    steps_of,
+    sum_values,
 )
 from confide.privacy.ledger.keys import Seal, check_key, sign_head
 from confide.privacy.ledger.names import key_of
 from confide.privacy.ledger.places import is_server
 from confide.privacy.ledger.pricing import Pricing
 from confide.privacy.ledger.sqlite import SqliteStore
-from confide.privacy.ledger.state import State
+from confide.privacy.ledger.standing import Standing, refusal
 from confide.privacy.ledger.store import Head, LedgerStore
+from confide.privacy.ledger.table import table
 from confide.privacy.ledger.witness import Witness
 
 # A charge is priced outside the lock, so that others can go on. Where others are always quicker, the price
@@ -59,10 +58,12 @@ class Ledger:
     returns. Keep the file on a local disk: network file systems do not lock reliably. `timeout`: seconds to
     wait for a lock while nothing moves. `who`: named in every entry; the system's name of the user if not given.
 
-    The ceiling (`limit`) holds for each data set by itself. All events charged to it, in all runs, are
-    composed by privacy loss distributions, which is tighter than adding up epsilons:
-
-        epsilon(data set) = epsilon of {e_1, ..., e_k} at the ceiling's delta and adjacency  <=  ceiling
+    The ceiling (`limit`) holds for each data set by itself: everything charged to it stays (epsilon, delta)-private
+    together. One charge is one plan, fixed before any of it is released. A single plan is composed by privacy loss
+    distributions. Of several, each but the first may be chosen by what earlier ones released, and composing them proves
+    nothing then; so they must pass one of three privacy filters that are proven for it (docs/soundness.md, "Filters").
+    That costs some 1 to 7 % of epsilon in usual histories; plans fixed together are charged together, by `charge_all`,
+    and lose nothing. A ceiling that is raised after looking at releases is a new promise.
 
     It is only as good as the names: the same records charged under two names get two budgets.
 
@@ -77,14 +78,6 @@ class Ledger:
     belong to another part than the old one, so the maximum runs over PAIRS of parts, both in full, and
     events whose replace-one bound does not cover a change of a part's size (fixed-size, shuffle, pure
     events for replacement) are refused.
-
-    When the parameters are chosen on the way. The guarantee is that of composition: it holds when the
-    noise, rates and numbers of steps are decided without looking at earlier releases, and also when only
-    the time to stop is (a family of events that composition orders totally, such as repetitions of one
-    event, or full-batch Gaussian events of any noise). If noise or rates are tuned by what earlier releases
-    showed, a ceiling on composed trade-off curves is in general no longer a proof (Rogers, Roth, Ullman and
-    Vadhan 2016, NIPS; Tran, Koskela, Räisä and Honkela 2026, arXiv:2602.06756; Regehr et al. 2026,
-    arXiv:2602.15815).
     """
 
     def __init__(
@@ -133,30 +126,30 @@ class Ledger:
         last_step    another attempt has claimed one of them or a later one, and then nothing is written
         """
         plain = [plain_event(event_to_dict(event), count) for event in events]
-        steps = _steps(run, first_step, last_step)
+        steps = steps_of(run, first_step, last_step)
         check_names(purpose, dataset, partition)
-        names = _names(purpose, dataset, partition, run, steps)
-        before: list[Multiset] = []
-        after: list[Multiset] = []
+        names = names_of(purpose, dataset, partition, run, steps)
+        histories: list[History] = []
         limit: Limit | None = None
         within: bool | None = None
 
         def attempt(head: Head) -> tuple[Entry, ...]:
-            nonlocal before, after, limit, within
+            nonlocal histories, limit, within
             self._book.state.check_names(dataset, partition)
             if steps is not None:
                 self._check_unclaimed(names["run"], steps)
             limit = self._book.state.limit
             if limit is None:
                 return self._append_charges(plain, names, head)
-            account = self._book.state.account(dataset)
-            before = account.worlds(limit.adjacency)
-            after = account.plus_all(plain, self._book.state.part(dataset, partition)).worlds(limit.adjacency)
+            part = self._book.state.part(dataset, partition)
+            histories = self._book.state.account(dataset).histories(limit.adjacency, plain, part)
             if number < _TRIES_OUTSIDE_THE_LOCK:
-                within = self._pricing.within(after, limit)
+                within = self._pricing.within(histories, limit)
             else:
-                within = self._pricing.epsilon(after, limit.delta, limit.adjacency) <= limit.epsilon
-            return self._append_charges(plain, names, head) if within else ()
+                within = self._pricing.judge(histories, limit).within
+            if not within:
+                return ()
+            return self._append_charges(plain, names, self._append_sums(dataset, histories, limit, head))
 
         for number in count_up():  # noqa: B007 (`attempt` reads it)
             entries = self._book.write(attempt)
@@ -164,8 +157,8 @@ class Ledger:
                 return entries
             assert limit is not None
             if within is False:
-                self._refuse(plain, dataset, before, after, limit)
-            self._pricing.find_out(after, plain, limit)
+                self._refuse(plain, dataset, partition, limit)
+            self._pricing.judge(histories, limit)
         raise AssertionError("unreachable")
 
     def claim(self, run: str, first_step: int, last_step: int, purpose: str = "", dataset: str = "") -> Entry:
@@ -175,7 +168,7 @@ class Ledger:
         by an earlier attempt or by one that runs from a copy of the same folder; what is to be released again must be
         charged again. A run that this ledger never charged can claim nothing.
         """
-        steps = _steps(run, first_step, last_step)
+        steps = steps_of(run, first_step, last_step)
         assert steps is not None
         check_names(purpose, dataset, None)
 
@@ -183,7 +176,7 @@ class Ledger:
             if self._book.state.run(run) is None:
                 raise LedgerError(f"{self._store.name}: run={run!r} was never charged here; pay for its steps first")
             self._check_unclaimed(run, steps)
-            return (self._book.append("claim", _names(purpose, dataset, None, run, steps), head),)
+            return (self._book.append("claim", names_of(purpose, dataset, None, run, steps), head),)
 
         return self._book.write(claim)[0]
 
@@ -248,18 +241,24 @@ class Ledger:
         return self._book.state.limit
 
     @property
+    def outlives_the_process(self) -> bool:
+        """Whether it is kept in a file or by a server, and not in memory."""
+        return self._store.place is not None
+
+    @property
     def head(self) -> Head:
         """The number of entries and the last hash; noted elsewhere, it shows `verify` a ledger cut short."""
         self._book.refresh()
         return self._book.seen
 
-    def verify(self, noted: Head | None = None) -> Head:
+    def verify(self, noted: Head | None = None, sums: bool = False) -> Head:
         """Reads everything again and raises `LedgerError` if the chain is broken anywhere.
 
         Give the head that was noted after some earlier charge, and a chain that no longer contains it is
         refused too: that is the one way to see a rewritten ledger or an older copy put back in its place.
+        `sums`: what filters have added up is worked out again too, which takes its time.
         """
-        return self._book.verify(noted)
+        return self._book.verify(noted, sums)
 
     def head_record(self) -> dict[str, Any]:
         """The head, ready for JSON, to be kept with whatever was paid for: a run's record, a report, a checkpoint."""
@@ -268,7 +267,10 @@ class Ledger:
         return {"identity": self._store.identity, **asdict(head), "signature": signature}
 
     def spent(self, delta: float | None = None, dataset: str = "", adjacency: Adjacency | None = None) -> float:
-        """Epsilon of everything charged to the data set; delta and adjacency default to the ceiling's."""
+        """Epsilon of everything charged to the data set, composed as one plan; delta and adjacency are the ceiling's.
+
+        Where later plans were chosen by what earlier ones released, the ceiling is what is proven, not this number.
+        """
         with self._store.lock:
             self._book.refresh()
             delta, adjacency = self._question(delta, adjacency)
@@ -276,16 +278,23 @@ class Ledger:
         return self._pricing.epsilon(worlds, delta, adjacency)
 
     def remaining(self, dataset: str = "") -> float:
-        """The ceiling's epsilon less what is spent, at least 0; infinity without a ceiling.
+        """The ceiling's epsilon less what its filter has taken of it, at least 0; infinity without a ceiling.
 
         A difference of two epsilons, not a price tag: composition is not additive, and an event that would
         cost this much by itself usually fits in more than once. Only `charge` tells whether something still
         fits.
         """
-        limit = self.ceiling
-        if limit is None:
-            return math.inf
-        return max(0.0, limit.epsilon - self.spent(limit.delta, dataset, limit.adjacency))
+        return self.standing(dataset).remaining
+
+    def standing(self, dataset: str = "") -> Standing:
+        """What is proven about everything that was charged to the data set, and by which filter."""
+        with self._store.lock:
+            self._book.refresh()
+            account, limit = self._book.state.account(dataset), self._book.state.limit
+            plans, before_ceiling = account.plans, account.before_ceiling
+            histories = [] if limit is None else account.histories(limit.adjacency)
+        verdict = Verdict(True, FIXED) if limit is None else self._pricing.costs(histories, limit)
+        return Standing(dataset, plans, limit, verdict.by, verdict.epsilon, before_ceiling)
 
     def entries(self, dataset: str | None = None) -> tuple[Entry, ...]:
         """All charges in order (of one data set, if named), read from the checked chain."""
@@ -326,20 +335,13 @@ class Ledger:
         Keys: time, kind ("charge", "limit", "claim" or "dataset"), charges, purpose, dataset, partition, event (in
         words), who, epsilon. Equal charges that follow one another make one row: `charges` of them, the last at `time`.
         `epsilon` is what the data set had spent by then, at the given delta and adjacency or the present
-        ceiling's; None if neither is there, or no sound bound is known.
+        ceiling's; None if neither is there, no sound bound is known, or the row is not among the last ones.
         """
         if delta is None and self.ceiling is None:
             question = None
         else:
             question = self._question(delta, adjacency)
-        rows: list[dict[str, Any]] = []
-        state = State()
-        for _, group in groupby(self._book.read_all(), key=row_key):
-            run = list(group)
-            for entry in run:
-                state.take(entry)
-            rows.append(row(run) | {"epsilon": self._epsilon_so_far(state.account(run[0].dataset), run, question)})
-        return rows
+        return table(self._book.read_all(), self._pricing, question)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -387,6 +389,14 @@ class Ledger:
             head = entries[-1].head
         return tuple(entries)
 
+    def _append_sums(self, dataset: str, histories: list[History], limit: Limit, head: Head) -> Head:
+        """Writes down what was dear to add up, so that the next process starts from there."""
+        account = self._book.state.account(dataset)
+        for log, found in self._pricing.worth_noting(histories, limit):
+            names = {"dataset": dataset, "partition": account.part_of(log)}
+            head = self._book.append("sum", {**names, **sum_values(found)}, head).head
+        return head
+
     def _question(self, delta: float | None, adjacency: Adjacency | None) -> tuple[float, Adjacency]:
         ceiling = self._book.state.limit
         if delta is None and ceiling is None:
@@ -395,32 +405,21 @@ class Ledger:
         asked = Limit(1.0, default.delta if delta is None else delta, adjacency or default.adjacency)
         return asked.delta, asked.adjacency
 
-    def _refuse(
-        self, events: Sequence[Event], dataset: str, before: list[Multiset], after: list[Multiset], limit: Limit
-    ) -> NoReturn:
-        spent = self._pricing.epsilon(before, limit.delta, limit.adjacency)
-        total = self._pricing.epsilon(after, limit.delta, limit.adjacency)
-        ceiling = f"the ceiling of epsilon={limit.epsilon:.6g} at delta={limit.delta:g} ({limit.adjacency})"
+    def _refuse(self, events: Sequence[Event], dataset: str, partition: str | None, limit: Limit) -> NoReturn:
         if any(isinstance(event, NonPrivateEvent) for event in events):
-            message = f"a non-private event has no place under {ceiling}; use a ledger without a ceiling"
-        else:
-            message = (
-                f"charging {' and '.join(map(summary, events))} "
-                f"would bring data set {dataset!r} to epsilon={total:.6g}, "
-                f"above {ceiling}, of which {max(0.0, limit.epsilon - spent):.6g} remains; "
-                "charge fewer or noisier steps, or raise the ceiling with limit()"
-            )
-        raise BudgetExceeded(message, total, limit.epsilon, limit.delta)
-
-    def _epsilon_so_far(
-        self, account: Account, run: list[Entry], question: tuple[float, Adjacency] | None
-    ) -> float | None:
-        if question is None or run[0].event is None:
-            return None
-        try:
-            return self._pricing.epsilon(account.worlds(question[1]), *question)
-        except UnsupportedEvents:
-            return None
+            message = f"a non-private event has no place under {limit.words()}; use a ledger without a ceiling"
+            raise BudgetExceeded(message, math.inf, limit.epsilon, limit.delta)
+        with self._store.lock:
+            account, part = self._book.state.account(dataset), self._book.state.part(dataset, partition)
+            before, after = account.histories(limit.adjacency), account.histories(limit.adjacency, events, part)
+            together = account.worlds(limit.adjacency, events, part)
+        verdict = self._pricing.needed(after, limit)
+        left = max(0.0, limit.epsilon - self._pricing.costs(before, limit).epsilon)
+        composed = verdict.epsilon
+        if verdict.by != FIXED:
+            composed = self._pricing.epsilon(together, limit.delta, limit.adjacency)
+        message = refusal(events, dataset, limit, verdict, composed, left)
+        raise BudgetExceeded(message, verdict.epsilon, limit.epsilon, limit.delta)
 
 
 def _open_store(path: str | os.PathLike[str] | None, timeout: float) -> LedgerStore:
@@ -429,21 +428,6 @@ def _open_store(path: str | os.PathLike[str] | None, timeout: float) -> LedgerSt
 
         return PostgresStore(os.fspath(path), timeout)
     return SqliteStore(None if path is None else Path(os.path.realpath(path)), timeout)
-
-
-def _steps(run: str | None, first: int | None, last: int | None) -> Steps | None:
-    check_run(run, first is not None or last is not None)
-    return None if first is None and last is None else Steps(first, last)  # type: ignore[arg-type]
-
-
-def _names(purpose: str, dataset: str, partition: str | None, run: str | None, steps: Steps | None) -> dict[str, Any]:
-    """What an entry says beside its event; what does not apply is left out."""
-    names: dict[str, Any] = {"purpose": purpose, "dataset": dataset, "partition": partition}
-    if run is not None:
-        names["run"] = run
-    if steps is not None:
-        names["steps"] = [int(steps.first), int(steps.last)]
-    return names
 
 
 def _system_user() -> str:

@@ -1,16 +1,13 @@
-"""What a charge would cost, worked out as seldom as possible and remembered."""
+"""What charges cost and whether they stay within the ceiling, worked out as seldom as possible and remembered."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
-from confide.privacy.events import Adjacency, Event
-from confide.privacy.ledger.budget import Multiset, Prices, compose, single
+from confide.privacy.events import Adjacency
+from confide.privacy.filters import Filters, History, Log, Promise, Sum, Verdict
+from confide.privacy.ledger.budget import Multiset, Prices, compose
 from confide.privacy.ledger.entries import Limit
-
-# Charges smaller than this part of what is there already come in a run of many; prepare for the next ones.
-_SMALL = 0.25
 
 
 class Pricing:
@@ -18,31 +15,29 @@ class Pricing:
 
     def __init__(self) -> None:
         self._prices: dict[tuple[float, Adjacency], Prices] = {}
+        self._filters = Filters()
         self._lock = threading.RLock()
 
-    def within(self, worlds: list[Multiset], limit: Limit) -> bool | None:
+    def within(self, histories: list[History], limit: Limit) -> bool | None:
         """Whether all of them stay within the ceiling; None where what is known does not tell."""
-        with self._lock:
-            prices = self._at(limit.delta, limit.adjacency)
-            known = [prices.within(world, limit.epsilon) for world in worlds]
+        known = [self._filters.recall(history, _promise(limit)) for history in histories]
         return False if False in known else None if None in known else True
 
-    def find_out(self, worlds: list[Multiset], events: Sequence[Event], limit: Limit) -> None:
-        """Composes what the next question needs to know; `events` are those that made these worlds."""
-        if len(events) != 1:
-            self.epsilon(worlds, limit.delta, limit.adjacency)
-            return
-        event = events[0]
-        unit = single(event)
-        for world in worlds:
-            with self._lock:
-                prices = self._at(limit.delta, limit.adjacency)
-                if prices.within(world, limit.epsilon) is not None:
-                    continue
-                in_a_run = event.count <= _SMALL * world.get(unit, 0)
-                larger = prices.larger(world, unit, limit.epsilon) if in_a_run else None
-            if larger is None or self.epsilon([larger], limit.delta, limit.adjacency) > limit.epsilon:
-                self.epsilon([world], limit.delta, limit.adjacency)
+    def judge(self, histories: list[History], limit: Limit) -> Verdict:
+        """The worst verdict over what one neighbouring record can have seen; takes its time."""
+        return _worst([self._filters.judge(history, _promise(limit)) for history in histories])
+
+    def costs(self, histories: list[History], limit: Limit) -> Verdict:
+        """The same, with what every filter would need."""
+        return _worst([self._filters.costs(history, _promise(limit)) for history in histories])
+
+    def needed(self, histories: list[History], limit: Limit) -> Verdict:
+        """The same for a refusal: about the least ceiling that would have room."""
+        return _worst([self._filters.needed(history, _promise(limit)) for history in histories])
+
+    def worth_noting(self, histories: list[History], limit: Limit) -> list[tuple[Log, Sum]]:
+        """Sums that the filters have made and that should be written down."""
+        return [found for history in histories for found in self._filters.worth_noting(history, _promise(limit))]
 
     def epsilon(self, worlds: list[Multiset], delta: float, adjacency: Adjacency) -> float:
         """The largest epsilon over what one neighbouring record can touch."""
@@ -60,3 +55,11 @@ class Pricing:
 
     def _at(self, delta: float, adjacency: Adjacency) -> Prices:
         return self._prices.setdefault((delta, adjacency), Prices())
+
+
+def _worst(verdicts: list[Verdict]) -> Verdict:
+    return max(verdicts, key=lambda verdict: (not verdict.within, verdict.epsilon if verdict.costs else 0.0))
+
+
+def _promise(limit: Limit) -> Promise:
+    return Promise(limit.epsilon, limit.delta, limit.adjacency)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from confide.errors import Refusal
+from confide.privacy.filters import falls_short
 from confide.privacy.ledger.budget import Account
 from confide.privacy.ledger.entries import Entry, Limit
 from confide.privacy.ledger.keys import Seal
@@ -20,7 +21,7 @@ class Run:
 
     def take(self, entry: Entry) -> None:
         if entry.event is not None:
-            self.paid.add(entry.event, None)
+            self.paid.add(entry.event, None, entry.plan)
         if entry.steps is not None:
             self.claimed = max(self.claimed, entry.steps.last)
 
@@ -53,8 +54,10 @@ class State:
         if entry.event is not None:
             self._named(entry.dataset)
             self._accounts.setdefault(key_of(entry.dataset), Account()).add(
-                entry.event, self.part(entry.dataset, entry.partition)
+                entry.event, self.part(entry.dataset, entry.partition), entry.plan
             )
+        if entry.sum is not None:
+            self.account(entry.dataset).note(self.part(entry.dataset, entry.partition), entry.sum)
         if entry.run is not None:
             self._runs.setdefault(entry.run, Run()).take(entry)
         if entry.sketch is not None:
@@ -66,6 +69,9 @@ class State:
             assert self.seal is not None
             if not self.seal.signed(entry.signature, limit.text_to_sign(entry.before)):
                 raise Refusal(f"entry {entry.position} loosens the ceiling without the key it was set with")
+        if self.limit is None or not limit.within(self.limit):
+            for account in self._accounts.values():
+                account.before_ceiling = account.plans
         self.limit = limit
         self.seal = entry.seal or self.seal
 
@@ -110,6 +116,13 @@ class State:
 
     def account(self, dataset: str) -> Account:
         return self._accounts.get(key_of(dataset), Account())
+
+    def check_sums(self) -> None:
+        """Works out every sum that was written down again, and refuses one that is too small. Takes its time."""
+        for account in self._accounts.values():
+            for part in account.parts.values():
+                if any(falls_short(part.log, found) for found in part.log.noted):
+                    raise Refusal("a sum was written down that is less than what its charges come to")
 
     def run(self, identity: str) -> Run | None:
         return self._runs.get(identity)
