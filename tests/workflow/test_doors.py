@@ -222,7 +222,8 @@ def test_a_comparison_with_a_sampler_that_counts_records_chains_and_a_network_of
     records = load_table(doors.folder / "train.csv", "kind", schema=doors.schema)
     more: dict[str, Any] = {"sampling": "fixed-size", "adjacency": "replace-one", "batch": 100, "chains": 2}
     request = Request(records, facts=doors.schema, **{**PLAN, **more}, module=torch.nn.Linear(2, 2))
-    found = compare(request, records.take(range(50)), ["sgld", "sgd"])
+    found = compare(request, records.take(range(50)), ["sgld", "sgd"], out=tmp_path / "table")
+    assert "those of your own network" in (tmp_path / "table" / "report.html").read_text()
     assert [row.method for row in found.rows] == ["sgld"]
     assert "chains need a sampler" in found.not_run["sgd"]
     assert found.to_dict()["hidden"] is None

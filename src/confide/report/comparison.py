@@ -136,7 +136,8 @@ def _noise_of_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _settings(found: Comparison, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    layers = ", ".join(map(str, summary["hidden"])) or "none: a linear model"
+    widths = summary["hidden"]
+    layers = "those of your own network" if widths is None else ", ".join(map(str, widths)) or "none: a linear model"
     return [
         ("Hidden layers", layers),
         ("Steps", words.number(summary["steps"])),
