@@ -48,8 +48,8 @@ OPEN_KINDS = {
     "peak_mb": "<any>",
 }
 """What time, user and machine decide: the keys and types are frozen, the values are not."""
-NOISY_KINDS = {**OPEN_KINDS, "metrics": kinds, "facts": kinds}
-"""What fresh noise decides as well."""
+NOISY_KINDS = {**OPEN_KINDS, "metrics": kinds, "facts": lambda facts: kinds({**facts, "warning": ""})}
+"""What fresh noise decides as well, also whether a chain mixed and so whether it warns."""
 COUNTED_KINDS = {**NOISY_KINDS, "records": kinds, "noise": kinds}
 """Where records are counted privately, everything that is divided by their number is noisy too."""
 
