@@ -17,7 +17,7 @@ from confide import _native
 from confide.mechanism import secure, secure_exact
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
-from confide.mechanism.secure import ALLOWANCE, LatticeNoise, lattice_for
+from confide.mechanism.secure import LatticeNoise, lattice_for
 from confide.sources.queries import StatisticQuery
 
 NATIVE = [False] if _native.secure_kernels() is None else [True, False]
@@ -197,7 +197,7 @@ class TestLattice:
         extra = lattice.spacing * math.sqrt(size) / clip
         assert extra < 1e-6
         assert math.log2(lattice.spacing) % 1 == 0
-        assert lattice.std == pytest.approx(1.3 * (clip * (1 + extra) + clip * ALLOWANCE), rel=1e-12)
+        assert lattice.std == pytest.approx(1.3 * (clip * (1 + extra)), rel=1e-12)
         assert lattice.std < 1.3 * clip * 1.0003
 
     def test_much_noise_and_many_records_get_a_coarser_lattice(self) -> None:

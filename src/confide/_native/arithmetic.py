@@ -59,11 +59,11 @@ def row_squares(values: Tensor) -> Tensor | None:
     return norms
 
 
-def gram_norms(left: Tensor, right: Tensor, slack: float, tiny: float) -> Tensor | None:
-    """|sum_t left_t right_t^T|^2 of every record, for left and right (records, positions, features).
+def gram_norms(left: Tensor, right: Tensor, slack: float, tiny: float) -> tuple[Tensor, Tensor] | None:
+    """|sum_t left_t right_t^T|^2 and |left| |right| of every record, for left and right (records, positions, features).
 
-    `slack` times the product of the norms is added, and what underflow below `tiny` may have hidden. None without the
-    library, or where the tensors are not laid out for it.
+    To the first `slack` times the square of the second is added, and what underflow below `tiny` may have hidden. None
+    without the library, or where the tensors are not laid out for it.
     """
     opened = library()
     if opened is None or not all(value.is_contiguous() and value.device.type == "cpu" for value in (left, right)):
@@ -73,18 +73,18 @@ def gram_norms(left: Tensor, right: Tensor, slack: float, tiny: float) -> Tensor
     kernel = opened.confide_gram_float if left.dtype == torch.float32 else opened.confide_gram_double
     records, positions, outputs = left.shape
     inputs = right.shape[2]
-    norms = left.new_empty(records)
+    norms, spreads = left.new_empty(2, records)
     work = records * positions * (positions + 1) // 2 * (inputs + outputs)
     workers = max(1, min(torch.get_num_threads(), work // THREAD_PRODUCTS, records))
     bounds = [records * part // workers for part in range(workers + 1)]
-    places = [(value.data_ptr(), value.stride(0) * value.element_size()) for value in (left, right, norms)]
+    places = [(value.data_ptr(), value.stride(0) * value.element_size()) for value in (left, right, norms, spreads)]
 
     def fill(part: int) -> None:
         addresses = (address + bounds[part] * stride for address, stride in places)
         kernel(bounds[part + 1] - bounds[part], positions, outputs, inputs, *addresses, slack, tiny)
 
     _share(fill, workers)
-    return norms
+    return norms, spreads
 
 
 def _share(fill: Callable[[int], None], workers: int) -> None:

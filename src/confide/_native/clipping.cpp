@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -18,6 +19,7 @@
 namespace {
 
 constexpr std::int64_t LANES = 32;
+constexpr std::int64_t BLOCK = 32;  // records whose sum is taken in the type of the layers (KERNEL_BLOCK in chain.py)
 
 // Cascaded: lanes side by side, their sums over short stretches added up in double.
 template <typename T>
@@ -66,17 +68,37 @@ CONFIDE_INLINE bool clipped_sum(std::int64_t records, std::int64_t count, const 
     check += total * T(0);  // not a number as soon as one total is not finite
   }
   if (!(check == T(0))) return false;
+  std::int64_t entries = 0;
+  for (std::int64_t k = 0; k < count; ++k) entries += layers[k].outputs * (layers[k].inputs + 1);
+  std::vector<T> block(entries);
+  std::vector<double> sums(entries);
   for (std::int64_t record = 0; record < records; ++record) {
     const T norm = norms[record];
     const T factor = gamma > T(0) ? (T(1) / (norm + gamma)) * bound : std::min((T(1) / norm) * bound, T(1));
+    T* place = block.data();
     for (std::int64_t k = 0; k < count; ++k) {
       const ClipLayer<T>& layer = layers[k];
       const T* right = layer.right + record * layer.inputs;
-      for (std::int64_t output = 0; output < layer.outputs; ++output) {
+      for (std::int64_t output = 0; output < layer.outputs; ++output, place += layer.inputs + 1) {
         const T scale = factor * layer.left[record * layer.outputs + output];
-        add_scaled(layer.weight + output * layer.inputs, right, scale, layer.inputs);
-        if (layer.bias != nullptr) layer.bias[output] += scale;
+        add_scaled(place, right, scale, layer.inputs);
+        place[layer.inputs] += scale;
       }
+    }
+    if ((record + 1) % BLOCK == 0 || record + 1 == records) {
+      for (std::int64_t i = 0; i < entries; ++i) {
+        sums[i] += block[i];
+        block[i] = 0;
+      }
+    }
+  }
+  const double* place = sums.data();  // the caller's numbers are touched once, by the whole sum
+  for (std::int64_t k = 0; k < count; ++k) {
+    const ClipLayer<T>& layer = layers[k];
+    for (std::int64_t output = 0; output < layer.outputs; ++output, place += layer.inputs + 1) {
+      T* weight = layer.weight + output * layer.inputs;
+      for (std::int64_t i = 0; i < layer.inputs; ++i) weight[i] = static_cast<T>(weight[i] + place[i]);
+      if (layer.bias != nullptr) layer.bias[output] = static_cast<T>(layer.bias[output] + place[layer.inputs]);
     }
   }
   return true;
@@ -188,9 +210,10 @@ struct Positions {
   static constexpr std::int64_t PANEL = 12;  // a multiple of 3 and of 4
 };
 
-// |sum_t left_t right_t^T|^2, with what rounding (`slack` times the product of the norms) and underflow may have hidden
+// |sum_t left_t right_t^T|^2 and |left| |right|, the first with what rounding (`slack` times the product of the norms) and underflow may have hidden
 template <typename T>
-CONFIDE_INLINE void gram_norms(std::int64_t records, Positions<T> record, T* norms, double slack, double tiny) {
+CONFIDE_INLINE void gram_norms(std::int64_t records, Positions<T> record, T* norms, T* spreads, double slack,
+                               double tiny) {
   const std::int64_t lefts = record.count * record.outputs, rights = record.count * record.inputs;
   for (std::int64_t i = 0; i < records; ++i, record.left += lefts, record.right += rights) {
     const double total = record.pairs();
@@ -198,6 +221,7 @@ CONFIDE_INLINE void gram_norms(std::int64_t records, Positions<T> record, T* nor
     const double lost_left = tiny * static_cast<double>(lefts), lost_right = tiny * static_cast<double>(rights);
     const double hidden = slack * left * right + lost_left * right + lost_right * left + lost_left * lost_right;
     norms[i] = static_cast<T>((total > 0 ? total : total * 0) + hidden);  // not a number stays one
+    spreads[i] = static_cast<T>(std::sqrt(left * right));
   }
 }
 
@@ -266,14 +290,14 @@ CONFIDE_VECTOR void confide_squares_double(std::int64_t rows, std::int64_t entri
 
 CONFIDE_VECTOR void confide_gram_float(std::int64_t records, std::int64_t positions, std::int64_t outputs,
                                        std::int64_t inputs, const float* left, const float* right, float* norms,
-                                       double slack, double tiny) {
-  gram_norms<float>(records, {left, right, positions, outputs, inputs}, norms, slack, tiny);
+                                       float* spreads, double slack, double tiny) {
+  gram_norms<float>(records, {left, right, positions, outputs, inputs}, norms, spreads, slack, tiny);
 }
 
 CONFIDE_VECTOR void confide_gram_double(std::int64_t records, std::int64_t positions, std::int64_t outputs,
                                         std::int64_t inputs, const double* left, const double* right, double* norms,
-                                        double slack, double tiny) {
-  gram_norms<double>(records, {left, right, positions, outputs, inputs}, norms, slack, tiny);
+                                        double* spreads, double slack, double tiny) {
+  gram_norms<double>(records, {left, right, positions, outputs, inputs}, norms, spreads, slack, tiny);
 }
 
 // weight = mean + softplus(rho) noise,  jacobian = sigmoid(rho) noise

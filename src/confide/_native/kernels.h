@@ -76,9 +76,10 @@ void confide_squares_float(std::int64_t rows, std::int64_t entries, std::int64_t
 void confide_squares_double(std::int64_t rows, std::int64_t entries, std::int64_t stride, const double* values,
                             double* norms);
 void confide_gram_float(std::int64_t records, std::int64_t positions, std::int64_t outputs, std::int64_t inputs,
-                        const float* left, const float* right, float* norms, double slack, double tiny);
+                        const float* left, const float* right, float* norms, float* spreads, double slack, double tiny);
 void confide_gram_double(std::int64_t records, std::int64_t positions, std::int64_t outputs, std::int64_t inputs,
-                         const double* left, const double* right, double* norms, double slack, double tiny);
+                         const double* left, const double* right, double* norms, double* spreads, double slack,
+                         double tiny);
 void confide_mean_field(const float* mean, const float* rho, const float* noise, float* weight, float* jacobian,
                         std::int64_t count);
 

@@ -179,10 +179,12 @@ def _gram(library: Any) -> bool:
         for i in range(inputs)
     ]
     for kind, function, error in _typed(library, "gram"):
-        lefts, rights, found = (kind * len(left))(*left), (kind * len(right))(*right), (kind * 1)()
-        places = map(ctypes.addressof, (lefts, rights, found))
+        lefts, rights = (kind * len(left))(*left), (kind * len(right))(*right)
+        found, spread = (kind * 1)(), (kind * 1)()
+        places = map(ctypes.addressof, (lefts, rights, found, spread))
         function(1, positions, outputs, inputs, *places, 0.0, 0.0)
-        if not _close(list(found), [math.fsum(wanted)], error):
+        answers = [math.fsum(wanted), math.hypot(*left) * math.hypot(*right)]
+        if not _close([*found, *spread], answers, error):
             return False
     return True
 

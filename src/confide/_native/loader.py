@@ -18,7 +18,7 @@ _ADDRESS, _COUNT, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _NORMALS = [_ADDRESS, _ADDRESS, _COUNT, _REAL, _REAL, _ADDRESS, _COUNT]
 _ADD = [_ADDRESS, _ADDRESS, _COUNT, _REAL, _REAL]
 _CLIP = [_COUNT, _COUNT, _ADDRESS, _ADDRESS, _REAL, _REAL, _REAL]
-_GRAM = [_COUNT] * 4 + [_ADDRESS] * 3 + [_REAL] * 2
+_GRAM = [_COUNT] * 4 + [_ADDRESS] * 4 + [_REAL] * 2
 _SQUARES = [_COUNT] * 3 + [_ADDRESS] * 2
 
 # Everything in `kernels.h`: what each function takes and gives back.

@@ -68,7 +68,7 @@ class SampledGaussian:
 
     @property
     def noise_std(self) -> float:
-        """z C. A release on a lattice has up to a part in 4000 more, and says so itself."""
+        """z C. A release on a lattice has up to a part in a million more, and says so itself."""
         return self.noise_multiplier * self.clip if self.private else 0.0
 
     @property

@@ -11,7 +11,7 @@ everything after the clipped sum is done in whole numbers. With a spacing g, a p
 | [a] - [b] | <= |a - b| + 1 in each of d coordinates, so by Minkowski's inequality the sensitivity is at most
 C + g sqrt(d). The spacing makes that less than a part in a million of C, and the noise is enlarged by
 
-    k = g sqrt(d) / C + ALLOWANCE
+    k = g sqrt(d) / C
 
 so the noise multiplier that is charged stays z. The reachable values are the multiples of g, whatever the records were.
 
@@ -21,10 +21,10 @@ may be (the kernels' errors add up to 2^-46.9 at most; 2^-49 is what is seen); a
 middle between two whole numbers, and every U at either end of (0, 1), is worked out again with further bits in higher
 precision (`secure_exact`), until there is no doubt. No tail is cut off.
 
-ALLOWANCE stands for what happens before: S itself is a floating-point sum, and its rounding errors are a function of
-all records of the batch. In double precision the worst case, 2 B^2 2^-53 of C for a batch of B, is below it up to a
-million records, so statistics are covered. In single precision it is up to 45 records; beyond, it covers the errors
-that are seen (2^-21 of C, with 256 records and a 784-300-10 network), not the worst that can be thought of.
+S itself is a floating-point sum whose rounding errors are a function of all records of the batch. They are inside C
+already: records are clipped to C less a share that bounds them, for every batch (`clipping.rounding`). S is given in
+double precision, so that a large sum is not rounded against the lattice. Places beyond LARGEST_PLACE are cut off there,
+which moves no two sums apart: so nothing overflows, however many records there are.
 
 Not covered, here as elsewhere: the time a step takes, which depends on the size of the batch; what shared caches and
 other processes on the machine may see; a record's own gradient whose last bits depend on which other records share its
@@ -56,7 +56,6 @@ Words = NDArray[np.uint64]
 Places = NDArray[np.int64]
 
 GRID_BITS = 20  # the lattice adds less than 2^-20 of C to the sensitivity
-ALLOWANCE = 2.0**-12
 MARGIN = 2.0**-46  # in units of the standard deviation
 WIDEST_SIGMA = 36  # log2 of the noise in units of the spacing; more would leave too much in doubt
 LARGEST_PLACE = 2.0**51  # whole numbers up to here add up without rounding in double precision
@@ -86,7 +85,7 @@ def lattice_for(mechanism: SampledGaussian, size: int) -> Lattice:
     room_for_sums = 50 - math.ceil(math.log2(max(4 * mechanism.expected_batch, 4)))
     bits = max(min(fine, room_for_noise, room_for_sums), 1)
     spacing = 2.0 ** (math.floor(math.log2(clip)) - bits)
-    growth = spacing * math.sqrt(size) / clip + ALLOWANCE
+    growth = spacing * math.sqrt(size) / clip
     return Lattice(spacing, noise * clip * (1 + growth) / spacing)
 
 

@@ -29,6 +29,7 @@ from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
+from confide.mechanism.clipping.rounding import room_for_sums
 from confide.mechanism.clipping.workspace import keep_pages
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
@@ -163,13 +164,14 @@ class PrivateData:
             self.__pay(mechanism, receipt, purpose)
             x, y = self.__batch(mechanism)
             total, std = torch.empty(query.size, dtype=query.dtype), mechanism.noise_std
-            if std > 0 and not mechanism.secure:
-                self.__noise.normal_(total, std)
+            if mechanism.secure:  # nobody holds the sum before its noise is on it
+                hidden = torch.zeros(query.size, dtype=torch.float64)
+                norms = _add_answers(query, x, y, mechanism, hidden)
+                std = self.__lattice.add_(hidden, mechanism)
+                total.copy_(hidden)
             else:
-                total.zero_()
-            norms = _add_answers(query, x, y, mechanism, total)
-            if mechanism.secure:
-                std = self.__lattice.add_(total, mechanism)
+                self.__noise.normal_(total, std)
+                norms = _add_answers(query, x, y, mechanism, total)
             if self.__watch is not None:
                 self.__watch(mechanism, norms)
         return Release(total, std, mechanism.event(), mechanism.expected_batch)
@@ -221,8 +223,10 @@ def _counts(events: Sequence[Event]) -> list[tuple[Event, int]]:
 def _add_answers(
     query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian, total: Tensor, rehearsal: bool = False
 ) -> Tensor:
-    """Add every record's clipped answer onto `total`; the norms before clipping stay inside."""
+    """Add every record's clipped answer onto `total`, which is touched once; the norms before clipping stay inside."""
     clip = min(mechanism.clip, LARGEST_CLIP)
+    if mechanism.private:  # what a sum loses to rounding is inside the clip that was charged for
+        clip = room_for_sums(clip, query.dtype if isinstance(query, GradientQuery) else torch.float64)
     if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"style": mechanism.clipping, "rehearsal": rehearsal}
         return clipped_sum(query.module, query.loss, x, y, clip=clip, out=total, **options)
@@ -233,7 +237,10 @@ def _add_answers(
         # No record sees another, so that pieces of a batch give what the batch gives.
         pieces = zip(x.split(rows), y.split(rows), strict=True)
         answers = (isolated_rows(query.function, *piece, query.size, rehearsal) for piece in pieces)
-        return torch.cat([clipped_sum_of_rows(answer, clip=clip, out=total) for answer in answers])
+        sums = torch.zeros(query.size, dtype=torch.float64)
+        norms = [clipped_sum_of_rows(answer, clip=clip, out=sums) for answer in answers]
+        total.add_(sums)
+        return torch.cat(norms)
 
 
 def _as_records(x: Any, y: Any, schema: Schema) -> tuple[Tensor, Tensor, Tensor]:

@@ -162,8 +162,8 @@ def test_records_that_are_not_finite_count_as_zero(name: str, poison: float) -> 
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_a_gradient_too_large_for_its_norm_counts_as_zero() -> None:
-    """Finite entries whose squares overflow: the sum stays finite and is that of the other records."""
+def test_a_gradient_whose_squares_overflow_is_clipped_like_any_other() -> None:
+    """Finite entries whose squares are not: the record has a norm, and moves the sum by the bound."""
     module, loss, x, y = ZOO["mlp"].case()
     module, x = module.float(), x.float()
     x[2] = 1e25
@@ -172,8 +172,8 @@ def test_a_gradient_too_large_for_its_norm_counts_as_zero() -> None:
     norms = clipped_sum(module, loss, x, y, clip=0.1, out=found)
     keep = torch.arange(len(x)) != 2
     clipped_sum(module, loss, x[keep], y[keep], clip=0.1, out=wanted)
-    assert norms[2] == 0
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    assert norms[2] > 0.1
+    assert 0.099 < (found.double() - wanted).norm() <= 0.1
 
 
 def test_all_records_not_finite() -> None:

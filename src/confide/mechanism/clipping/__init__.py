@@ -46,12 +46,12 @@ def clipped_sum(
         out += sum_i g_i * clip / (n_i + 0.01)                       style="automatic"
         out += sum_i concat_k g_ik * min(1, clip / sqrt(K) / n_ik)   style="per-layer", K layers
 
-    so that one record moves `out` by at most `clip` in norm, in every style. `out` is a flat vector over the trainable
-    parameters in the order of `module.parameters()`; it may already hold noise. A record whose gradient is not
-    finite, or too large for its norm to be a number, counts as zero: it adds nothing and its norm is returned
-    as 0, as does one for which the module or the loss raises. An empty batch adds nothing. Whether a module can be
-    clipped at all is found out on made-up records at its first step, so no error depends on a private one. With
-    `rehearsal` the records themselves are made up: what they raise is raised.
+    so that one record's term has a norm of at most `clip`, in every style, and the sum as it is computed is within half
+    a SHARE of `clip` of these terms (`rounding`). `out` is a flat vector over the trainable parameters in the order of
+    `module.parameters()`; it may already hold noise, and is touched once. A record whose gradient is not finite counts
+    as zero: it adds nothing and its norm is returned as 0; so does one for which the module or the loss raises. An
+    empty batch adds nothing. Whether a module can be clipped at all is found out on made-up records at its first step,
+    so no error depends on a private one. With `rehearsal` the records are made up: what they raise is raised.
 
     No record can see another. A module and a loss that are known to keep records apart run on the batch as it is; all
     other code runs on batches of one record, all at once where torch's vmap can (`isolation`), else one by one, which

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Rule
-from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
+from confide.mechanism.clipping.rounding import lost_in_squares
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Rule, Where
+from confide.mechanism.clipping.rules.squares import chunks, full_precision, squared_norms_of
 from confide.mechanism.clipping.tape import Entry, Tape
 from confide.mechanism.clipping.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.workspace import Workspace
@@ -66,11 +67,71 @@ class Cluster:
                     rows = slice(None) if target.rows is None else slice(*target.rows)
                     total[target.parameter][:, rows] += values.view_as(total[target.parameter][:, rows])
             norms.append(torch.stack([squared_norms_of(value) for value in total.values()]).sum(0))
-        return torch.cat(norms)
+        found = torch.cat(norms)
+        # the sum comes from other products than these norms
+        return found.add_(self.spread().square_(), alpha=lost_in_squares(self.chain(1), found.dtype))
 
-    def add_weighted(self, factors: Tensor, views: list[Tensor]) -> None:
+    def spread(self) -> Tensor:
+        """For every record the sum of the norms of its parts, over all calls that share the parameters."""
+        first, *rest = (contribution.spread() for _, contribution in self.members)
+        return sum(rest, start=first)
+
+    def chain(self, records: int) -> int:
+        return sum(contribution.chain(records) for _, contribution in self.members) + len(self.members) - 1
+
+    def chosen(self, where: Where) -> Cluster:
+        return Cluster([(slot, one.chosen(where)) for slot, one in self.members], self.anatomy, self.space)
+
+    def widened(self) -> Cluster:
+        return Cluster([(slot, one.widened()) for slot, one in self.members], self.anatomy, self.space)
+
+    def add_weighted(self, factors: Tensor, views: list[Tensor], blocks: int = 1) -> None:
+        """Add the weighted sum onto the views, each of which is touched once: sums of blocks are added up before."""
+        mark = self.space.used
+        records = factors.shape[0]
+        size = -(-records // blocks)
+        total = self._sum(factors, self.members) if blocks == 1 else self._sum(factors[:size], self._some(0, size))
+        kept = self.space.used
+        for start in range(size, records, size) if blocks > 1 else ():
+            self.space.used = kept
+            for target, value in self._sum(factors[start : start + size], self._some(start, size)).items():
+                total[target].add_(value)
+        for target, value in total.items():
+            target.view(views).add_(value)
+        self.space.used = mark
+
+    def _some(self, start: int, size: int) -> list[tuple[Slot, Contribution]]:
+        return [(slot, one.chosen(slice(start, start + size))) for slot, one in self.members]
+
+    def _sum(self, factors: Tensor, members: list[tuple[Slot, Contribution]]) -> dict[Target, Tensor]:
+        """The weighted sum of some records, by target; members that meet in a parameter are added up."""
+        found: dict[Target, Tensor] = {}
+        apart = len(members) == 1 or _disjoint([target for slot, _ in members for target in slot.targets.values()])
+        for slot, contribution in members:
+            for name, value in contribution.weighted(factors).items():
+                target = slot.targets[name]
+                shape = self.anatomy.parameters[target.parameter].shape
+                if apart and target not in found:
+                    found[target] = value.reshape(shape if target.rows is None else (-1, *shape[1:]))
+                    continue
+                whole = target if apart else Target(target.parameter)
+                if whole not in found:
+                    found[whole] = value.new_zeros(shape)
+                place = found[whole] if apart or target.rows is None else found[whole][slice(*target.rows)]
+                place.add_(value.reshape(place.shape))
+        return found
+
+    def add_rows(self, into: Tensor, offsets: list[int], start: int, stop: int) -> None:
+        """Add the gradients of records start..stop in full, all calls together, onto (records, parameters)."""
         for slot, contribution in self.members:
-            contribution.add_weighted(factors, {name: target.view(views) for name, target in slot.targets.items()})
+            for name, values in contribution.dense(start, stop).items():
+                target = slot.targets[name]
+                parameter = self.anatomy.parameters[target.parameter]
+                first = offsets[target.parameter]
+                if target.rows is not None:
+                    first += target.rows[0] * (parameter.numel() // parameter.shape[0])
+                flat = values.reshape(stop - start, -1)
+                into[:, first : first + flat.shape[1]] += flat
 
 
 def _disjoint(targets: list[Target]) -> bool:
@@ -103,40 +164,46 @@ def clusters_of(
 
 @dataclass(frozen=True)
 class Found:
-    """All that a recorded pass and its backward found; contributions are made from it, for all records or for some."""
+    """All that a recorded pass and its backward found, from which contributions are made."""
 
     tape: Tape
     at_outputs: Sequence[Sequence[Tensor | None]]
     at_copies: dict[int, Tensor]
 
-    def contributions(self, space: Workspace, chosen: Tensor | None = None) -> list[tuple[Slot, Contribution]]:
-        """Every call through its rule; with `chosen`, as if only those records had been in the batch."""
+    def contributions(self, space: Workspace) -> list[tuple[Slot, Contribution]]:
+        """Every call through its rule."""
         found: list[tuple[Slot, Contribution]] = []
         for entry, given in zip(self.tape.entries, self.at_outputs, strict=True):
             if any(gradient is not None for gradient in given):
                 rule = entry.slot.rule
                 assert rule is not None
-                calls = calls_of(self.tape, entry, given, rule, space, chosen)
-                found += [(entry.slot, rule.contribution(call)) for call in calls]
+                half = _shortened(given, entry.inputs)
+                for call in calls_of(self.tape, entry, given, rule, space, half):
+                    contribution = rule.contribution(call)
+                    contribution.shortened = half
+                    found.append((entry.slot, contribution))
         for slot in self.tape.anatomy.copied:
             (index,) = slot.parameters
             if index in self.at_copies:
-                gradient = self.at_copies[index]
-                found.append((slot, Dense({"value": gradient if chosen is None else gradient[chosen]})))
+                found.append((slot, Dense({"value": full_precision(self.at_copies[index])})))
         return found
 
 
+def _shortened(*values: Sequence[Any]) -> bool:
+    """Whether something is in half precision."""
+    return any(
+        isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+        for some in values
+        for value in some
+    )
+
+
 def calls_of(
-    tape: Tape,
-    entry: Entry,
-    gradients: Sequence[Tensor | None],
-    rule: Rule,
-    space: Workspace,
-    chosen: Tensor | None,
+    tape: Tape, entry: Entry, gradients: Sequence[Tensor | None], rule: Rule, space: Workspace, half: bool
 ) -> list[Call]:
     """The call with records first; several where a record has several rows and the rule takes one at a time."""
     slot = entry.slot
-    if not entry.rows and chosen is None:  # the ordinary case, without detours
+    if not entry.rows and not half:  # the ordinary case, without detours
         return [Call(slot.layer, entry.inputs, entry.keywords, gradients, slot.trainable, space, entry.captured)]
     arranged = [
         None if gradient is None else tape.arranged(entry, position, gradient)
@@ -145,8 +212,8 @@ def calls_of(
     tree = (entry.inputs, entry.keywords, entry.captured)
     if entry.rows and entry.axes is None:
         tree = map_tensors(tape.records_first, tree)
-    if chosen is not None:
-        arranged, tree = map_tensors(lambda tensor: tensor[chosen], (arranged, tree))
+    if half:
+        arranged, tree = map_tensors(full_precision, (arranged, tree))
     if not entry.rows:
         return [_call(slot, tree, arranged, space)]
     counts = [tensor.shape[1] for tensor in tensors_in((arranged, tree)) if tensor.dim() > 1]

@@ -29,6 +29,7 @@ from confide.mechanism.clipping.factors import GAMMA, PRECISION, shrunk
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.losses import output_gradient
 from confide.mechanism.clipping.proven import listens
+from confide.mechanism.clipping.rounding import error
 from confide.mechanism.clipping.rules.linear import OuterProduct, linear
 from confide.mechanism.clipping.running import Inputs, Loss, isolated_losses, leaves
 from confide.mechanism.clipping.workspace import Workspace
@@ -37,6 +38,8 @@ from confide.models.networks import MLP
 _ATEN = torch.ops.aten
 # Multiply-adds up to which one native call beats the products and sums of torch.
 SMALL_WORK = 1 << 19
+# Records that the native call adds up in the type of the layers (BLOCK in clipping.cpp).
+KERNEL_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,9 @@ class LayerChain:
         self.row_bytes = numbers * links[0].layer.weight.element_size() + 64 * 2 * len(shapes)
         self.places = (ClipLayer * len(links))(*(ClipLayer(*shape) for shape in shapes))
 
-    def fits(self, x: Inputs, out: Tensor) -> bool:
+    def fits(self, x: Inputs) -> bool:
         """Whether this batch may take the chain: no hooks, nothing converted on the way."""
-        if not isinstance(x, Tensor) or x.dtype != self.dtype or out.dtype != self.dtype or x.device != self.device:
+        if not isinstance(x, Tensor) or x.dtype != self.dtype or x.device != self.device:
             return False
         return (
             (x.dim() == 2 or (self.flat and x.dim() > 2))
@@ -154,11 +157,22 @@ class LayerChain:
         return None if found is None else found.contiguous()
 
     def add_small(
-        self, found: list[tuple[Slot, OuterProduct]], clip: float, automatic: bool, parts: list[Tensor]
+        self,
+        found: list[tuple[Slot, OuterProduct]],
+        clip: float,
+        automatic: bool,
+        parts: list[Tensor],
+        allowed: float,
     ) -> Tensor | None:
-        """All of the clipped sum in one native call; None where it is too large for that, or a norm is not finite."""
+        """All of the clipped sum in one native call; None where it is too large for that, or a norm is not finite.
+
+        A record is one outer product in every layer, so that its parts do not cancel; the kernel adds up blocks of
+        records, and their sums in double precision.
+        """
         kernel, records = clip_kernel(self.dtype), found[0][1].records
-        if kernel is None or records * self.entries > SMALL_WORK:
+        if kernel is None or records * self.entries > SMALL_WORK or parts[0].dtype != self.dtype:
+            return None
+        if error(KERNEL_BLOCK, records, self.dtype) > allowed:
             return None
         for place, (slot, product) in zip(self.places, found, strict=True):
             left, right = product.left.contiguous(), product.right.contiguous()

@@ -4,16 +4,16 @@
        it is proven to keep records apart, else so that no record can see another (`isolation`), else one by one
     2. propagate the loss to those edges only: no weight gradients are formed, nothing below the first layer
     3. per-record norms from inputs and output gradients, by the rule of each layer
-    4. clip factors, then the weighted sum of every layer added onto the caller's buffer, which may hold noise
+    4. clip factors, then the weighted sum of every layer, certified (`rounding`), added onto the caller's buffer at
+       once: that may hold noise, and nothing is ever rounded against it twice
 
 (book-keeping: Bu et al. 2023, ICML, "Differentially private optimization on large model at small cost")
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,11 +24,14 @@ from confide.errors import Refusal, UnclippableError
 from confide.mechanism.clipping import one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, Slot, anatomy_of, signature_of
 from confide.mechanism.clipping.calls import Cluster, Found, clusters_of
+from confide.mechanism.clipping.certified import add_certified, exact_products, views_of, working_type
 from confide.mechanism.clipping.chain import LayerChain
-from confide.mechanism.clipping.factors import Style, clip_factors
+from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
+from confide.mechanism.clipping.rounding import SHARE
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
+from confide.mechanism.clipping.rules.squares import full_precision
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, proven_pass, records_of
 from confide.mechanism.clipping.structure import examine
 from confide.mechanism.clipping.trees import map_tensors
@@ -52,6 +55,8 @@ class ClipBound:
     budget: int
     micro_batch: int | None
     strict: bool = False  # the records are made up: what they raise is raised
+    allowed: float = 0.0  # what rounding may take of the clip in this piece of the batch
+    inside: bool = False  # the buffer is the engine's own, in double precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ class Engine:
         self.anatomy: Anatomy | None = None
         self.space = Workspace()
         self.views: ParameterViews | None = None
+        self.adding = False
 
     def current_anatomy(self, module: nn.Module, loss: Loss, x: Inputs, y: Any) -> Anatomy:
         """The anatomy of the module as it is now, examined for inputs of this shape."""
@@ -90,7 +96,8 @@ class Engine:
         key = examination_key(loss, x)
         if key not in self.anatomy.examined:
             try:
-                self.anatomy, examined = examine(module, self.anatomy, loss, x, y)
+                with exact_products():
+                    self.anatomy, examined = examine(module, self.anatomy, loss, x, y)
             except UnclippableError:
                 raise
             except Exception:
@@ -109,14 +116,29 @@ class Engine:
             return bound.out.new_zeros(0)
         examined = anatomy.examined[examination_key(loss, x)]
         asked = Batch(module, loss, x, y)
-        largest = self._largest_piece(anatomy, examined, records, bound)
-        if largest >= records:
-            return self._answered(anatomy, examined, asked, bound)
-        return torch.cat([self._answered(anatomy, examined, piece, bound) for piece in asked.pieces(largest)])
+        bound = replace(bound, allowed=SHARE[working_type(anatomy)])
+        pieces = asked.pieces(self._largest_piece(anatomy, examined, records, bound))
+        return self._added_up(pieces, bound, lambda piece, part: self._answered(anatomy, examined, piece, part))
+
+    def _added_up(
+        self, pieces: Sequence[Batch], bound: ClipBound, answer: Callable[[Batch, ClipBound], Tensor]
+    ) -> Tensor:
+        """Pieces are added up in double precision before they meet the buffer, and share what rounding may take."""
+        if len(pieces) == 1:
+            return answer(pieces[0], bound)
+        records = sum(piece.records for piece in pieces)
+        out = bound.out if bound.inside else torch.zeros_like(bound.out, dtype=torch.float64)
+        shares = [bound.allowed * piece.records / records for piece in pieces]
+        parts = [replace(bound, out=out, inside=True, allowed=share) for share in shares]
+        norms = [answer(piece, part) for piece, part in zip(pieces, parts, strict=True)]
+        if not bound.inside:
+            bound.out.add_(out)
+        return torch.cat(norms)
 
     def _answered(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
         """No error depends on a record: where a batch raises its halves are tried, and the record that raises alone
         counts as zero. What is not proven runs isolated whatever the examination found."""
+        self.adding = False
         try:
             if examined.way == "one by one":
                 return self._one_by_one(anatomy, asked, bound)
@@ -126,12 +148,12 @@ class Engine:
         except NotIsolable:
             return self._one_by_one(anatomy, asked, bound)
         except Exception:
-            if bound.strict:
+            if bound.strict or self.adding:  # nothing is added twice
                 raise
             if asked.records == 1:
                 return self._one_by_one(anatomy, asked, bound)
         halves = asked.pieces(-(-asked.records // 2))
-        return torch.cat([self._answered(anatomy, examined, half, bound) for half in halves])
+        return self._added_up(halves, bound, lambda half, part: self._answered(anatomy, examined, half, part))
 
     def _largest_piece(self, anatomy: Anatomy, examined: Examined, records: int, bound: ClipBound) -> int:
         """How many records go through the module at once: all, unless they would hold too much; pieces are equal."""
@@ -148,7 +170,7 @@ class Engine:
 
     def _proven(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
         chain = examined.chain
-        if chain is not None and isinstance(asked.x, Tensor) and chain.fits(asked.x, bound.out):
+        if chain is not None and isinstance(asked.x, Tensor) and chain.fits(asked.x):
             return self._chained(anatomy, chain, asked.loss, asked.x, asked.y, bound)
         run = proven_pass(asked.module, anatomy, asked.loss, asked.x, asked.y)
         if not is_proven_loss(asked.loss, asked.y) and run.unseen():
@@ -166,45 +188,33 @@ class Engine:
     @torch.no_grad()
     def _one_by_one(self, anatomy: Anatomy, asked: Batch, bound: ClipBound) -> Tensor:
         """As many records at a time as the budget holds gradients of."""
-        norms = []
         slots = anatomy.single_slots(asked.module)
-        for piece in asked.pieces(max(1, bound.budget // max(1, anatomy.bytes))):
+
+        def answer(piece: Batch, part: ClipBound) -> Tensor:
             gradients = one_by_one.gradients(
-                piece.module, anatomy.parameters, piece.loss, piece.x, piece.y, anatomy.draws, bound.strict
+                piece.module, anatomy.parameters, piece.loss, piece.x, piece.y, anatomy.draws, part.strict
             )
+            parts = [Dense({"value": full_precision(values)}) for values in gradients]
+            return self._add(anatomy, lambda: list(zip(slots, parts, strict=True)), piece.records, part)
 
-            def found(chosen: Tensor | None, gradients: list[Tensor] = gradients) -> list[tuple[Slot, Contribution]]:
-                return [
-                    (slot, Dense({"value": values if chosen is None else values[chosen]}))
-                    for slot, values in zip(slots, gradients, strict=True)
-                ]
-
-            norms.append(self._add(anatomy, found, piece.records, bound))
-        return torch.cat(norms)
+        return self._added_up(asked.pieces(max(1, bound.budget // max(1, anatomy.bytes))), bound, answer)
 
     @torch.no_grad()
     def _chained(self, anatomy: Anatomy, chain: LayerChain, loss: Loss, x: Tensor, y: Any, bound: ClipBound) -> Tensor:
-        """The clipped sum without a tape; records that count as zero are taken out and the others run again."""
+        """The clipped sum without a tape."""
         self.space.begin(bound.budget)
         found = chain.contributions(loss, x, y, self.space)
         if not found:
             return bound.out.new_zeros(x.shape[0])
+        self.adding = True
         if bound.style != "per-layer":
             parts = self._views(anatomy, bound.out).parts
-            small = chain.add_small(found, bound.clip, bound.style == "automatic", parts)
+            small = chain.add_small(found, bound.clip, bound.style == "automatic", parts, bound.allowed)
             if small is not None:
                 return small
         clusters = [Cluster([member], anatomy, self.space) for member in found]
-        squares = group_squares(clusters)
-        total = squared_total(squares)
-        if all_finite(total):
-            return add_clipped(clusters, squares, total, anatomy, bound, self._views(anatomy, bound.out))
-        chosen = torch.isfinite(total).nonzero().flatten()
-        norms = bound.out.new_zeros(x.shape[0])
-        if len(chosen) == 0:
-            return norms
-        part_x, part_y = map_tensors(lambda tensor: tensor[chosen], (x, y))
-        return norms.index_copy_(0, chosen, self._chained(anatomy, chain, loss, part_x, part_y, bound))
+        with exact_products():
+            return add_certified(clusters, anatomy, bound, self._views(anatomy, bound.out))
 
     @torch.no_grad()
     def _sum(self, anatomy: Anatomy, run: Pass, bound: ClipBound) -> Tensor:
@@ -212,45 +222,31 @@ class Engine:
         if not run.losses.requires_grad:
             return bound.out.new_zeros(records)
         found = Found(run.tape, *run.gradients())
-        return self._add(anatomy, lambda chosen: found.contributions(self.space, chosen), records, bound)
+        return self._add(anatomy, lambda: found.contributions(self.space), records, bound)
 
     def _add(
         self,
         anatomy: Anatomy,
-        contributions: Callable[[Tensor | None], list[tuple[Slot, Contribution]]],
+        contributions: Callable[[], list[tuple[Slot, Contribution]]],
         records: int,
         bound: ClipBound,
     ) -> Tensor:
-        """The clipped sum of what was found.
-
-        Records with an infinite or undefined norm count as zero. They are taken out altogether: a factor of zero would
-        turn their infinities into undefined sums.
-        """
+        """The clipped sum of what was found."""
         self.space.begin(bound.budget)
-        found = contributions(None)
-        if not found:  # the loss depends on none of the parameters
-            return bound.out.new_zeros(records)
-        clusters = clusters_of(found, anatomy, self.space)
-        squares = group_squares(clusters)
-        total = squared_total(squares)
-        views = self._views(anatomy, bound.out)
-        if all_finite(total):
-            return add_clipped(clusters, squares, total, anatomy, bound, views)
-        norms = total.new_zeros(records)
-        chosen = torch.isfinite(total).nonzero().flatten()
-        if len(chosen) == 0:
-            return norms
-        self.space.begin(bound.budget)
-        clusters = clusters_of(contributions(chosen), anatomy, self.space)
-        squares = group_squares(clusters)
-        added = add_clipped(clusters, squares, squared_total(squares), anatomy, bound, views)
-        return norms.index_copy_(0, chosen, added)
+        with exact_products():
+            found = contributions()
+            if not found:  # the loss depends on none of the parameters
+                return bound.out.new_zeros(records)
+            self.adding = True
+            return add_certified(
+                clusters_of(found, anatomy, self.space), anatomy, bound, self._views(anatomy, bound.out)
+            )
 
     def _views(self, anatomy: Anatomy, out: Tensor) -> ParameterViews:
         """Views of the buffer; those of a small one are kept for the next step, where making them would be felt."""
         if self.views is None or self.views.out is not out or self.views.anatomy is not anatomy:
             views = ParameterViews(out, anatomy)
-            self.views = views if anatomy.size <= SMALL and not views.copied else None
+            self.views = views if anatomy.size <= SMALL else None
             return views
         return self.views
 
@@ -264,65 +260,11 @@ def examination_key(loss: Loss, x: Inputs) -> tuple[Any, ...]:
     return code, *((tensor.shape[1:], tensor.dtype) for tensor in (x if isinstance(x, tuple) else (x,)))
 
 
-def group_squares(clusters: Sequence[Cluster]) -> dict[int, Tensor]:
-    """Squared norms by group of per-layer clipping; groups without a call in this batch are absent."""
-    squares: dict[int, Tensor] = {}
-    for cluster in clusters:
-        known, found = squares.get(cluster.group), cluster.squared_norms()
-        squares[cluster.group] = found if known is None else known + found
-    return squares
-
-
-def squared_total(squares: dict[int, Tensor]) -> Tensor:
-    first, *rest = squares.values()
-    return sum(rest, start=first)
-
-
-def all_finite(total: Tensor) -> bool:
-    """Whether every record has a finite norm: asked of each, for the sum of finite squares may overflow."""
-    return bool(torch.isfinite(total).all())
-
-
-def add_clipped(
-    clusters: Sequence[Cluster],
-    squares: dict[int, Tensor],
-    total: Tensor,
-    anatomy: Anatomy,
-    bound: ClipBound,
-    views: ParameterViews,
-) -> Tensor:
-    """The weighted sums, onto the buffer; the norms come back.
-
-    Per-layer clipping gives each of the K groups C / sqrt(K), whether it was used or not: the joint norm of a
-    record over all groups is then at most C, the same sensitivity as flat clipping.
-    """
-    norms = total.sqrt()
-    if bound.style == "per-layer":
-        share = bound.clip / math.sqrt(anatomy.groups)
-        factors = {group: clip_factors(values.sqrt(), share) for group, values in squares.items()}
-    else:
-        factors = dict.fromkeys(squares, clip_factors(norms, bound.clip, bound.style))
-    for cluster in clusters:
-        cluster.add_weighted(factors[cluster.group], views.parts)
-    views.finish()
-    return norms
-
-
 class ParameterViews:
-    """Views of the flat buffer in the shapes of the parameters; through a scratch copy where the types differ."""
+    """Views of the flat buffer in the shapes of the parameters."""
 
     def __init__(self, out: Tensor, anatomy: Anatomy) -> None:
-        self.out, self.anatomy = out, anatomy
-        self.copied = any(parameter.dtype != out.dtype for parameter in anatomy.parameters)
-        if self.copied:
-            self.parts = [torch.zeros_like(parameter, requires_grad=False) for parameter in anatomy.parameters]
-        else:
-            pieces = out.split_with_sizes(anatomy.sizes)
-            self.parts = [piece.view(value.shape) for piece, value in zip(pieces, anatomy.parameters, strict=True)]
-
-    def finish(self) -> None:
-        if self.copied:
-            self.out.add_(torch.cat([part.flatten().to(self.out.dtype) for part in self.parts]))
+        self.out, self.anatomy, self.parts = out, anatomy, views_of(out, anatomy)
 
 
 def check_buffer(out: Tensor, anatomy: Anatomy) -> None:

@@ -7,7 +7,8 @@ For a record with gradient norm n and a bound C the factor is
 
 so that factor * n <= C in both. In floating point that is not enough: the norm carries the rounding of its sum
 of squares, and factor * gradient rounds again. C is therefore shrunk by SLACK units of machine precision, more
-than both together, so that what enters the sum has a norm of at most C, not C plus rounding.
+than both together, so that what enters the sum has a norm of at most C, not C plus rounding. What the sum of a batch
+loses is another matter: see `rounding`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ from confide.errors import Refusal
 from confide.mechanism.clipping.factors import Style, check_clip, check_style, clip_factors
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 
-# Rows are widened to float64 in pieces of this many bytes.
+# Rows are widened to float64 in pieces of this many bytes, and of no more rows than keep the error of ten million
+# within the share of C that `rounding` sets.
 PIECE_BYTES = 8 << 20
+PIECE_ROWS = 4096
 
 
 def clipped_sum_of_rows(matrix: Tensor, *, clip: float, out: Tensor, style: Style = "flat") -> Tensor:
@@ -29,13 +31,23 @@ def clipped_sum_of_rows(matrix: Tensor, *, clip: float, out: Tensor, style: Styl
     total = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
     # the sum is rounded once to the type of `out`: the bound leaves room for that
     bound = clip * (1 - torch.finfo(out.dtype).eps)
-    for start, stop in chunks(matrix.shape[0], 8 * matrix.shape[1], PIECE_BYTES):
+    for start, stop in chunks(matrix.shape[0], max(8 * matrix.shape[1], PIECE_BYTES // PIECE_ROWS), PIECE_BYTES):
         rows = matrix[start:stop].to(torch.float64)
-        squares = squared_norms_of(rows)
-        finite = torch.isfinite(squares)
-        rows = torch.where(finite[:, None], rows, 0.0)
-        found = torch.where(finite, squares, 0.0).sqrt_()
+        rows, found, scale = unit_rows(rows)
         norms[start:stop] = found
-        total.addmv_(rows.t(), clip_factors(found, bound, style))
+        total.add_(torch.mv(rows.t(), clip_factors(found, bound, style).mul_(scale)))
     out.add_(total)
     return norms
+
+
+def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows divided by their largest entry, their norms, and what they were divided by; rows that are not finite are 0.
+
+    Squares of what is at most 1 in size do not overflow. A norm beyond the largest number is that number.
+    """
+    rows = torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, 0.0)
+    if not rows.shape[1]:
+        return rows, rows.sum(1), rows.sum(1)
+    scale = rows.abs().amax(1).clamp_(min=torch.finfo(rows.dtype).tiny)
+    rows = rows.div_(scale[:, None])
+    return rows, squared_norms_of(rows).sqrt_().mul_(scale).nan_to_num_(), scale

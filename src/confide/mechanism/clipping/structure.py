@@ -165,7 +165,7 @@ def _missed(run: Pass, anatomy: Anatomy) -> frozenset[int]:
 def _chain(asked: Question, anatomy: Anatomy, run: Pass) -> LayerChain | None:
     """The short way for fully connected networks, where it gives the same gradients."""
     chain, few = chain_of(asked.module, anatomy), asked.few
-    if chain is None or not chain.fits(few.x, few.x):
+    if chain is None or not chain.fits(few.x):
         return None
     space = Workspace()
     space.begin(BUDGET)

@@ -18,7 +18,8 @@ its upper bound takes for the variances of an output their largest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, TypeAlias
 
 import torch
@@ -33,10 +34,11 @@ from confide.layers.bayesian import (
     _LocalReparameterisation,
 )
 from confide.layers.dropout import SharedNoiseConv2d, SharedNoiseLinear
-from confide.mechanism.clipping.factors import PRECISION, guard
+from confide.mechanism.clipping.factors import guard
+from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups, patches_of
-from confide.mechanism.clipping.rules.linear import CANCELLATION, OuterProduct, OuterSum, with_positions
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Weighted, rule_for
+from confide.mechanism.clipping.rules.linear import OuterProduct, OuterSum, with_positions
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -47,7 +49,8 @@ class Combined(Contribution):
     """Parameters whose gradients are sums of scaled base gradients: grad[name] = sum_k scale_k * base_k.
 
     Every base is a contribution with a parameter called "weight"; a scale is a tensor of the weight's shape, or None
-    for 1. `biases` are small gradients held in full.
+    for 1. `biases` are small gradients held in full. Every record's gradient is formed, for its norm and for the sum, so
+    that nothing in it can cancel unseen; those that fit into the budget are kept from the one to the other.
     """
 
     def __init__(
@@ -55,8 +58,12 @@ class Combined(Contribution):
     ) -> None:
         self.bases, self.terms, self.biases, self.space = list(bases), terms, biases, space
         self.records = bases[0].records
+        self.kept: dict[str, Tensor] | None = None
+        self.squares: Tensor | None = None
 
     def _weights(self, start: int, stop: int) -> dict[str, Tensor]:
+        if self.kept is not None:
+            return {name: values[start:stop] for name, values in self.kept.items()}
         values = [base.dense(start, stop)["weight"] for base in self.bases]
         return {
             name: sum((values[base] if scale is None else values[base] * scale for base, scale in parts[1:]), first)
@@ -64,42 +71,52 @@ class Combined(Contribution):
             for first in [values[parts[0][0]] if parts[0][1] is None else values[parts[0][0]] * parts[0][1]]
         }
 
+    def _pieces(self) -> list[tuple[int, int]]:
+        entries = self.bases[0].dense(0, 1)["weight"]
+        size = (len(self.bases) + 2) * entries.numel() * entries.element_size()
+        return list(chunks(self.records, size, self.space.budget))
+
     def squared_norms(self) -> Tensor:
-        norms = self._weight_norms()
-        for values in self.biases.values():
-            norms = norms + squared_norms_of(values)
-        return norms
+        if self.squares is None:
+            self.squares = self._weight_norms()
+            for values in self.biases.values():
+                self.squares = self.squares + squared_norms_of(values)
+        return self.squares
 
     def _weight_norms(self) -> Tensor:
         if not self.terms:
             return next(iter(self.biases.values())).new_zeros(self.records)
-        entries = self.bases[0].dense(0, 1)["weight"]
-        size = (len(self.bases) + 2) * entries.numel() * entries.element_size()
-        return torch.cat(
-            [
-                torch.stack([squared_norms_of(value) for value in self._weights(start, stop).values()]).sum(0)
-                for start, stop in chunks(self.records, size, self.space.budget)
-            ]
-        )
+        pieces, parts = self._pieces(), []
+        for start, stop in pieces:
+            found = self._weights(start, stop)
+            parts.append(torch.stack([squared_norms_of(value) for value in found.values()]).sum(0))
+        self.kept = found if len(pieces) == 1 else None
+        return torch.cat(parts)
 
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
-        for base, contribution in enumerate(self.bases):
-            uses = [(name, scale) for name, parts in self.terms.items() for index, scale in parts if index == base]
-            if not uses:
-                continue
-            place = into[uses[0][0]]
-            if len(uses) == 1 and uses[0][1] is None:  # straight to where it goes
-                contribution.add_weighted(factors, {"weight": place})
-                continue
-            total = self.space.take(place, *place.shape).zero_()
-            contribution.add_weighted(factors, {"weight": total})
-            for name, scale in uses:
-                if scale is None:
-                    into[name].add_(total)
-                else:
-                    into[name].addcmul_(total, scale)
-        for name, values in self.biases.items():
-            into[name].addmv_(values.t(), factors)
+    def spread(self) -> Tensor:
+        return self.squared_norms().sqrt()
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        found = {name: factors @ values for name, values in self.biases.items()}
+        for start, stop in self._pieces() if self.terms else ():
+            for name, values in self._weights(start, stop).items():
+                part = (factors[start:stop] @ values.flatten(1)).view(values.shape[1:])
+                found[name] = found[name].add_(part) if name in found else part
+        return found
+
+    def chosen(self, where: Where) -> Contribution:
+        return self._alike([base.chosen(where) for base in self.bases], lambda values: values[where])
+
+    def widened(self) -> Contribution:
+        return self._alike([base.widened() for base in self.bases], Tensor.double)
+
+    def _alike(self, bases: list[Contribution], change: Callable[[Tensor], Tensor]) -> Combined:
+        found = copy(self)
+        found.bases, found.records = bases, bases[0].records
+        found.biases = {name: change(values) for name, values in self.biases.items()}
+        found.kept = None if self.kept is None else {name: change(values) for name, values in self.kept.items()}
+        found.squares = None if self.squares is None else change(self.squares)
+        return found
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         weights = self._weights(start, stop) if self.terms else {}
@@ -134,7 +151,7 @@ class MeanFieldOuterProducts(Contribution):
         return norms
 
     def _mean_norms(self) -> Tensor:
-        eps = PRECISION[self.lefts.dtype].eps
+        hidden = lost_in_squares(self.lefts.shape[2] + self.rights.shape[2] + self.draws, self.lefts.dtype)
         norms = self.lefts.new_zeros(self.records)
         for first, second in self.pairs:
             left = (self.lefts[first] * self.lefts[second]).sum(1)
@@ -143,7 +160,7 @@ class MeanFieldOuterProducts(Contribution):
                 left.add_(guard(self.lefts.shape[2], left.dtype))
                 right.add_(guard(self.rights.shape[2], left.dtype))
                 # draws may cancel: what rounding could hide then is added
-                norms.addcmul_(left, right, value=1 + (self.draws - 1) * CANCELLATION * eps)
+                norms.addcmul_(left, right, value=1 + (self.draws - 1) * self.draws * hidden)
             else:
                 norms.addcmul_(left, right, value=2)
         return norms.clamp_(min=0)
@@ -156,6 +173,9 @@ class MeanFieldOuterProducts(Contribution):
             found = (self.rights[first] * self.rights[second]) @ product.t()
             found.mul_(self.lefts[first]).mul_(self.lefts[second])
             norms.add_(found.sum(1), alpha=1 if first == second else 2)
+        if self.draws > 1:
+            hidden = lost_in_squares(self.lefts.shape[2] + self.rights.shape[2] + self.draws, self.lefts.dtype)
+            norms.clamp_(min=0).add_(self._rho_bound(slopes), alpha=hidden)
         return norms.clamp_(min=0)
 
     def _rho_bound(self, slopes: Tensor) -> Tensor:
@@ -171,20 +191,58 @@ class MeanFieldOuterProducts(Contribution):
             self.scratch = self.space.take(slopes, *slopes.shape[1:])
         return self.scratch
 
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
-        mean, rho = into.get("weight_mean"), into.get("weight_rho")
+    def chain(self, records: int) -> int:
+        return (records + 1) * self.draws
+
+    def spread(self) -> Tensor:
+        if self.draws == 1:  # scaling entries after the sum changes their errors as it changes them
+            return self.squared_norms().sqrt_()
+        squares = self.lefts.new_zeros(self.records)
+        if "weight_mean" in self.trainable:
+            sides = (squared_norms_of(side.flatten(0, 1)) for side in (self.lefts, self.rights))
+            squares += torch.mul(*sides).sqrt_().view(self.draws, -1).sum(0).square_()
+        if self.slopes is not None:
+            squares += self._rho_bound(self.slopes)
+        for values in self.biases.values():
+            squares += squared_norms_of(values)
+        return squares.sqrt_()
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        found = {name: factors @ values for name, values in self.biases.items()}
         scaled = self.lefts * factors.unsqueeze(1)
-        if rho is None or self.slopes is None:
-            if mean is not None:
-                mean.addmm_(scaled.flatten(0, 1).t(), self.rights.flatten(0, 1))
-        else:
-            for left, right, slope in zip(scaled, self.rights, self.slopes, strict=True):
-                total = torch.mm(left.t(), right, out=self._scratch(self.slopes))
-                if mean is not None:
-                    mean.add_(total)
-                rho.addcmul_(total, slope)
-        for name, values in self.biases.items():
-            into[name].addmv_(values.t(), factors)
+        mean = "weight_mean" in self.trainable
+        if self.slopes is None:
+            if mean:
+                found["weight_mean"] = scaled.flatten(0, 1).t() @ self.rights.flatten(0, 1)
+            return found
+        for left, right, slope in zip(scaled, self.rights, self.slopes, strict=True):
+            first = "weight_rho" not in found
+            room = self.space.take(slope, *slope.shape) if first else self._scratch(self.slopes)
+            total = torch.mm(left.t(), right, out=room)
+            if first:
+                found["weight_rho"] = torch.mul(total, slope, out=self.space.take(slope, *slope.shape))
+                found |= {"weight_mean": total} if mean else {}
+            else:
+                found["weight_rho"].addcmul_(total, slope)
+                if mean:
+                    found["weight_mean"].add_(total)
+        return found
+
+    def chosen(self, where: Where) -> Contribution:
+        return self._alike(lambda values: values.transpose(0, 1)[where].transpose(0, 1), lambda values: values[where])
+
+    def widened(self) -> Contribution:
+        return self._alike(Tensor.double, Tensor.double)
+
+    def _alike(self, sides: Callable[[Tensor], Tensor], biases: Callable[[Tensor], Tensor]) -> Contribution:
+        found = copy(self)
+        found.lefts, found.rights = sides(self.lefts), sides(self.rights)
+        found.records = found.lefts.shape[1]
+        found.biases = {name: biases(values) for name, values in self.biases.items()}
+        if found.slopes is not None:
+            found.slopes = found.slopes.to(found.lefts.dtype)
+        found.scratch = None
+        return found
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         lefts, rights = self.lefts[:, start:stop], self.rights[:, start:stop]
@@ -274,6 +332,14 @@ class LocalOuterProducts(Combined):
         else:
             of_variance = squared_norms_of(base.right) * (base.left.square() @ variance.amax(1).square_())
         return norms + of_variance if "weight_mean" in self.terms else of_variance
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        """One scaled outer product each: scaling entries after the sum changes their errors as it changes them."""
+        found = {name: factors @ values for name, values in self.biases.items()}
+        for name, ((base, scale),) in self.terms.items():
+            total = self.bases[base].weighted(factors)["weight"]
+            found[name] = total if scale is None else total.mul_(scale)
+        return found
 
 
 def _local_terms(call: Call) -> Terms:

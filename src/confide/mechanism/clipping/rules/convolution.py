@@ -17,9 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.mechanism.clipping.rules.linear import CACHE_BYTES, PASS_COST, ghost_norms, rounding_guard
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Weighted, rule_for
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
+
+# Terms that meet in one product: enough to be worth a call, few enough for the rounding of some hundred records.
+TERMS = 128
 
 
 class PatchSum(Contribution):
@@ -33,6 +36,7 @@ class PatchSum(Contribution):
         self.records, self.groups, self.channels, self.positions = left.shape
         self.width = math.prod(kernel) * patches.shape[-1]
         self.stored: Tensor | None = None
+        self.spreads: Tensor | None = None  # as far as they are known
         self.buffer: Tensor | None = None
 
     def _columns(self, start: int, stop: int) -> Tensor:
@@ -45,9 +49,14 @@ class PatchSum(Contribution):
         columns.view(part.shape).copy_(part)
         return columns
 
+    def _record_bytes(self) -> int:
+        return self.groups * self.positions * self.width * self.left.element_size()
+
+    def _piece_bytes(self) -> int:
+        return min(self.space.budget, CACHE_BYTES)
+
     def _pieces(self) -> Any:
-        size = self.groups * self.positions * self.width * self.left.element_size()
-        return chunks(self.records, size, min(self.space.budget, CACHE_BYTES))
+        return chunks(self.records, self._record_bytes(), self._piece_bytes())
 
     def _gradients(self, start: int, stop: int) -> Tensor:
         """(records, groups, channels, width)"""
@@ -71,14 +80,16 @@ class PatchSum(Contribution):
             columns = self._columns(start, stop).flatten(0, 1)
             torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=piece.view(-1, self.channels, self.width))
             norms[start:stop] = squared_norms_of(piece)
+        self.spreads = norms.sqrt()
         return norms
 
     def _ghost_norms(self) -> Tensor:
-        norms = self.left.new_empty(self.records)
+        norms, self.spreads = self.left.new_empty(self.records), self.left.new_empty(self.records)
         for start, stop in self._pieces():
             left = self.left[start:stop].flatten(0, 1).transpose(1, 2)
-            each = ghost_norms(left, self._columns(start, stop).flatten(0, 1))
+            each, spreads = ghost_norms(left, self._columns(start, stop).flatten(0, 1))
             norms[start:stop] = each.view(stop - start, self.groups).sum(1)
+            self.spreads[start:stop] = torch.linalg.vector_norm(spreads.view(stop - start, self.groups), dim=1)
         return norms
 
     def _piecewise_norms(self) -> Tensor:
@@ -86,19 +97,59 @@ class PatchSum(Contribution):
         for start, stop in self._pieces():
             columns = self._columns(start, stop)
             left = self.left[start:stop]
-            norms[start:stop] = squared_norms_of(torch.matmul(left, columns)) + rounding_guard(left, columns)
+            norms[start:stop] = squared_norms_of(torch.matmul(left, columns))
+            norms[start:stop] += rounding_guard(left, columns, self.positions)
         return norms
 
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
+    def chain(self, records: int) -> int:
+        if self.stored is not None:
+            return records
+        together = max(1, TERMS // self.positions)
+        piece = max(1, min(records, self._piece_bytes() // self._record_bytes()))
+        # the terms of one product, the products of one piece of records, and two sums for every piece
+        return min(records, together) * self.positions + -(-piece // together) + 2 * -(-records // piece)
+
+    def spread(self) -> Tensor:
+        if self.spreads is None:
+            self.spreads = self.left.new_empty(self.records)
+            for start, stop in self._pieces():
+                sides = (squared_norms_of(side) for side in (self.left[start:stop], self._columns(start, stop)))
+                self.spreads[start:stop] = torch.mul(*sides).sqrt_()
+        found: Tensor = self.spreads
+        return found
+
+    def chosen(self, where: Where) -> PatchSum:
+        found = PatchSum(self.left[where], self.patches[where], self.kernel, self.space)
+        found.stored = None if self.stored is None else self.stored[where]
+        found.spreads = None if self.spreads is None else self.spreads[where]
+        return found
+
+    def widened(self) -> PatchSum:
+        """The patches are widened as they are written out."""
+        found = PatchSum(self.left.double(), self.patches, self.kernel, self.space)
+        found.stored = None if self.stored is None else self.stored.double()
+        return found
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         if self.stored is not None:
             total = factors @ self.stored
         else:
-            total = self.left.new_zeros(self.groups, self.channels, self.width)
-            for start, stop in self._pieces():
-                scaled = self.left[start:stop] * expanded(factors[start:stop], 4)
-                rows = self._columns(start, stop).transpose(0, 1).reshape(self.groups, -1, self.width)
-                total.baddbmm_(scaled.permute(1, 2, 0, 3).reshape(self.groups, self.channels, -1), rows)
-        into["weight"].add_(self._as_weight(total.view(1, self.groups, self.channels, self.width))[0])
+            total = self._products(factors)
+        return {"weight": self._as_weight(total.view(1, self.groups, self.channels, self.width))[0]}
+
+    def _products(self, factors: Tensor) -> Tensor:
+        """Few terms meet in one product: as many products side by side as it takes, and their sums added up."""
+        total = self.left.new_zeros(self.groups, self.channels, self.width)
+        together = max(1, TERMS // self.positions)
+        for start, stop in self._pieces():
+            scaled, columns = self.left[start:stop] * expanded(factors[start:stop], 4), self._columns(start, stop)
+            whole = (stop - start) // together * together
+            for first, last, size in ((0, whole, together), (whole, stop - start, stop - start - whole)):
+                if first < last:  # (blocks, groups, channels, terms) and (blocks, groups, terms, width)
+                    left = scaled[first:last].unflatten(0, (-1, size)).permute(0, 2, 3, 1, 4).flatten(3)
+                    right = columns[first:last].unflatten(0, (-1, size)).transpose(1, 2).flatten(2, 3)
+                    total += torch.matmul(left, right).sum(0)
+        return total
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
         """(records, groups, channels, width) in the shape of the weight, (records, channels, inputs, *kernel)."""
@@ -112,15 +163,26 @@ class PatchSum(Contribution):
 class WithBias(Contribution):
     """A weight's contribution and the bias that goes with it."""
 
-    def __init__(self, weight: Contribution, bias: Dense) -> None:
+    def __init__(self, weight: Contribution, bias: Contribution) -> None:
         self.weight, self.bias, self.records = weight, bias, weight.records
 
     def squared_norms(self) -> Tensor:
         return self.weight.squared_norms() + self.bias.squared_norms()
 
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
-        self.weight.add_weighted(factors, into)
-        self.bias.add_weighted(factors, into)
+    def chain(self, records: int) -> int:
+        return max(self.weight.chain(records), self.bias.chain(records))
+
+    def spread(self) -> Tensor:
+        return torch.hypot(self.weight.spread(), self.bias.spread())
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        return self.weight.weighted(factors) | self.bias.weighted(factors)
+
+    def chosen(self, where: Where) -> Contribution:
+        return WithBias(self.weight.chosen(where), self.bias.chosen(where))
+
+    def widened(self) -> Contribution:
+        return WithBias(self.weight.widened(), self.bias.widened())
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         return self.weight.dense(start, stop) | self.bias.dense(start, stop)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.errors import UnclippableError
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Weighted, rule_for
+from confide.mechanism.clipping.rounding import lost_in_squares
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, rule_for
 from confide.mechanism.clipping.rules.squares import expanded, squared_norms_of
 
 # With more positions than this, adding up the rows of equal indices is cheaper than comparing all pairs.
@@ -31,8 +32,13 @@ class Rows(Contribution):
             return squared_norms_of(self.values)
         if self.index.shape[1] <= PAIRS:
             same = self.index.unsqueeze(2) == self.index.unsqueeze(1)
-            return (torch.bmm(self.values, self.values.transpose(1, 2)) * same).sum((1, 2)).clamp_(min=0)
-        return self._norms_by_row()
+            norms = (torch.bmm(self.values, self.values.transpose(1, 2)) * same).sum((1, 2)).clamp_(min=0)
+            width = self.values.shape[2]
+        else:
+            norms, width = self._norms_by_row(), 0
+        # what cancels in a row is hidden from the norm by rounding, but not from the sum
+        hidden = lost_in_squares(width + self.index.shape[1], norms.dtype)
+        return norms.addcmul_(spread := self.spread(), spread, value=hidden)
 
     def _norms_by_row(self) -> Tensor:
         """Add up what one record sends to one row; the squares of these sums belong to the record."""
@@ -43,9 +49,25 @@ class Rows(Contribution):
         norms = self.values.new_zeros(self.records)
         return norms.index_add_(0, places // self.rows, squared_norms_of(sums))
 
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
+    def spread(self) -> Tensor:
+        return squared_norms_of(self.values.flatten(0, 1)).sqrt_().view(self.index.shape).sum(1)
+
+    def chain(self, records: int) -> int:
+        """No more than the most frequent index has in all."""
+        if not self.index.numel():
+            return 1
+        return min(records * self.index.shape[1], int(torch.bincount(self.index.flatten()).max()))
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         scaled = self.values * expanded(factors, 3)
-        into["weight"].index_add_(0, self.index.flatten(), scaled.flatten(0, 1))
+        weight = scaled.new_zeros(self.rows, self.values.shape[2])
+        return {"weight": weight.index_add_(0, self.index.flatten(), scaled.flatten(0, 1))}
+
+    def chosen(self, where: Where) -> Contribution:
+        return Rows(self.index[where], self.values[where], self.rows)
+
+    def widened(self) -> Contribution:
+        return Rows(self.index, self.values.double(), self.rows)
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         index, values = self.index[start:stop], self.values[start:stop]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from confide._native.arithmetic import gram_norms
 from confide.mechanism.clipping.factors import PRECISION, guard
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Weighted, rule_for
+from confide.mechanism.clipping.rounding import lost_in_squares
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -27,9 +28,6 @@ from confide.mechanism.clipping.workspace import Workspace
 PASS_COST = 80
 # Buffers of this size stay in cache between the product that fills them and the sum that reads them.
 CACHE_BYTES = 2 << 20
-# Ghost norms are rounded relative to the norms of their terms; this much is added so that terms that cancel
-# cannot hide a record from the clip.
-CANCELLATION = 16
 
 
 class OuterProduct(Contribution):
@@ -41,25 +39,39 @@ class OuterProduct(Contribution):
     def __init__(self, left: Tensor, right: Tensor, bias: bool, space: Workspace, ours: bool = False) -> None:
         self.left, self.right, self.bias, self.space, self.ours = left, right, bias, space, ours
         self.records = left.shape[0]
+        self.squares: Tensor | None = None
 
     def squared_norms(self) -> Tensor:
+        """Worked out once: the left side may be overwritten later."""
+        if self.squares is None:
+            self.squares = self._squared_norms()
+        return self.squares
+
+    def _squared_norms(self) -> Tensor:
         left, right = self.left, self.right
         extra = 1.0 if self.bias else guard(right.shape[1], right.dtype)
         of_left = squared_norms_of(left).add_(guard(left.shape[1], left.dtype))
         return squared_norms_of(right).add_(extra).mul_(of_left)
 
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
+    def spread(self) -> Tensor:
+        return self.squared_norms().sqrt()
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         left, right = self.left, self.right
         column = factors.unsqueeze(1)
+        weight = self.space.take(left, left.shape[1], right.shape[1])
         if right.shape[1] < left.shape[1] and not self.ours:  # scale the narrower side
-            into["weight"].addmm_(left.t(), right * column)
-            if self.bias:
-                into["bias"].addmv_(left.t(), factors)
-        else:
-            scaled = left.mul_(column) if self.ours else left * column
-            into["weight"].addmm_(scaled.t(), right)
-            if self.bias:
-                into["bias"].add_(scaled.sum(0))
+            found = {"weight": torch.mm(left.t(), right * column, out=weight)}
+            return found | {"bias": torch.mv(left.t(), factors)} if self.bias else found
+        scaled = left.mul_(column) if self.ours else left * column
+        found = {"weight": torch.mm(scaled.t(), right, out=weight)}
+        return found | {"bias": scaled.sum(0)} if self.bias else found
+
+    def chosen(self, where: Where) -> Contribution:
+        return OuterProduct(self.left[where], self.right[where], self.bias, self.space, self.ours)
+
+    def widened(self) -> Contribution:
+        return OuterProduct(self.left.double(), self.right.double(), self.bias, self.space, True)
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         left, right = self.left[start:stop], self.right[start:stop]
@@ -78,6 +90,16 @@ class OuterSum(Contribution):
         self.records = left.shape[0]
         self.biases = left.sum(1) if bias else None
         self.stored: Tensor | None = None
+        self.spreads: Tensor | None = None  # of the weight, as far as they are known
+
+    def chain(self, records: int) -> int:
+        return records if self.stored is not None else records * self.left.shape[1]
+
+    def spread(self) -> Tensor:
+        if self.spreads is None:
+            self.spreads = (squared_norms_of(self.left) * squared_norms_of(self.right)).sqrt_()
+        found: Tensor = self.spreads
+        return found if self.biases is None else (found.square() + squared_norms_of(self.biases)).sqrt_()
 
     def squared_norms(self) -> Tensor:
         norms = self._weight_norms()
@@ -107,13 +129,14 @@ class OuterSum(Contribution):
             left, right = self.left[start:stop], self.right[start:stop]
             torch.bmm(left.transpose(1, 2), right, out=piece.view(-1, outputs, inputs))
             norms[start:stop] = squared_norms_of(piece)
+        self.spreads = norms.sqrt()
         return norms
 
     def _ghost_norms(self) -> Tensor:
         size = 2 * self.left.shape[1] ** 2 * self.left.element_size()
-        norms = self.left.new_empty(self.records)
+        norms, self.spreads = self.left.new_empty(self.records), self.left.new_empty(self.records)
         for start, stop in chunks(self.records, size, self.space.budget):
-            norms[start:stop] = ghost_norms(self.left[start:stop], self.right[start:stop])
+            norms[start:stop], self.spreads[start:stop] = ghost_norms(self.left[start:stop], self.right[start:stop])
         return norms
 
     def _piecewise_norms(self, size: int) -> Tensor:
@@ -121,19 +144,33 @@ class OuterSum(Contribution):
         for start, stop in chunks(self.records, size, min(self.space.budget, max(size, CACHE_BYTES))):
             left, right = self.left[start:stop], self.right[start:stop]
             norms[start:stop] = squared_norms_of(torch.bmm(left.transpose(1, 2), right))
-        return norms.add_(rounding_guard(self.left, self.right))
+        return norms.add_(rounding_guard(self.left, self.right, self.left.shape[1]))
 
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         if self.stored is not None:
-            into["weight"].add_((factors @ self.stored).view_as(into["weight"]))
+            weight = (factors @ self.stored.to(factors.dtype)).view(self.left.shape[2], self.right.shape[2])
         else:
-            self._add_products(factors, into["weight"])
-        if self.biases is not None:
-            into["bias"].addmv_(self.biases.t(), factors)
+            weight = self._products(factors)
+        return {"weight": weight} if self.biases is None else {"weight": weight, "bias": factors @ self.biases}
 
-    def _add_products(self, factors: Tensor, weight: Tensor) -> None:
+    def chosen(self, where: Where) -> Contribution:
+        found = OuterSum(self.left[where], self.right[where], False, self.space)
+        found.bias, found.biases = self.bias, None if self.biases is None else self.biases[where]
+        found.stored = None if self.stored is None else self.stored[where]
+        found.spreads = None if self.spreads is None else self.spreads[where]
+        return found
+
+    def widened(self) -> Contribution:
+        found = OuterSum(self.left.double(), self.right.double(), False, self.space)
+        # what was formed before its norm was taken stays as it is
+        found.bias, found.biases = self.bias, None if self.biases is None else self.biases.double()
+        found.stored = None if self.stored is None else self.stored.double()
+        return found
+
+    def _products(self, factors: Tensor) -> Tensor:
         """One product over the positions of all records, the narrower side scaled, a piece that fits into the cache."""
         left, right, column = self.left, self.right, expanded(factors, 3)
+        weight = self.space.take(left, left.shape[2], right.shape[2]).zero_()
         narrow_right = right.shape[2] < left.shape[2]
         size = left.shape[1] * min(left.shape[2], right.shape[2]) * left.element_size()
         for start, stop in chunks(self.records, size, CACHE_BYTES):
@@ -143,6 +180,7 @@ class OuterSum(Contribution):
             else:
                 some_left = some_left * some
             weight.addmm_(some_left.flatten(0, 1).t(), some_right.flatten(0, 1))
+        return weight
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         weight = torch.bmm(self.left[start:stop].transpose(1, 2), self.right[start:stop])
@@ -154,14 +192,14 @@ class OuterSum(Contribution):
         return merge_outer_products(self, others)
 
 
-def ghost_norms(left: Tensor, right: Tensor) -> Tensor:
-    """|sum_t left_t right_t^T|^2 through the Gram matrices of the positions.
+def ghost_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """|sum_t left_t right_t^T|^2 through the Gram matrices of the positions, and |left| |right|, at least its spread.
 
     The terms may cancel and tiny ones may have been lost; what that could hide is added, so that no record passes
     with a norm that is too small.
     """
     precision = PRECISION[left.dtype]
-    slack = CANCELLATION * precision.eps
+    slack = lost_in_squares(left.shape[2] + right.shape[2] + left.shape[1], left.dtype)
     native = gram_norms(left, right, slack, precision.tiny)
     if native is not None:
         return native
@@ -171,12 +209,13 @@ def ghost_norms(left: Tensor, right: Tensor) -> Tensor:
     of_left, of_right = (gram.diagonal(dim1=1, dim2=2).sum(1) for gram in (gram_left, gram_right))
     lost_left, lost_right = (guard(side[0].numel(), side.dtype) for side in (left, right))
     norms.addcmul_(of_left, of_right, value=slack)
-    return norms.add_(of_right, alpha=lost_left).add_(of_left, alpha=lost_right).add_(lost_left * lost_right)
+    norms.add_(of_right, alpha=lost_left).add_(of_left, alpha=lost_right).add_(lost_left * lost_right)
+    return norms, of_left.mul_(of_right).sqrt_()
 
 
-def rounding_guard(left: Tensor, right: Tensor) -> Tensor:
+def rounding_guard(left: Tensor, right: Tensor, terms: int) -> Tensor:
     """What rounding may hide when norms and sums come from two different products."""
-    return (squared_norms_of(left) * squared_norms_of(right)).mul_(CANCELLATION * PRECISION[left.dtype].eps)
+    return (squared_norms_of(left) * squared_norms_of(right)).mul_(lost_in_squares(terms, left.dtype))
 
 
 def merge_outer_products(first: OuterProduct | OuterSum, others: Sequence[Contribution]) -> Contribution | None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from confide.mechanism.clipping.rules.squares import squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
-Weighted: TypeAlias = Mapping[str, Tensor]
+Where: TypeAlias = slice | Tensor
 
 
 @dataclass(slots=True)
@@ -62,18 +62,36 @@ class Contribution(ABC):
     """The gradients of every record with respect to one layer's parameters, seldom stored in full."""
 
     records: int
+    shortened: bool = False
+    """Whether the call was in half precision, in which autograd adds up its own gradients too."""
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
         """Sum over the parameters of the squared gradient norm, one number per record."""
 
     @abstractmethod
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
-        """into[name] += sum over records of factors[record] * gradient[record]."""
+    def spread(self) -> Tensor:
+        """For every record the sum of the norms of the parts that `weighted` adds up: at least the gradient's norm."""
+
+    def chain(self, records: int) -> int:
+        """How many terms meet in one entry of `weighted`, at most, for so many of the records."""
+        return records
+
+    @abstractmethod
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        """The sum over records of factors[record] * gradient[record], in tensors of its own (or lent by the space)."""
 
     @abstractmethod
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         """The gradients of records start..stop in full: (stop - start, *shape) for every parameter."""
+
+    @abstractmethod
+    def chosen(self, where: Where) -> Contribution:
+        """The same for some of the records."""
+
+    @abstractmethod
+    def widened(self) -> Contribution:
+        """The same gradients, to be summed and formed in double precision."""
 
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
         """One contribution for several calls of the same layer, or None where adding dense gradients is best."""
@@ -91,9 +109,20 @@ class Dense(Contribution):
         first, *rest = (squared_norms_of(value) for value in self.values.values())
         return sum(rest, start=first)
 
-    def add_weighted(self, factors: Tensor, into: Weighted) -> None:
-        for name, value in self.values.items():
-            into[name].view(-1).addmv_(value.reshape(self.records, -1).t(), factors)
+    def spread(self) -> Tensor:
+        return self.squared_norms().sqrt_()
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        return {
+            name: (factors @ value.reshape(self.records, -1)).view(value.shape[1:])
+            for name, value in self.values.items()
+        }
+
+    def chosen(self, where: Where) -> Contribution:
+        return Dense({name: value[where] for name, value in self.values.items()})
+
+    def widened(self) -> Contribution:
+        return Dense({name: value.double() for name, value in self.values.items()})
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         return {name: value[start:stop] for name, value in self.values.items()}

@@ -49,6 +49,11 @@ def chunks(records: int, bytes_each: int, budget: int) -> Iterator[tuple[int, in
         yield start, min(records, start + size)
 
 
+def full_precision(values: Tensor) -> Tensor:
+    """Half precision becomes single: no norm and no sum is taken in less."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
 def expanded(factors: Tensor, dimensions: int) -> Tensor:
     """Factors (records,) shaped to multiply a tensor of that many dimensions."""
     return factors.view(-1, *[1] * (dimensions - 1))

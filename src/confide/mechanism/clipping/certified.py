@@ -1,0 +1,182 @@
+"""From contributions to the certified sum: norms, factors, and the way of adding up that `rounding` proves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from confide.mechanism.clipping.anatomy import Anatomy
+from confide.mechanism.clipping.calls import Cluster
+from confide.mechanism.clipping.factors import Style, clip_factors, shrunk
+from confide.mechanism.clipping.rounding import CANCELLING, Way, error, way_of
+from confide.mechanism.clipping.rows import unit_rows
+from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
+
+
+class Bound(Protocol):
+    """What is asked for; `allowed` is what rounding may take of the clip."""
+
+    @property
+    def clip(self) -> float: ...
+    @property
+    def style(self) -> Style: ...
+    @property
+    def budget(self) -> int: ...
+    @property
+    def allowed(self) -> float: ...
+
+
+class Views(Protocol):
+    out: Tensor
+    parts: list[Tensor]
+
+
+def working_type(anatomy: Anatomy) -> torch.dtype:
+    """Double precision if all parameters have it, single otherwise: the type whose share of C is kept."""
+    return torch.float64 if all(value.dtype == torch.float64 for value in anatomy.parameters) else torch.float32
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Products of single precision are made of single precision: no shorter formats, whatever was set outside.
+
+    The certificate is about IEEE arithmetic; TF32, bfloat16 products and autocast would make its unit a thousand times
+    too small.
+    """
+    before = torch.get_float32_matmul_precision()
+    reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        with torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
+
+
+def add_certified(clusters: Sequence[Cluster], anatomy: Anatomy, bound: Bound, views: Views) -> Tensor:
+    """Add the clipped sum of all records onto the views; the norms come back, 0 for records that count as zero."""
+    squares = group_squares(clusters)
+    total = squared_total(squares)
+    factors, norms = factors_of(squares, total, anatomy, bound)
+    # what every record's parts come to beside C once they are scaled, layer by layer and in all
+    spreads = [cluster.spread() * factors[cluster.group] / bound.clip for cluster in clusters]
+    together = torch.stack([spread.to(norms.dtype).square() for spread in spreads]).sum(0) <= CANCELLING**2
+    if bool(together.all()):  # false for what is not a number
+        add_sums(clusters, factors, spreads, bound, views.parts)
+        return norms
+    chosen, rest = (~together).nonzero().flatten(), together.nonzero().flatten()
+    total, of_rows = sum_of_rows([cluster.chosen(chosen) for cluster in clusters], len(chosen), anatomy, bound)
+    if len(rest):
+        factors = {group: values[rest] for group, values in factors.items()}
+        some = [cluster.chosen(rest) for cluster in clusters]
+        add_sums(some, factors, [spread[rest] for spread in spreads], bound, views_of(total, anatomy))
+    views.out.add_(total)
+    return norms.index_copy(0, chosen, of_rows.to(norms.dtype))
+
+
+def add_sums(
+    clusters: Sequence[Cluster],
+    factors: dict[int, Tensor],
+    spreads: Sequence[Tensor],
+    bound: Bound,
+    parts: list[Tensor],
+) -> None:
+    """Every cluster's weighted sum in the cheapest way that keeps the error of all within what is allowed.
+
+    Clusters touch different parameters, so the squares of their errors add up. Those that err least come first, and
+    what they leave of their shares is there for the others.
+    """
+    plans = []
+    for cluster, spread in zip(clusters, spreads, strict=True):
+        each, size = factors[cluster.group], float(spread.sum(dtype=torch.float64))
+        plans.append((error(cluster.chain(len(each)), size, each.dtype), size, cluster, each))
+    left = bound.allowed**2
+    for number, (plain, size, cluster, each) in enumerate(sorted(plans, key=itemgetter(0))):
+        allowed = math.sqrt(left / (len(plans) - number))
+        way = Way() if plain <= allowed else way_of(len(each), cluster.chain, size, allowed, each.dtype)
+        if way.wide and each.dtype != torch.float64:
+            cluster, each = cluster.widened(), each.double()
+            way = way_of(len(each), cluster.chain, size, allowed, torch.float64)
+        cluster.add_weighted(each, parts, way.blocks)
+        left = max(0.0, left - min(allowed, plain) ** 2)
+
+
+def factors_of(
+    squares: dict[int, Tensor], total: Tensor, anatomy: Anatomy, bound: Bound
+) -> tuple[dict[int, Tensor], Tensor]:
+    """The factors of every group, and the norms.
+
+    Per-layer clipping gives each of the K groups C / sqrt(K), whether it was used or not: the joint norm of a
+    record over all groups is then at most C, the same sensitivity as flat clipping.
+    """
+    norms = total.sqrt()
+    if bound.style != "per-layer":
+        return dict.fromkeys(squares, clip_factors(norms, bound.clip, bound.style)), norms
+    share = bound.clip / math.sqrt(anatomy.groups)
+    return {group: clip_factors(values.sqrt(), share) for group, values in squares.items()}, norms
+
+
+def group_squares(clusters: Sequence[Cluster]) -> dict[int, Tensor]:
+    """Squared norms by group of per-layer clipping; groups without a call in this batch are absent."""
+    squares: dict[int, Tensor] = {}
+    for cluster in clusters:
+        known, found = squares.get(cluster.group), cluster.squared_norms()
+        squares[cluster.group] = found if known is None else known + found
+    return squares
+
+
+def squared_total(squares: dict[int, Tensor]) -> Tensor:
+    first, *rest = squares.values()
+    return sum(rest, start=first)
+
+
+def views_of(flat: Tensor, anatomy: Anatomy) -> list[Tensor]:
+    """A flat vector over all parameters, in their shapes."""
+    pieces = flat.split_with_sizes(anatomy.sizes)
+    return [piece.view(value.shape) for piece, value in zip(pieces, anatomy.parameters, strict=True)]
+
+
+def sum_of_rows(clusters: Sequence[Cluster], records: int, anatomy: Anatomy, bound: Bound) -> tuple[Tensor, Tensor]:
+    """The clipped sum of records apart: those whose parts cancel, or whose norm is no number in the type of the layers.
+
+    Their gradients are formed in full in double precision and clipped as rows, so that nothing depends on how their
+    parts were rounded. A row that is not finite counts as zero. The sum and the norms come back, in double precision.
+    """
+    wide = [cluster.widened() for cluster in clusters]
+    offsets = [0, *torch.tensor(anatomy.sizes).cumsum(0).tolist()]
+    clip, style = shrunk(bound.clip, working_type(anatomy)), bound.style  # as for the others
+    total = torch.zeros(anatomy.size, dtype=torch.float64)
+    norms = torch.zeros(records, dtype=torch.float64)
+    for start, stop in chunks(records, 16 * anatomy.size, bound.budget):
+        rows = torch.zeros(stop - start, anatomy.size, dtype=torch.float64)
+        for cluster in wide:
+            cluster.add_rows(rows, offsets, start, stop)
+        rows, norms[start:stop], scale = unit_rows(rows)
+        if style == "per-layer":
+            share = clip / math.sqrt(anatomy.groups)
+            for columns in columns_by_group(wide, offsets):
+                of_group = squared_norms_of(rows[:, columns]).sqrt_().mul_(scale).nan_to_num_()
+                rows[:, columns] *= clip_factors(of_group, share)[:, None]
+            total += torch.mv(rows.t(), scale)
+        else:
+            total += torch.mv(rows.t(), clip_factors(norms[start:stop], clip, style).mul_(scale))
+    return total, norms
+
+
+def columns_by_group(clusters: Sequence[Cluster], offsets: list[int]) -> list[Tensor]:
+    """Where the parameters of every group stand in a row."""
+    parameters: dict[int, set[int]] = {}
+    for cluster in clusters:
+        parameters.setdefault(cluster.group, set()).update(*(slot.parameters for slot, _ in cluster.members))
+    return [
+        torch.cat([torch.arange(offsets[index], offsets[index + 1]) for index in sorted(found)])
+        for found in parameters.values()
+    ]
