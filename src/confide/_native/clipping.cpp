@@ -221,7 +221,7 @@ CONFIDE_INLINE void gram_norms(std::int64_t records, Positions<T> record, T* nor
     const double lost_left = tiny * static_cast<double>(lefts), lost_right = tiny * static_cast<double>(rights);
     const double hidden = slack * left * right + lost_left * right + lost_right * left + lost_left * lost_right;
     norms[i] = static_cast<T>((total > 0 ? total : total * 0) + hidden);  // not a number stays one
-    spreads[i] = static_cast<T>(std::sqrt(left * right));
+    spreads[i] = static_cast<T>(std::sqrt((left + lost_left) * (right + lost_right)));
   }
 }
 

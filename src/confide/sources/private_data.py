@@ -29,7 +29,7 @@ from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
-from confide.mechanism.clipping.rounding import room_for_sums
+from confide.mechanism.clipping.rounding import LARGEST_BATCH, Tally, room_for_sums, working_type
 from confide.mechanism.clipping.workspace import keep_pages
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
@@ -116,6 +116,7 @@ class PrivateData:
         """
         for mechanism, _ in (*parts, *(() if stretch is None else stretch.parts)):
             self.__sampler.check(mechanism)
+            _check_batch(mechanism)
         events = priced(parts)
         with _DOOR.held():
             self.__book(events, purpose, stretch)
@@ -220,13 +221,22 @@ def _counts(events: Sequence[Event]) -> list[tuple[Event, int]]:
     return [(replace(event, count=1), event.count) for event in merged(events)]
 
 
+def _check_batch(mechanism: SampledGaussian) -> None:
+    if mechanism.private and mechanism.expected_batch > LARGEST_BATCH:
+        raise Refusal(
+            f"expected_batch={mechanism.expected_batch}: the rounding of sums is bounded up to {LARGEST_BATCH} "
+            "records; use smaller batches"
+        )
+
+
 def _add_answers(
     query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian, total: Tensor, rehearsal: bool = False
 ) -> Tensor:
     """Add every record's clipped answer onto `total`, which is touched once; the norms before clipping stay inside."""
     clip = min(mechanism.clip, LARGEST_CLIP)
     if mechanism.private:  # what a sum loses to rounding is inside the clip that was charged for
-        clip = room_for_sums(clip, query.dtype if isinstance(query, GradientQuery) else torch.float64)
+        asked = query.module.parameters() if isinstance(query, GradientQuery) else ()
+        clip = room_for_sums(clip, working_type(value for value in asked if value.requires_grad))
     if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"style": mechanism.clipping, "rehearsal": rehearsal}
         return clipped_sum(query.module, query.loss, x, y, clip=clip, out=total, **options)
@@ -237,9 +247,11 @@ def _add_answers(
         # No record sees another, so that pieces of a batch give what the batch gives.
         pieces = zip(x.split(rows), y.split(rows), strict=True)
         answers = (isolated_rows(query.function, *piece, query.size, rehearsal) for piece in pieces)
-        sums = torch.zeros(query.size, dtype=torch.float64)
-        norms = [clipped_sum_of_rows(answer, clip=clip, out=sums) for answer in answers]
-        total.add_(sums)
+        sums, norms = Tally([query.size]), []
+        for answer in answers:
+            norms.append(clipped_sum_of_rows(answer, clip=clip, out=sums.open))
+            sums.added()
+        total.add_(sums.total())
         return torch.cat(norms)
 
 

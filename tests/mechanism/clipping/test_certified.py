@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import confide
-from confide.mechanism.clipping import STYLES, Style, calls, certified, clipped_sum, engine, rounding, rows
+from confide.mechanism.clipping import STYLES, Style, calls, certified, clipped_sum, rows
 from confide.mechanism.clipping.rounding import CANCELLING, SHARE, Way, error, room_for_sums, way_of
 from confide.mechanism.clipping.rules import embedding, linear
-from confide.mechanism.gaussian import SampledGaussian
-from confide.mechanism.secure import LatticeNoise
-from confide.sources.private_data import PrivateData
-from confide.sources.queries import GradientQuery, StatisticQuery
 
 CLIP = 1.0
 
@@ -314,97 +306,38 @@ def test_records_that_are_not_finite_leave_the_others_alone() -> None:
         torch.testing.assert_close(summed(module, bad, targets), summed(module, others, y), rtol=1e-5, atol=1e-6)
 
 
-def test_shorter_formats_that_were_allowed_outside_are_not_used() -> None:
+@pytest.mark.parametrize("old", [True, False])
+def test_shorter_formats_that_were_allowed_outside_are_not_used(old: bool) -> None:
     torch.manual_seed(0)
     module, x, y = nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 1)), torch.randn(300, 40), torch.zeros(300)
     seen: list[str] = []
     honest = certified.add_sums
 
     def watching(*given: Any) -> None:
-        seen.append(f"{torch.get_float32_matmul_precision()} {torch.is_autocast_enabled('cpu')}")
+        seen.append(f"{products.fp32_precision} {torch.is_autocast_enabled('cpu')}")
         honest(*given)
 
     def loss(output: Tensor, y: Tensor) -> Tensor:
         return squared_error(output.squeeze(1).float(), y)
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+    backend: Any = torch.backends.mkldnn
+    products = backend.matmul
+    before = products.fp32_precision
+    if old:
+        torch.set_float32_matmul_precision("medium")
+    else:
+        products.fp32_precision = "bf16"
     try:
         with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
             patch.setattr(certified, "add_sums", watching)
             summed(module, x, y, loss=loss)
             assert torch.is_autocast_enabled("cpu")
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert products.fp32_precision == "bf16"
+        assert not old or torch.get_float32_matmul_precision() == "medium"
     finally:
-        torch.set_float32_matmul_precision(before)
-    assert seen == ["highest False"]
-
-
-# nobody holds a sum without its noise -----------------------------------------------------------------------------
-
-MECHANISMS = {secure: SampledGaussian(4.0, 1.0, 1.0, 40, "full-batch", secure=secure) for secure in (False, True)}
-
-
-def private(seed: int = 1) -> tuple[PrivateData, GradientQuery]:
-    generator = np.random.default_rng(0)
-    x, y = generator.normal(size=(40, 3)).astype("f4"), generator.normal(size=40).astype("f4")
-    data = PrivateData(x, y, schema=confide.Schema(records=40), seed=seed)
-    return data, GradientQuery(nn.Linear(3, 1), confide.likelihoods.Gaussian(1.0).loss)
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_an_interrupt_at_any_line_leaves_no_sum_without_noise(secure: bool) -> None:
-    """What an earlier release handed out is watched while a later answer breaks off."""
-    data, query = private()
-    mechanism = MECHANISMS[secure]
-    held = data.answer(query, mechanism).sum
-    bare = torch.zeros(4)
-    x, y = (torch.from_numpy(np.random.default_rng(0).normal(size=shape).astype("f4")) for shape in ((40, 3), 40))
-    clipped_sum(query.module, query.loss, x, y, clip=1.0, out=bare)
-    for stop in range(1, 400, 9):
-        left = [stop]
-
-        def interrupt(frame: FrameType, event: str, _: Any, left: list[int] = left) -> Any:
-            if "confide" not in frame.f_code.co_filename:
-                return None
-            if event == "line":
-                left[0] -= 1
-                if left[0] == 0:
-                    raise KeyboardInterrupt
-            return interrupt
-
-        sys.settrace(interrupt)
-        try:
-            data.answer(query, mechanism)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        assert (held - bare).abs().max() > 0.01
-        assert held.abs().max() > 0
-
-
-def test_a_sum_on_the_lattice_is_not_held_before_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, query = private()
-    release = data.answer(query, MECHANISMS[True]).sum
-    before = release.clone()
-
-    def broken(*_: Any) -> float:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LatticeNoise, "add_", broken)
-    with pytest.raises(KeyboardInterrupt):
-        data.answer(query, MECHANISMS[True])
-    assert (release == before).all()
-
-
-def test_a_lattice_holds_sums_of_any_number_of_records() -> None:
-    """Far more records than were declared: the sum stays where noise can still be added to it."""
-    x = np.ones((20_000, 1))
-    data = PrivateData(x, np.zeros(20_000), schema=confide.Schema(records=2), seed=1)
-    mechanism = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch", secure=True)
-    release = data.answer(StatisticQuery(lambda x, y: x, 1), mechanism)
-    assert release.sum.item() == pytest.approx(20_000, abs=10 + 20_000 * SHARE[torch.float64])
+        torch.set_float32_matmul_precision("highest")
+        products.fp32_precision = before
+    assert seen == ["ieee False"]
 
 
 # adversaries ----------------------------------------------------------------------------------------------------
@@ -459,8 +392,3 @@ def test_adversaries(**attack: Any) -> None:
 @given(**adversaries)
 def test_many_adversaries(**attack: Any) -> None:
     check_adversary(**attack)
-
-
-def test_constants_are_used_where_they_are_stated() -> None:
-    assert engine.SHARE is rounding.SHARE
-    assert certified.CANCELLING == CANCELLING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
-from confide.mechanism.clipping.rounding import lost_in_squares
+from confide.mechanism.clipping.rounding import ROWS, Tally, lost_in_squares
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Rule, Where
 from confide.mechanism.clipping.rules.squares import chunks, full_precision, squared_norms_of
 from confide.mechanism.clipping.tape import Entry, Tape
@@ -52,24 +52,39 @@ class Cluster:
             return sum(rest, start=first)
         return self._dense_norms()
 
-    def _dense_norms(self) -> Tensor:
-        """Add the gradients of all members in full, a micro-batch of records at a time."""
+    def _formed(self) -> Iterator[tuple[slice, dict[int, Tensor]]]:
+        """The gradients of all members added up in full, some records at a time, by parameter."""
         records = self.members[0][1].records
         indices = {target.parameter for slot, _ in self.members for target in slot.targets.values()}
-        parameters = {index: self.anatomy.parameters[index].detach() for index in sorted(indices)}
-        size = sum(2 * value.numel() * value.element_size() for value in parameters.values())
-        norms = []
+        shapes = {index: self.anatomy.parameters[index].shape for index in sorted(indices)}
+        size = max(sum(16 * shape.numel() for shape in shapes.values()), self.space.budget // ROWS)
         for start, stop in chunks(records, size, self.space.budget):
-            total = {index: value.new_zeros(stop - start, *value.shape) for index, value in parameters.items()}
+            total: dict[int, Tensor] = {}
             for slot, contribution in self.members:
                 for name, values in contribution.dense(start, stop).items():
                     target = slot.targets[name]
+                    if target.parameter not in total:  # in the type of what is formed: a parameter may be shorter
+                        total[target.parameter] = values.new_zeros(stop - start, *shapes[target.parameter])
                     rows = slice(None) if target.rows is None else slice(*target.rows)
                     total[target.parameter][:, rows] += values.view_as(total[target.parameter][:, rows])
-            norms.append(torch.stack([squared_norms_of(value) for value in total.values()]).sum(0))
-        found = torch.cat(norms)
+            yield slice(start, stop), total
+
+    def _dense_norms(self) -> Tensor:
+        parts = [torch.stack([squared_norms_of(value) for value in each.values()]).sum(0) for _, each in self._formed()]
+        found = torch.cat(parts)
         # the sum comes from other products than these norms
         return found.add_(self.spread().square_(), alpha=lost_in_squares(self.chain(1), found.dtype))
+
+    def add_formed(self, factors: Tensor, views: list[Tensor]) -> None:
+        """As `add_weighted`, of gradients that are formed first, in double precision."""
+        wide, totals = self.widened(), dict[int, Tally]()
+        for where, each in wide._formed():
+            for index, values in each.items():
+                total = totals.setdefault(index, Tally(values.shape[1:]))
+                total.open.add_((factors[where].double() @ values.flatten(1)).view(values.shape[1:]))
+                total.added()
+        for index, total in totals.items():
+            views[index].add_(total.total())
 
     def spread(self) -> Tensor:
         """For every record the sum of the norms of its parts, over all calls that share the parameters."""

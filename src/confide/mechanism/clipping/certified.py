@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from operator import itemgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from torch import Tensor
 from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.calls import Cluster
 from confide.mechanism.clipping.factors import Style, clip_factors, shrunk
-from confide.mechanism.clipping.rounding import CANCELLING, Way, error, way_of
-from confide.mechanism.clipping.rows import unit_rows
+from confide.mechanism.clipping.rounding import CANCELLING, ROWS, Tally, Way, error, way_of, working_type
+from confide.mechanism.clipping.rows import norms_of, row_factors, unit_rows
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 
 
@@ -37,11 +37,6 @@ class Views(Protocol):
     parts: list[Tensor]
 
 
-def working_type(anatomy: Anatomy) -> torch.dtype:
-    """Double precision if all parameters have it, single otherwise: the type whose share of C is kept."""
-    return torch.float64 if all(value.dtype == torch.float64 for value in anatomy.parameters) else torch.float32
-
-
 @contextmanager
 def exact_products() -> Iterator[None]:
     """Products of single precision are made of single precision: no shorter formats, whatever was set outside.
@@ -49,21 +44,22 @@ def exact_products() -> Iterator[None]:
     The certificate is about IEEE arithmetic; TF32, bfloat16 products and autocast would make its unit a thousand times
     too small.
     """
-    before = torch.get_float32_matmul_precision()
-    reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    backends: list[Any] = [torch.backends.mkldnn, torch.backends.cuda]
+    before = [(backend.matmul, backend.matmul.fp32_precision) for backend in backends]
+    shorter = [(setting, value) for setting, value in before if value not in ("ieee", "none")]
+    for setting, _ in shorter:  # touched only where it must be: that takes longer than a small step
+        setting.fp32_precision = "ieee"
     try:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
             yield
     finally:
-        torch.set_float32_matmul_precision(before)
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduced
+        for setting, value in shorter:
+            setting.fp32_precision = value
 
 
 def add_certified(clusters: Sequence[Cluster], anatomy: Anatomy, bound: Bound, views: Views) -> Tensor:
     """Add the clipped sum of all records onto the views; the norms come back, 0 for records that count as zero."""
-    squares = group_squares(clusters)
+    squares = group_squares(clusters, working_type(anatomy.parameters))
     total = squared_total(squares)
     factors, norms = factors_of(squares, total, anatomy, bound)
     # what every record's parts come to beside C once they are scaled, layer by layer and in all
@@ -96,7 +92,7 @@ def add_sums(
     """
     plans = []
     for cluster, spread in zip(clusters, spreads, strict=True):
-        each, size = factors[cluster.group], float(spread.sum(dtype=torch.float64))
+        each, size = factors[cluster.group].to(spread.dtype), float(spread.sum(dtype=torch.float64))
         plans.append((error(cluster.chain(len(each)), size, each.dtype), size, cluster, each))
     left = bound.allowed**2
     for number, (plain, size, cluster, each) in enumerate(sorted(plans, key=itemgetter(0))):
@@ -105,7 +101,10 @@ def add_sums(
         if way.wide and each.dtype != torch.float64:
             cluster, each = cluster.widened(), each.double()
             way = way_of(len(each), cluster.chain, size, allowed, torch.float64)
-        cluster.add_weighted(each, parts, way.blocks)
+        if way.wide:  # millions of positions that cancel: formed records are as large as their norms
+            cluster.add_formed(each, parts)
+        else:
+            cluster.add_weighted(each, parts, way.blocks)
         left = max(0.0, left - min(allowed, plain) ** 2)
 
 
@@ -124,11 +123,14 @@ def factors_of(
     return {group: clip_factors(values.sqrt(), share) for group, values in squares.items()}, norms
 
 
-def group_squares(clusters: Sequence[Cluster]) -> dict[int, Tensor]:
-    """Squared norms by group of per-layer clipping; groups without a call in this batch are absent."""
+def group_squares(clusters: Sequence[Cluster], dtype: torch.dtype) -> dict[int, Tensor]:
+    """Squared norms by group of per-layer clipping; groups without a call in this batch are absent.
+
+    In layers of several types the shortest decides how much room rounding gets.
+    """
     squares: dict[int, Tensor] = {}
     for cluster in clusters:
-        known, found = squares.get(cluster.group), cluster.squared_norms()
+        known, found = squares.get(cluster.group), cluster.squared_norms().to(dtype)
         squares[cluster.group] = found if known is None else known + found
     return squares
 
@@ -152,23 +154,25 @@ def sum_of_rows(clusters: Sequence[Cluster], records: int, anatomy: Anatomy, bou
     """
     wide = [cluster.widened() for cluster in clusters]
     offsets = [0, *torch.tensor(anatomy.sizes).cumsum(0).tolist()]
-    clip, style = shrunk(bound.clip, working_type(anatomy)), bound.style  # as for the others
-    total = torch.zeros(anatomy.size, dtype=torch.float64)
+    clip, style = shrunk(bound.clip, working_type(anatomy.parameters)), bound.style  # as for the others
+    total = Tally([anatomy.size])
     norms = torch.zeros(records, dtype=torch.float64)
-    for start, stop in chunks(records, 16 * anatomy.size, bound.budget):
+    for start, stop in chunks(records, max(16 * anatomy.size, bound.budget // ROWS), bound.budget):
         rows = torch.zeros(stop - start, anatomy.size, dtype=torch.float64)
         for cluster in wide:
             cluster.add_rows(rows, offsets, start, stop)
-        rows, norms[start:stop], scale = unit_rows(rows)
+        rows, sizes, scale = unit_rows(rows)
+        norms[start:stop] = norms_of(sizes, scale)
         if style == "per-layer":
             share = clip / math.sqrt(anatomy.groups)
             for columns in columns_by_group(wide, offsets):
-                of_group = squared_norms_of(rows[:, columns]).sqrt_().mul_(scale).nan_to_num_()
-                rows[:, columns] *= clip_factors(of_group, share)[:, None]
-            total += torch.mv(rows.t(), scale)
+                of_group = squared_norms_of(rows[:, columns]).sqrt_()
+                rows[:, columns] *= row_factors(of_group, scale, share, style)[:, None]
+            total.open.add_(rows.sum(0))
         else:
-            total += torch.mv(rows.t(), clip_factors(norms[start:stop], clip, style).mul_(scale))
-    return total, norms
+            total.open.add_(torch.mv(rows.t(), row_factors(sizes, scale, clip, style)))
+        total.added()
+    return total.total(), norms
 
 
 def columns_by_group(clusters: Sequence[Cluster], offsets: list[int]) -> list[Tensor]:

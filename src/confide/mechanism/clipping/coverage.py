@@ -98,8 +98,8 @@ def _subtract_from_sums(gradients: dict[int, Tensor], members: list[Cluster], an
         gradient.neg_()
     views = [gradients.get(index, ones) for index in range(len(anatomy.parameters))]
     for cluster in members:
-        cluster.squared_norms()  # decides how the sum is formed, so that the same way is examined
-        cluster.add_weighted(ones, views)
+        norms = cluster.squared_norms()  # decides how the sum is formed, so that the same way is examined
+        cluster.add_weighted(ones.to(norms.dtype), views)
 
 
 def _tolerance(dtype: torch.dtype, half: bool) -> float:

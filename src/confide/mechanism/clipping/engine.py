@@ -24,12 +24,12 @@ from confide.errors import Refusal, UnclippableError
 from confide.mechanism.clipping import one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, Slot, anatomy_of, signature_of
 from confide.mechanism.clipping.calls import Cluster, Found, clusters_of
-from confide.mechanism.clipping.certified import add_certified, exact_products, views_of, working_type
+from confide.mechanism.clipping.certified import add_certified, exact_products, views_of
 from confide.mechanism.clipping.chain import LayerChain
 from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
-from confide.mechanism.clipping.rounding import SHARE
+from confide.mechanism.clipping.rounding import IN_DOUBLE, SHARE, Tally, working_type
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
 from confide.mechanism.clipping.rules.squares import full_precision
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, proven_pass, records_of
@@ -56,7 +56,6 @@ class ClipBound:
     micro_batch: int | None
     strict: bool = False  # the records are made up: what they raise is raised
     allowed: float = 0.0  # what rounding may take of the clip in this piece of the batch
-    inside: bool = False  # the buffer is the engine's own, in double precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,8 @@ class Engine:
             return bound.out.new_zeros(0)
         examined = anatomy.examined[examination_key(loss, x)]
         asked = Batch(module, loss, x, y)
-        bound = replace(bound, allowed=SHARE[working_type(anatomy)])
+        dtype = working_type(anatomy.parameters)
+        bound = replace(bound, allowed=SHARE[dtype] * (1 - IN_DOUBLE[dtype]))
         pieces = asked.pieces(self._largest_piece(anatomy, examined, records, bound))
         return self._added_up(pieces, bound, lambda piece, part: self._answered(anatomy, examined, piece, part))
 
@@ -126,13 +126,12 @@ class Engine:
         """Pieces are added up in double precision before they meet the buffer, and share what rounding may take."""
         if len(pieces) == 1:
             return answer(pieces[0], bound)
-        records = sum(piece.records for piece in pieces)
-        out = bound.out if bound.inside else torch.zeros_like(bound.out, dtype=torch.float64)
-        shares = [bound.allowed * piece.records / records for piece in pieces]
-        parts = [replace(bound, out=out, inside=True, allowed=share) for share in shares]
-        norms = [answer(piece, part) for piece, part in zip(pieces, parts, strict=True)]
-        if not bound.inside:
-            bound.out.add_(out)
+        records, total, norms = sum(piece.records for piece in pieces), Tally(bound.out.shape), []
+        for piece in pieces:
+            part = replace(bound, out=total.open, allowed=bound.allowed * piece.records / records)
+            norms.append(answer(piece, part))
+            total.added()
+        bound.out.add_(total.total())
         return torch.cat(norms)
 
     def _answered(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.mechanism.clipping.factors import Style, check_clip, check_style, clip_factors
+from confide.mechanism.clipping.factors import GAMMA, Style, check_clip, check_style, shrunk
+from confide.mechanism.clipping.rounding import Tally
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 
-# Rows are widened to float64 in pieces of this many bytes, and of no more rows than keep the error of ten million
+# Rows are widened to float64 in pieces of this many bytes, and of no more rows than keep the error of the largest batch
 # within the share of C that `rounding` sets.
 PIECE_BYTES = 8 << 20
-PIECE_ROWS = 4096
+PIECE_ROWS = 1024
 
 
 def clipped_sum_of_rows(matrix: Tensor, *, clip: float, out: Tensor, style: Style = "flat") -> Tensor:
@@ -28,26 +29,37 @@ def clipped_sum_of_rows(matrix: Tensor, *, clip: float, out: Tensor, style: Styl
     if matrix.dim() != 2 or out.shape != matrix.shape[1:]:
         raise Refusal(f"matrix={tuple(matrix.shape)}, out={tuple(out.shape)}: need (records, size) and (size,)")
     norms = torch.zeros(matrix.shape[0], dtype=torch.float64, device=matrix.device)
-    total = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
+    total = Tally(out.shape)
     # the sum is rounded once to the type of `out`: the bound leaves room for that
     bound = clip * (1 - torch.finfo(out.dtype).eps)
     for start, stop in chunks(matrix.shape[0], max(8 * matrix.shape[1], PIECE_BYTES // PIECE_ROWS), PIECE_BYTES):
-        rows = matrix[start:stop].to(torch.float64)
-        rows, found, scale = unit_rows(rows)
-        norms[start:stop] = found
-        total.add_(torch.mv(rows.t(), clip_factors(found, bound, style).mul_(scale)))
-    out.add_(total)
+        rows, sizes, scale = unit_rows(matrix[start:stop].to(torch.float64))
+        norms[start:stop] = norms_of(sizes, scale)
+        total.open.add_(torch.mv(rows.t(), row_factors(sizes, scale, bound, style)))
+        total.added()
+    out.add_(total.total())
     return norms
 
 
 def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows divided by their largest entry, their norms, and what they were divided by; rows that are not finite are 0.
-
-    Squares of what is at most 1 in size do not overflow. A norm beyond the largest number is that number.
-    """
+    """Rows divided by their largest entry, the norms of that, and what they were divided by; rows that are not finite
+    are 0. Squares of what is at most 1 in size do not overflow."""
     rows = torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, 0.0)
     if not rows.shape[1]:
         return rows, rows.sum(1), rows.sum(1)
     scale = rows.abs().amax(1).clamp_(min=torch.finfo(rows.dtype).tiny)
     rows = rows.div_(scale[:, None])
-    return rows, squared_norms_of(rows).sqrt_().mul_(scale).nan_to_num_(), scale
+    return rows, squared_norms_of(rows).sqrt_(), scale
+
+
+def norms_of(sizes: Tensor, scale: Tensor) -> Tensor:
+    """The norms before clipping; one beyond the largest number is that number."""
+    return (sizes * scale).nan_to_num_()
+
+
+def row_factors(sizes: Tensor, scale: Tensor, clip: float, style: Style) -> Tensor:
+    """The factors of rows that were divided by `scale`, found without their norms, which may be no numbers."""
+    bound = shrunk(clip, sizes.dtype)
+    if style == "automatic":
+        return torch.reciprocal(sizes + GAMMA / scale).mul_(bound)
+    return torch.minimum(torch.reciprocal(sizes).mul_(bound), scale)

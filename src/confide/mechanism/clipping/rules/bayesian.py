@@ -34,7 +34,7 @@ from confide.layers.bayesian import (
     _LocalReparameterisation,
 )
 from confide.layers.dropout import SharedNoiseConv2d, SharedNoiseLinear
-from confide.mechanism.clipping.factors import guard
+from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups, patches_of
 from confide.mechanism.clipping.rules.linear import OuterProduct, OuterSum, with_positions
@@ -42,6 +42,8 @@ from confide.mechanism.clipping.rules.registry import Call, Contribution, Where,
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
+# A slope is a standard normal draw times less than 1; none of 2^64 draws is as large as this.
+LARGEST_SLOPE = 16.0
 Terms: TypeAlias = dict[str, list[tuple[int, Tensor | None]]]
 
 
@@ -49,8 +51,8 @@ class Combined(Contribution):
     """Parameters whose gradients are sums of scaled base gradients: grad[name] = sum_k scale_k * base_k.
 
     Every base is a contribution with a parameter called "weight"; a scale is a tensor of the weight's shape, or None
-    for 1. `biases` are small gradients held in full. Every record's gradient is formed, for its norm and for the sum, so
-    that nothing in it can cancel unseen; those that fit into the budget are kept from the one to the other.
+    for 1. `biases` are small gradients held in full. Every record's gradient is formed, for its norm and for the sum,
+    so that nothing in it can cancel unseen; those that fit into the budget are kept from the one to the other.
     """
 
     def __init__(
@@ -123,6 +125,12 @@ class Combined(Contribution):
         return weights | {name: values[start:stop] for name, values in self.biases.items()}
 
 
+def lost_products(right: Tensor, largest: float | Tensor) -> Tensor:
+    """What underflow may hide from sum_i right_i^2 s_oi, for scales s of which none is larger: (records, 1)."""
+    tiny, entries = PRECISION[right.dtype].tiny, guard(right.shape[1], right.dtype)
+    return squared_norms_of(right).mul_(tiny).add_(entries * largest).unsqueeze(1)
+
+
 # mean-field weights ---------------------------------------------------------------------------------------------
 
 
@@ -171,6 +179,8 @@ class MeanFieldOuterProducts(Contribution):
         for first, second in self.pairs:
             torch.mul(slopes[first], slopes[second], out=product)
             found = (self.rights[first] * self.rights[second]) @ product.t()
+            if first == second:
+                found.add_(lost_products(self.rights[first], LARGEST_SLOPE**2))
             found.mul_(self.lefts[first]).mul_(self.lefts[second])
             norms.add_(found.sum(1), alpha=1 if first == second else 2)
         if self.draws > 1:
@@ -182,7 +192,9 @@ class MeanFieldOuterProducts(Contribution):
         total = self.lefts.new_zeros(self.records)
         for left, right, slope in zip(self.lefts, self.rights, slopes, strict=True):
             steepest = torch.linalg.vector_norm(slope, torch.inf, 1).square_()
-            total += (squared_norms_of(right) * (left.square() @ steepest)).sqrt_()
+            of_right = squared_norms_of(right).add_(guard(right.shape[1], right.dtype))
+            of_left = (left.square() @ steepest).add_(guard(left.shape[1], left.dtype))
+            total += of_right.mul_(of_left).sqrt_()
         return total.square_()
 
     def _scratch(self, slopes: Tensor) -> Tensor:
@@ -328,9 +340,12 @@ class LocalOuterProducts(Combined):
         assert variance is not None
         if self.exact:
             scales = torch.square(variance, out=self.space.take(variance, *variance.shape))
-            of_variance = (base.right.square() @ scales.t()).mul_(base.left.square()).sum(1)
+            of_right = (base.right.square() @ scales.t()).add_(lost_products(base.right, scales.amax()))
+            of_variance = of_right.mul_(base.left).mul_(base.left).sum(1)
         else:
-            of_variance = squared_norms_of(base.right) * (base.left.square() @ variance.amax(1).square_())
+            of_right = squared_norms_of(base.right).add_(guard(base.right.shape[1], base.right.dtype))
+            of_left = base.left.square() @ variance.amax(1).square_()
+            of_variance = of_left.add_(guard(base.left.shape[1], base.left.dtype)).mul_(of_right)
         return norms + of_variance if "weight_mean" in self.terms else of_variance
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:

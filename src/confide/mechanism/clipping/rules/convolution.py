@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.rules.linear import CACHE_BYTES, PASS_COST, ghost_norms, rounding_guard
+from confide.mechanism.clipping.rules.linear import CACHE_BYTES, PASS_COST, ghost_norms, rounding_guard, squared_sizes
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
@@ -113,8 +113,7 @@ class PatchSum(Contribution):
         if self.spreads is None:
             self.spreads = self.left.new_empty(self.records)
             for start, stop in self._pieces():
-                sides = (squared_norms_of(side) for side in (self.left[start:stop], self._columns(start, stop)))
-                self.spreads[start:stop] = torch.mul(*sides).sqrt_()
+                self.spreads[start:stop] = squared_sizes(self.left[start:stop], self._columns(start, stop)).sqrt_()
         found: Tensor = self.spreads
         return found
 

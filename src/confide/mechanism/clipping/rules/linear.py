@@ -97,7 +97,7 @@ class OuterSum(Contribution):
 
     def spread(self) -> Tensor:
         if self.spreads is None:
-            self.spreads = (squared_norms_of(self.left) * squared_norms_of(self.right)).sqrt_()
+            self.spreads = squared_sizes(self.left, self.right).sqrt_()
         found: Tensor = self.spreads
         return found if self.biases is None else (found.square() + squared_norms_of(self.biases)).sqrt_()
 
@@ -210,12 +210,18 @@ def ghost_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     lost_left, lost_right = (guard(side[0].numel(), side.dtype) for side in (left, right))
     norms.addcmul_(of_left, of_right, value=slack)
     norms.add_(of_right, alpha=lost_left).add_(of_left, alpha=lost_right).add_(lost_left * lost_right)
-    return norms, of_left.mul_(of_right).sqrt_()
+    return norms, of_left.add_(lost_left).mul_(of_right.add_(lost_right)).sqrt_()
 
 
 def rounding_guard(left: Tensor, right: Tensor, terms: int) -> Tensor:
     """What rounding may hide when norms and sums come from two different products."""
-    return (squared_norms_of(left) * squared_norms_of(right)).mul_(lost_in_squares(terms, left.dtype))
+    return squared_sizes(left, right).mul_(lost_in_squares(terms, left.dtype))
+
+
+def squared_sizes(left: Tensor, right: Tensor) -> Tensor:
+    """|left|^2 |right|^2 of every record, with what underflow may have hidden from either."""
+    of_left, of_right = (squared_norms_of(side).add_(guard(side[0].numel(), side.dtype)) for side in (left, right))
+    return of_left.mul_(of_right)
 
 
 def merge_outer_products(first: OuterProduct | OuterSum, others: Sequence[Contribution]) -> Contribution | None:
