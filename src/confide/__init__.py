@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from confide import methods
+    from confide import data, distributed, methods
     from confide.data.schema import Schema
     from confide.errors import BudgetExceeded
     from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
@@ -37,6 +37,8 @@ __all__ = [
     "Run",
     "Schema",
     "compare",
+    "data",
+    "distributed",
     "fit",
     "fit_chains",
     "likelihoods",
@@ -67,6 +69,8 @@ _HOMES = {
     "run_request": "workflow.run",
 }
 _MODULES = {
+    "data": "data",
+    "distributed": "distributed",
     "likelihoods": "models.likelihoods",
     "methods": "methods",
     "networks": "models.networks",

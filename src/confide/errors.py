@@ -33,6 +33,10 @@ class UnsupportedEvents(Refusal):
     """No sound bound is known for these events under this adjacency; the message names the way out."""
 
 
+class RanksDisagree(Refusal):
+    """Processes that make one run together were not started alike; nothing is charged for what they differ in."""
+
+
 class LedgerError(Refusal):
     """The ledger cannot be opened, read or written, or its entries were tampered with."""
 
@@ -59,6 +63,10 @@ class BudgetExceeded(RuntimeError):  # noqa: N818 (the name says what happened)
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class RankLost(RuntimeError):  # noqa: N818 (the name says what happened)
+    """Another process of the run is gone or does not answer; what was charged stays charged."""
 
 
 class Unfinished(RuntimeError):  # noqa: N818 (the name says what happened)

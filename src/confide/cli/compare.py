@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,11 +17,18 @@ from confide.cli.output import emit_json, output, progress_bar
 from confide.cli.paths import check_ledger, check_new_directory
 from confide.errors import CommandError
 
+if TYPE_CHECKING:
+    from confide.cli.records import Records
+    from confide.data.table import Table
+    from confide.workflow.request import Request
+
 EXAMPLES = (
     "confide compare digits --epsilon 3 --methods all --out out/compare",
     "confide compare train.csv --target income --test test.csv --facts facts.toml \\\n"
     "  --epsilon 1 --methods sgld,bbp,sgd --out out/compare",
 )
+MOST_JOBS = 1024
+"""More processes than any machine has cores is a mistake in typing."""
 MOST_REPEATS = 100
 """Each fit is charged: more would leave nothing of any budget."""
 
@@ -38,6 +46,14 @@ Repeats = Annotated[
     typer.Option(
         metavar="R",
         help="Fits of each method, which shows what the privacy noise does. Each fit is charged.",
+        rich_help_panel=RUN,
+    ),
+]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Fits that run at the same time, in processes of their own. All are charged before the first starts.",
         rich_help_panel=RUN,
     ),
 ]
@@ -79,6 +95,7 @@ def compare(
     name: given.DataName = None,
     out: Out = None,
     seed: given.Seed = None,
+    jobs: Jobs = 1,
     as_json: Json = False,
 ) -> None:
     """Compare methods on one data set: utility, calibration, time, memory and storage at the same epsilon.
@@ -89,14 +106,13 @@ def compare(
     """
     from confide.cli.comparison_table import show
     from confide.cli.records import Records
-    from confide.data.schema import Schema
     from confide.workflow.compare import compare as contest
-    from confide.workflow.request import Request
 
     records = Records(train, target, test, facts, assume_public, data, split, options.task(task))
     plan = options.plan_options(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency, noise_scale)
     widths = options.layers(hidden)
     options.whole("--repeats", repeats, most=MOST_REPEATS)
+    options.whole("--jobs", jobs, most=MOST_JOBS)
     options.seed(seed)
     records.check()
     if out is not None:
@@ -104,38 +120,47 @@ def compare(
     check_ledger(ledger)
     asked = _asked(methods)
 
-    dataset = records.load()
-    if dataset.test is None:
-        raise CommandError("--test: missing; a comparison is measured on test records that you declare to be public")
-    request = Request(
-        dataset.train,
-        **plan,
-        facts=dataset.schema or Schema(),
-        assume_public=assume_public,
-        task=records.task,
-        hidden=widths,
-        secure=secure,
-        ledger=ledger,
-        name=name or dataset.name,
-        seed=seed,
-    )
+    chosen: dict[str, Any] = {**plan, "hidden": widths, "secure": secure, "ledger": ledger, "seed": seed}
+    reopen = partial(opened, records, name, chosen)
+    request, held_out = reopen()
     config = {**records.typed(), "ledger": None if ledger is None else str(ledger), "name": request.name}
-    with options.named(), progress_bar(f"methods on {dataset.name}") as progress:
+    with options.named(), progress_bar(f"methods on {records.train}") as progress:
         found = contest(
             request,
-            dataset.test,
+            held_out,
             asked,
             repeats=repeats,
             test_source=records.test_source,
             out=out,
             config={**config, "noise_scale": noise_scale, "seed": seed},
             progress=progress,
+            jobs=jobs,
+            reopen=reopen,
         )
     summary = {**found.to_dict(), "out": None if out is None else str(out)}
     if as_json:
         emit_json(summary)
     else:
         show(output(), found, summary)
+
+
+def opened(records: Records, name: str | None, chosen: dict[str, Any]) -> tuple[Request, Table]:
+    """The request and the test records; with --jobs called in every process, so that no record travels."""
+    from confide.data.schema import Schema
+    from confide.workflow.request import Request
+
+    dataset = records.load()
+    if dataset.test is None:
+        raise CommandError("--test: missing; a comparison is measured on test records that you declare to be public")
+    request = Request(
+        dataset.train,
+        **chosen,
+        facts=dataset.schema or Schema(),
+        assume_public=records.assume_public,
+        task=records.task,
+        name=name or dataset.name,
+    )
+    return request, dataset.test
 
 
 def _asked(text: str) -> list[str] | None:

@@ -57,12 +57,14 @@ def fit(
 
     Everything is checked first, then the whole run is charged, and only then is a record used. DIR receives the
     posterior, a record of the run and a report. Of a run that fails nothing is written there; what was paid for is
-    kept, and if the report cannot be written, the posterior is.
+    kept, and if the report cannot be written, the posterior is. Under torchrun (torchrun -m confide fit ...) all
+    processes make one fit together, each with a slice of the records.
     """
     from confide.cli import outcome
     from confide.cli.records import Records
     from confide.cli.settings import make_method
     from confide.data.schema import Schema
+    from confide.distributed import started_together
     from confide.workflow.facts import settle
     from confide.workflow.measure import check_test, measured
     from confide.workflow.request import Request
@@ -80,7 +82,7 @@ def fit(
 
     dataset = records.load()
     charged_as = name or dataset.name
-    with options.named(), _interruptible(checkpoint):
+    with options.named(), _interruptible(checkpoint), started_together() as ranks:
         request = Request(
             dataset.train,
             **plan,
@@ -94,13 +96,16 @@ def fit(
             ledger=ledger,
             name=charged_as,
             seed=seed,
+            ranks=ranks,
         )
         request.check()
         settled = settle(request)
         if dataset.test is not None:
             check_test(dataset.test, settled.encoder)
-        with progress_bar(f"{chosen.name} on {dataset.name}") as progress:
+        with progress_bar(f"{chosen.name} on {dataset.name}", ranks is None or ranks.leads) as progress:
             found = carry_out(job_of(request, settled), progress)
+    if ranks is not None and not ranks.leads:
+        return  # rank 0 holds the same run, and writes it
     run, encoder, held_out = found.run, found.encoder, dataset.test
     evaluation, summary = outcome.save(
         run,

@@ -27,7 +27,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from confide.errors import BudgetExceeded, Refusal, Unfinished
+from confide.errors import BudgetExceeded, RankLost, Refusal, Unfinished
 from confide.wording import json_text
 
 SUCCESS, UNFORESEEN, REFUSED, OVER_BUDGET, INTERRUPTED = 0, 1, 2, 3, 130
@@ -89,7 +89,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
         return REFUSED, _usage_sentence(error)
     if isinstance(error, BudgetExceeded):
         return OVER_BUDGET, str(error)
-    if isinstance(error, Unfinished):
+    if isinstance(error, Unfinished | RankLost):
         return UNFORESEEN, str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return REFUSED, f"{error.filename}: {_lowered(error.strerror or str(error))}"
@@ -175,10 +175,10 @@ def remarks() -> Console:
 
 
 @contextlib.contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """A function for `progress(done, total)`: a bar with the time left on stderr, only where that is a terminal."""
     console = remarks()
-    if not sys.stderr.isatty():  # not `console.is_terminal`, which FORCE_COLOR can turn on for a file
+    if not (shown and sys.stderr.isatty()):  # not `console.is_terminal`, which FORCE_COLOR can turn on for a file
         yield lambda done, total: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -58,6 +58,19 @@ MethodName = Annotated[
         show_default=False,
     ),
 ]
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        metavar="R",
+        help="Say how much faster R processes under torchrun would be; needs --weights.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+Weights = Annotated[
+    int | None,
+    typer.Option(metavar="D", help="Weights of the network, for --ranks.", rich_help_panel=RUN, show_default=False),
+]
 Friction = Annotated[
     float,
     typer.Option(metavar="A", help="Friction of sghmc and sgnht.", rich_help_panel=RUN),
@@ -77,13 +90,17 @@ def plan(
     friction: Friction = 0.1,
     sampling: SamplingName = rules.SAMPLING,
     adjacency: AdjacencyName = rules.ADJACENCY,
+    ranks: Ranks = None,
+    weights: Weights = None,
     as_json: Json = False,
 ) -> None:
     """Find the noise that keeps a run within a budget. No data is read.
 
-    With --method also the step sizes at which a sampler's own noise is all the noise that is needed.
+    With --method also the step sizes at which a sampler's own noise is all the noise that is needed. With --ranks also
+    whether several processes would be faster than one.
     """
     check_budget(epsilon, delta, records)
+    check_ranks(ranks, weights, sampling)
     found = make_plan(
         epsilon=epsilon,
         delta=delta,
@@ -99,6 +116,8 @@ def plan(
     if method is not None:
         values["step_size"] = step_sizes(found, epsilon, method, friction)
         values["step_size_convention"] = STEP_SIZE_CONVENTION
+    if ranks is not None and weights is not None:
+        values["ranks"] = ranks_values(weights, found.expected_batch, ranks)
     if as_json:
         emit_json(values)
         return
@@ -109,6 +128,35 @@ def check_budget(epsilon: float, delta: float, records: int) -> None:
     options.epsilon(epsilon)
     options.whole("--records", records, least=2)
     options.delta(delta, records)
+
+
+def check_ranks(ranks: int | None, weights: int | None, sampling: str) -> None:
+    if ranks is None:
+        if weights is not None:
+            raise CommandError(f"--weights={weights}: is for --ranks; leave it out")
+        return
+    options.whole("--ranks", ranks, most=1_000_000)
+    if weights is None:
+        raise CommandError("--weights: missing; --ranks needs the number of weights of the network")
+    options.whole("--weights", weights, most=10**15)
+    if ranks > 1 and sampling not in ("poisson", "full-batch"):
+        raise CommandError(f"--sampling={sampling}: several ranks draw poisson or full-batch; use one of them")
+
+
+def ranks_values(weights: int, batch: float, ranks: int) -> dict[str, Any]:
+    """What the model of a step's cost says; see docs/scaling.md."""
+    from confide.distributed.cost import advice, step_cost
+
+    one, each = step_cost(weights, batch), step_cost(weights, batch, ranks)
+    return {
+        "ranks": ranks,
+        "weights": weights,
+        "step_seconds_one": one.seconds,
+        "step_seconds": each.seconds,
+        "times_as_fast": one.seconds / each.seconds,
+        "bytes_sent_per_step": each.sent,
+        "advice": advice(weights, batch, ranks),
+    }
 
 
 def make_plan(
@@ -218,6 +266,9 @@ def _show(found: Plan, values: dict[str, Any]) -> None:
     console.print(f"{noise} for {steps} at rate {mechanism.rate:.6g}")
     console.print()
     show_privacy(console, values)
+    if "ranks" in values:
+        console.print()
+        console.print(values["ranks"]["advice"])
     if "step_size" in values:
         console.print()
         console.print(_step_size_table(values["step_size"]))

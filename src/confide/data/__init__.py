@@ -18,6 +18,7 @@ from confide.data.statistics import (
     private_bounds,
     private_mean_and_scale,
 )
+from confide.data.streaming import from_parquet
 from confide.data.table import DataSet, Table
 from confide.errors import DataError
 
@@ -38,6 +39,7 @@ __all__ = [
     "fingerprint",
     "from_frame",
     "from_pairs",
+    "from_parquet",
     "histogram_statistic",
     "load_dataset",
     "load_table",

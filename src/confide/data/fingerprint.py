@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import os
 import secrets
 from pathlib import Path
@@ -95,17 +96,46 @@ def key_id(key: bytes) -> str:
 
 def sketch(x: Any, y: Any, key: bytes) -> Codes:
     """The smallest codes of the records, in order: a uniform sample of them that every other copy draws alike."""
-    secret = np.frombuffer(hmac.new(check_key(key), b"confide record codes", hashlib.sha256).digest(), dtype=np.uint64)
-    columns = [_numbers(part) for part in (x, y) if part is not None]
-    records = len(columns[0])
-    if any(len(part) != records for part in columns):
-        raise Refusal(f"x, y: hold {' and '.join(str(len(part)) for part in columns)} records; must be as many")
-    codes = np.zeros(records, dtype=np.uint64)
-    for part in columns:
+    secret = _secret(key)
+    codes = np.zeros(_length(x, y), dtype=np.uint64)
+    for part in _tables(x, y):
         rows = max(1, _PIECE // max(1, part.shape[1]))
-        for start in range(0, records, rows):
-            codes[start : start + rows] += _codes(part[start : start + rows], secret)
+        for start in range(0, len(codes), rows):
+            words = _words(part[start : start + rows])
+            codes[start : start + rows] += _mixed(_mixed(words ^ secret[0]) ^ secret[1]).sum(axis=1, dtype=np.uint64)
     return np.sort(_told_apart(_mixed(codes ^ secret[2])))[:KEPT]
+
+
+def record_codes(x: Any, y: Any, key: bytes) -> Codes:
+    """A keyed code of every record, in their order: equal for equal rows of the same columns, else equal by chance."""
+    secret = _secret(key)
+    codes = np.zeros(_length(x, y), dtype=np.uint64)
+    first = 0
+    for part in _tables(x, y):
+        places = _mixed(np.arange(first, first + part.shape[1], dtype=np.uint64) ^ secret[0])
+        rows = max(1, _PIECE // max(1, part.shape[1]))
+        for start in range(0, len(codes), rows):
+            words = _words(part[start : start + rows])
+            codes[start : start + rows] += _mixed(_mixed(words ^ places) ^ secret[1]).sum(axis=1, dtype=np.uint64)
+        first += part.shape[1]
+    return _mixed(codes ^ secret[2])
+
+
+def _secret(key: bytes) -> Codes:
+    digest = hmac.new(check_key(key), b"confide record codes", hashlib.sha256).digest()
+    return np.frombuffer(digest, dtype=np.uint64)
+
+
+def _tables(x: Any, y: Any) -> list[NDArray[Any]]:
+    return [_numbers(part) for part in (x, y) if part is not None]
+
+
+def _length(x: Any, y: Any) -> int:
+    """How many records there are, in x as in y."""
+    lengths = [len(part) for part in _tables(x, y)]
+    if len(set(lengths)) > 1:
+        raise Refusal(f"x, y: hold {' and '.join(str(length) for length in lengths)} records; must be as many")
+    return lengths[0]
 
 
 def _numbers(part: Any) -> NDArray[Any]:
@@ -113,20 +143,19 @@ def _numbers(part: Any) -> NDArray[Any]:
     array = np.asarray(part)
     if array.ndim == 0 or array.dtype.kind not in "biuf":
         raise Refusal(f"x, y: hold {array.dtype} values; encode them first (confide.data.prepare)")
-    return array.reshape(len(array), -1)
+    return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
-def _codes(rows: NDArray[Any], secret: Codes) -> Codes:
-    """The sum of a keyed code of each number of a record, so that the order of columns does not matter.
+def _words(rows: NDArray[Any]) -> Codes:
+    """Numbers as words. `sketch` adds up their codes, so that the order of columns does not matter.
 
     Numbers are compared in single precision, in which a copy in double precision or in whole numbers reads the same.
     """
     with np.errstate(over="ignore"):
         single = rows.astype(np.float32) + np.float32(0)  # minus zero becomes zero
     single[np.isnan(single)] = np.nan  # one of the many
-    words = single.view(np.uint32).astype(np.uint64)
-    total: Codes = _mixed(_mixed(words ^ secret[0]) ^ secret[1]).sum(axis=1, dtype=np.uint64)
-    return total
+    words: Codes = single.view(np.uint32).astype(np.uint64)
+    return words
 
 
 def _mixed(codes: Codes) -> Codes:

@@ -1,4 +1,4 @@
-"""More records than memory: a Parquet file, read once in order and answered from the disk.
+"""More records than memory: Parquet files, read once in order and answered from the disk.
 
     records = confide.data.streaming.from_parquet("train.parquet", target="y", schema=schema)
     data = confide.PrivateData(records, None, schema=schema)
@@ -15,13 +15,17 @@ counts as zero like any other that cannot answer.
 
 from __future__ import annotations
 
+import filecmp
+import glob
+import hashlib
+import itertools
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -38,44 +42,140 @@ class MappedRecords:
     """features  (records, columns), float32; stays on the disk until it is asked for
     targets   (records,), class numbers (int64) or real values (float32); on the disk too
     usable    (records,), which records can answer; in memory
+    dealt     which share of the files this is; None: they are whole
     """
 
     features: Tensor = field(repr=False)
     targets: Tensor = field(repr=False)
     usable: Tensor = field(repr=False)
+    dealt: Dealt | None = field(default=None, repr=False)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("MappedRecords: private records cannot be pickled")
 
 
+class Share(Protocol):
+    """Which share of the row groups is read: rank 0, ..., size - 1, as of `confide.distributed.Ranks`."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A share of some files, which no other share meets: its number, of how many, and a hash of what was dealt out."""
+
+    rank: int
+    size: int
+    deck: str
+
+
+class _Group(NamedTuple):
+    """One row group of one file."""
+
+    path: Path
+    number: int
+    rows: int
+
+
 def from_parquet(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     target: str,
     schema: Schema,
     features: Sequence[str] | None = None,
     directory: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    shard: Share | None = None,
 ) -> MappedRecords:
-    """Write the numbers of a Parquet file where they can be sampled.
+    """Write the numbers of Parquet files where they can be sampled.
 
+    path        a file, several, or a pattern such as "train/*.parquet"; all with the same columns
     features    columns to learn from, in order; all but the target unless given
     directory   a disk with room for four bytes a number; the usual place for temporary files unless given
     progress    called with rows done and rows in all, for the eyes of whoever holds the records
+    shard       `confide.distributed.Ranks`: every rank reads the row groups that are dealt to it, and no others
     """
-    from pyarrow import ArrowException, parquet
+    from pyarrow import ArrowException
 
+    files = _files(path)
     try:
-        with parquet.ParquetFile(os.fspath(path), pre_buffer=False) as source:  # would keep what it has read
-            columns = _columns(source.schema_arrow, target, features, Path(path))
-            return _copied(source, columns, target, schema, directory, progress)
+        columns, deck, dealt = _deck(files, target, features)
+        mine = deck if shard is None else _share(deck, shard)
+        whose = None if shard is None else Dealt(shard.rank, shard.size, dealt)
+        return replace(_copied(mine, columns, target, schema, directory, progress), dealt=whose)
     except (OSError, ArrowException) as error:
         said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise Refusal(f"path={os.fspath(path)!r}: not a readable Parquet file ({said})") from None
+        raise Refusal(f"path={_shown(path)}: not a readable Parquet file ({said})") from None
+
+
+def _shown(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str:
+    return repr(os.fspath(path)) if isinstance(path, str | os.PathLike) else repr([os.fspath(each) for each in path])
+
+
+def _files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """The files that are meant, sorted, each once: a file that is listed twice would count its records twice."""
+    if isinstance(path, str | os.PathLike):
+        name = os.fspath(path)
+        found = [name] if Path(name).exists() or not glob.has_magic(name) else glob.glob(name)
+    else:
+        found = [os.fspath(each) for each in path]
+    if not found:
+        raise Refusal(f"path={_shown(path)}: no such file")
+    real = [os.path.realpath(each) for each in found]
+    if len(set(real)) < len(real):
+        raise Refusal(f"path={_shown(path)}: names a file twice, and its records would count twice")
+    return sorted(Path(each) for each in found)
+
+
+def _deck(files: Sequence[Path], target: str, features: Sequence[str] | None) -> tuple[list[str], list[_Group], str]:
+    """The columns, all row groups, and a hash of names, sizes and footers, by which others know the same files."""
+    from pyarrow import parquet
+
+    columns: list[str] | None = None
+    groups, seen, code = [], dict[bytes, Path](), hashlib.sha256()
+    for path in files:
+        with parquet.ParquetFile(os.fspath(path), pre_buffer=False) as source:  # would keep what it has read
+            own = _columns(source.schema_arrow, target, features, path)
+            columns = own if columns is None else columns
+            if own != columns:
+                raise Refusal(f"path={str(path)!r}: has columns {own}, but {str(files[0])!r} has {columns}")
+            facts = source.metadata
+            groups += [_Group(path, each, facts.row_group(each).num_rows) for each in range(facts.num_row_groups)]
+        footer = _footer(path)
+        if footer in seen and filecmp.cmp(path, seen[footer], shallow=False):
+            raise Refusal(f"path={str(path)!r}: is a copy of {str(seen[footer])!r}, and its records would count twice")
+        seen[footer] = path
+        code.update(path.name.encode() + b"\0" + footer)
+    return columns or [], groups, code.hexdigest()
+
+
+def _footer(path: Path) -> bytes:
+    """A hash of a file's length and of its footer, which holds the place, length and range of every column."""
+    with path.open("rb") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(0, length - 8))
+        footer = min(length, 8 + int.from_bytes(file.read(4), "little"))
+        file.seek(length - footer)
+        return hashlib.sha256(length.to_bytes(8, "big") + file.read()).digest()
+
+
+def _share(deck: Sequence[_Group], shard: Share) -> list[_Group]:
+    """Row groups for one rank: dealt largest first to whoever holds least. Every one goes to exactly one rank."""
+    load, mine = [0] * shard.size, []
+    for group in sorted(deck, key=lambda group: (-group.rows, group.path, group.number)):
+        rank = load.index(min(load))
+        load[rank] += group.rows
+        if rank == shard.rank:
+            mine.append(group)
+    return sorted(mine)
 
 
 def _copied(
-    source: Any,
+    deck: Sequence[_Group],
     columns: Sequence[str],
     target: str,
     schema: Schema,
@@ -83,22 +183,31 @@ def _copied(
     progress: Callable[[int, int], None] | None,
 ) -> MappedRecords:
     kind = np.dtype(np.float32 if schema.class_count is None else np.int64)
-    usable, done = [np.zeros(0, dtype=np.bool_)], 0
+    usable, done, rows = [np.zeros(0, dtype=np.bool_)], 0, sum(group.rows for group in deck)
     with _nameless(directory) as rows_file, _nameless(directory) as targets_file:
-        for batch in source.iter_batches(batch_size=ROWS_AT_ONCE, columns=[*columns, target]):
+        for batch in _batches(deck, [*columns, target]):
             x, y, good = _cleaned(batch, columns, target, schema)
             _write(rows_file, x, directory)
             _write(targets_file, y.astype(kind), directory)
             usable.append(good)
             done += len(good)
             if progress is not None:
-                progress(done, source.metadata.num_rows)
+                progress(done, rows)
         rows_file.flush()
         targets_file.flush()
         # A mapping outlives the handle it was made from.
         x = _mapped(rows_file, np.dtype(np.float32), (done, len(columns)))
         y = _mapped(targets_file, kind, (done,))
     return MappedRecords(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(np.concatenate(usable)))
+
+
+def _batches(deck: Sequence[_Group], columns: Sequence[str]) -> Iterator[Any]:
+    from pyarrow import parquet
+
+    for path, groups in itertools.groupby(deck, key=lambda group: group.path):
+        with parquet.ParquetFile(os.fspath(path), pre_buffer=False) as source:
+            numbers = [group.number for group in groups]
+            yield from source.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=numbers, columns=list(columns))
 
 
 def _write(file: IO[bytes], numbers: np.ndarray[Any, Any], directory: str | os.PathLike[str] | None) -> None:

@@ -147,7 +147,7 @@ def private_scores(
     release = data.answer(query, mechanism, purpose=f"evaluate {', '.join(asked.names)}")
     total, sigma = release.sum.clone(), release.noise_std
     count = float(records) if records is not None else max(2 * float(total[-1]), 2 * sigma, 1.0)
-    privacy = Privacy((release.event,), delta, adjacency, seeded=data.seeded)
+    privacy = Privacy((release.event,), delta, adjacency, data.seeded, data.assumptions)
     return PrivateScores(_read(asked, total, sigma, count), count, asked.counted, privacy)
 
 

@@ -139,6 +139,23 @@ class LatticeNoise:
                     self._add(noise, part, lattice.spacing)
         return lattice.std
 
+    def place_(self, total: Tensor, mechanism: SampledGaussian, members: int) -> Lattice:
+        """One member's own sum (double precision) as whole numbers of spacings, in place, and the lattice of all.
+
+        Places of all members are added up, without rounding, and then the noise: g (sum over r of [S_r / g] + [s Z]). A
+        record is in one S_r alone, so the sensitivity is what it is for one member, and so is the noise.
+        """
+        lattice = lattice_for(mechanism, total.numel())
+        most = LARGEST_PLACE / members
+        total.mul_(1 / lattice.spacing).round_().clamp_(-most, most)
+        return lattice
+
+    def add_whole_(self, places: Tensor, sigma: float) -> Tensor:
+        """Add [sigma Z] to places, in place."""
+        for group in places.split(GROUP * 2 * CHUNK):
+            group.add_(torch.from_numpy(self.whole_normals(group.numel(), sigma)))
+        return places
+
     def whole_normals(self, count: int, sigma: float) -> Floats:
         """[sigma Z] for `count` independent normals, at most a group of them."""
         with self._lock.held():

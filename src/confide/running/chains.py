@@ -10,7 +10,8 @@ are charged before the first one starts: a budget that does not suffice for all 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from confide.methods.base import Method, check_method
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.draws import Draws
 from confide.privacy.statement import Privacy
-from confide.running.fit import Run, fit, head_behind, stated
+from confide.running.fit import Run, fit, head_behind, rehearse, stated
+from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Source
 from confide.sources.together import PaidTogether
 
@@ -43,23 +45,35 @@ def fit_chains(
     likelihood: Likelihood | None = None,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    jobs: int = 1,
+    reopen: Callable[[], Source] | None = None,
 ) -> Run:
-    """Run the plan `chains` times and pool the draws; facts state the largest R-hat and the smallest sample size."""
+    """Run the plan `chains` times and pool the draws; facts state the largest R-hat and the smallest sample size.
+
+    With `jobs` > 1 so many chains run at a time, in processes of their own (joblib's). `reopen` is called there and
+    gives the same records, with the same ledger by its path: none is passed from one process to another. All chains are
+    paid for here, before the first starts.
+    """
     if chains < 2:
         raise Refusal(f"chains={chains}: must be at least 2; use fit for one chain")
     if progress is not None and not callable(progress):
         raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
+    if jobs > 1 and reopen is None:
+        raise Refusal(f"jobs={jobs}: other processes open the records by themselves; give reopen=, or jobs=1")
     check_draws(method, plan)
     started = time.perf_counter()
-    source = PaidTogether(data, times=chains)
-    runs = []
-    for chain in range(chains):
-        shown = None if progress is None else _offset(progress, chain * plan.steps, chains * plan.steps)
-        chain_seed = None if seed is None else seed + chain
-        runs.append(fit(method, module, source, plan, likelihood=likelihood, seed=chain_seed, progress=shown))
+    seeds = [None if seed is None else seed + chain for chain in range(chains)]
+    if jobs == 1:
+        source, runs = PaidTogether(data, times=chains), []
+        for chain, own in enumerate(seeds):
+            shown = None if progress is None else _offset(progress, chain * plan.steps, chains * plan.steps)
+            runs.append(fit(method, module, source, plan, likelihood=likelihood, seed=own, progress=shown))
+    else:
+        rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
+        runs = _in_workers(partial(_one_chain, reopen, method, module, plan, likelihood), data, plan, seeds, jobs)
     posterior = _pooled([run.posterior for run in runs])
     events = tuple(event for run in runs for event in run.privacy.events)  # what sources charge beside the plan, too
-    privacy = stated(Privacy(events, plan.delta, plan.adjacency, seeded=data.seeded), data)
+    privacy = stated(Privacy(events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
     seconds = time.perf_counter() - started
     return Run(posterior, privacy, runs[0].plan, method, data.schema, seconds, head_behind(data))
 
@@ -78,6 +92,37 @@ def check_draws(method: Method, plan: Plan) -> None:
             f"steps={plan.steps}: this sampler would keep {draws} draws of a chain, and R-hat needs {FEWEST_DRAWS}; "
             "plan more steps, or give the method a smaller burn_in or thinning"
         )
+
+
+def _in_workers(
+    chain: Callable[[int | None, str, int], Run], data: Source, plan: Plan, seeds: Sequence[int | None], jobs: int
+) -> list[Run]:
+    """All chains are paid for under one name; each takes up its own steps of it, in another process."""
+    import joblib
+
+    if jobs < 1:
+        raise Refusal(f"jobs={jobs}: must be at least 1")
+    if data.ledger is None or not data.ledger.outlives_the_process:
+        raise Refusal(f"jobs={jobs}: other processes cannot see a ledger in memory; give PrivateData the path of one")
+    run = pay_ahead(data, plan.blocks * len(seeds), f"{len(seeds)} chains").run
+    calls = [joblib.delayed(chain)(seed, run, number * plan.steps) for number, seed in enumerate(seeds)]
+    return list(joblib.Parallel(n_jobs=jobs)(calls))
+
+
+def _one_chain(
+    reopen: Callable[[], Source] | None,
+    method: Method,
+    module: nn.Module,
+    plan: Plan,
+    likelihood: Likelihood | None,
+    seed: int | None,
+    run: str,
+    claimed: int,
+) -> Run:
+    """In another process: the records anew, and the steps after `claimed` of what was paid."""
+    assert reopen is not None
+    source = PaidAhead(reopen(), Purse(run, plan.blocks, claimed))
+    return fit(method, module, source, plan, likelihood=likelihood, seed=seed)
 
 
 def _offset(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:

@@ -27,6 +27,7 @@ from confide.models.networks import recipe_of
 from confide.posteriors.base import Posterior
 from confide.posteriors.files import check_saveable
 from confide.privacy.statement import Privacy
+from confide.running.crews import check_whole, shared_journal, start_alike
 from confide.running.journal import Checkpoints, journal
 from confide.sources.base import Source
 
@@ -79,10 +80,12 @@ def fit(
     started = time.perf_counter()
     if progress is not None and not callable(progress):
         raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
-    plan = data.within(plan.secured() if secure else plan)
+    wanted = plan.secured() if secure else plan
+    plan = data.crew.together(lambda: data.within(wanted))
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
     public = make_problem(method, module, data.schema, plan, likelihood, seed)  # never shown a record
-    with journal(checkpoint, method, problem, data, state) as book:
+    opened = journal if data.crew.size == 1 else shared_journal
+    with opened(checkpoint, method, problem, data, state) as book:
         book.charge(plan)  # before any record is read
         state = book.state
         for step, mechanism in book.left():
@@ -92,26 +95,38 @@ def fit(
             if progress is not None:
                 progress(step, plan.steps)
     posterior = with_mixing(method.posterior(_moved(public, problem), state))
-    privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, seeded=data.seeded), data)
+    privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started, head_behind(data))
 
 
 def stated(privacy: Privacy, data: Source) -> Privacy:
     """The statement with what the ledger has proven about everything charged to the same records."""
-    if data.ledger is None or data.seeded:
+
+    def standing() -> Any:
+        if data.ledger is None or data.seeded:
+            return None
+        try:
+            found = data.ledger.standing(data.name)
+        except UnsupportedEvents:
+            return None  # a ledger of an earlier time, whose ceiling has no bound for what was charged
+        return [list(found.assumptions()), found.sentence()]
+
+    known = data.crew.led("standing", standing)  # of several processes the first one keeps the ledger
+    if known is None:
         return privacy
-    try:
-        standing = data.ledger.standing(data.name)
-    except UnsupportedEvents:
-        return privacy  # a ledger of an earlier time, whose ceiling has no bound for what was charged
-    return replace(privacy, assumptions=(*privacy.assumptions, *standing.assumptions()), ledger=standing.sentence())
+    return replace(privacy, assumptions=(*privacy.assumptions, *known[0]), ledger=known[1])
 
 
 def head_behind(data: Source) -> dict[str, Any] | None:
     """Where the ledger stands, for a record that is kept elsewhere."""
-    if data.ledger is None or not data.ledger.outlives_the_process:
-        return None
-    return {"dataset": data.name, **data.ledger.head_record()}
+
+    def head() -> Any:
+        if data.ledger is None or not data.ledger.outlives_the_process:
+            return None
+        return {"dataset": data.name, **data.ledger.head_record()}
+
+    found: dict[str, Any] | None = data.crew.led("head", head)
+    return found
 
 
 def _moved(public: Problem, problem: Problem) -> Problem:
@@ -133,13 +148,23 @@ def rehearse(
     seed: int | None = None,
 ) -> tuple[Problem, Any]:
     """Everything that a fit refuses before it charges, and nothing else: the problem and the method's first state."""
-    check_method(method)
-    _check_sizes(data.schema, plan)
-    problem = make_problem(method, module, data.schema, plan, likelihood, seed)
-    check_saveable(problem.module, problem.likelihood, method.posterior)
-    state = method.init(problem)
-    data.rehearse(method.ask(problem, state))
-    return problem, state
+
+    def checked() -> Problem:
+        check_method(method)
+        check_whole(module)
+        _check_sizes(data.schema, plan)
+        problem = make_problem(method, module, data.schema, plan, likelihood, seed)
+        check_saveable(problem.module, problem.likelihood, method.posterior)
+        return problem
+
+    def tried() -> Any:
+        state = method.init(problem)
+        data.rehearse(method.ask(problem, state))
+        return state
+
+    problem = data.crew.together(checked)
+    start_alike(method, problem, data)
+    return problem, data.crew.together(tried)
 
 
 def _check_sizes(schema: Schema, plan: Plan) -> None:

@@ -22,15 +22,16 @@ from confide.sources.base import Part, Receipt, Source, Stretch, Wrapper
 class Purse:
     """What was paid ahead under one name in the ledger, and how much of it is left; in a fork of the process, nothing.
 
-    run   the name
+    run      the name
+    claimed  number of the last step under that name that is somebody else's; steps after it are this purse's
     """
 
-    def __init__(self, run: str, parts: Sequence[Part]) -> None:
+    def __init__(self, run: str, parts: Sequence[Part], claimed: int = 0) -> None:
         self.run = run
         self._left: Counter[SampledGaussian] = Counter()
         for mechanism, answers in parts:
             self._left[mechanism] += answers
-        self._claimed = 0
+        self._claimed = claimed
         self._mark = mark()
 
     def take(self, parts: Sequence[Part]) -> bool:

@@ -5,6 +5,8 @@
     Recorder, HoldOut,     wrappers: each overrides what it changes and nothing else
     AdaptiveClip, PaidTogether, PaidAhead
 
+A run may be made by several processes, each with records of its own: every one has a source, and they share a `Crew`.
+
 What a run states is what its receipts say, and a receipt says what was written to the ledger for it: whoever charges
 something beside the plan adds it to `price`, and so to both.
 """
@@ -25,6 +27,7 @@ from confide.mechanism.plan import Plan
 from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
+from confide.sources.crew import Crew
 from confide.sources.queries import Query, Release
 
 Part: TypeAlias = tuple[SampledGaussian, int]
@@ -106,6 +109,14 @@ class Source(Protocol):
     def ledger(self) -> Ledger | None:
         """Where answers are charged; None where nothing is read and so nothing charged."""
 
+    @property
+    def crew(self) -> Crew:
+        """The processes that make the run together; `ALONE` where there is one."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the user vouches for about the records, and nobody has proven; a run's statement repeats it."""
+
     def within(self, plan: Plan) -> Plan:
         """The plan with as much noise as its target needs once what is charged beside it is counted."""
 
@@ -155,6 +166,14 @@ class Wrapper:
     @property
     def ledger(self) -> Ledger | None:
         return self._source.ledger
+
+    @property
+    def crew(self) -> Crew:
+        return self._source.crew
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return self._source.assumptions
 
     def within(self, plan: Plan) -> Plan:
         return self._source.within(plan)

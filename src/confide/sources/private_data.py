@@ -10,10 +10,14 @@ belongs to the caller. What is paid in advance is a receipt, good once for each 
 
 Errors must not depend on records. A record that cannot answer (features that are not finite, a label outside the
 declared classes, a gradient that overflows) counts as zero; an empty batch is a step of noise alone.
+
+Several processes may hold parts of one data set (`confide.distributed`). Each goes through its own door: it draws from
+its own records and clips; the sums are added up, and each adds the noise to its own part of the vector. The first pays.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,12 +44,17 @@ from confide.mechanism.secure import LatticeNoise
 from confide.privacy.events import Event, NonPrivateEvent, merged
 from confide.privacy.ledger import Ledger
 from confide.sources.base import Part, Receipt, Stretch, leased, priced
+from confide.sources.crew import ALONE, Crew, check_alone
 from confide.sources.queries import GradientQuery, Query, Release
 
 LARGEST_CLIP = 1e30
 """Stands for an infinite clip, which only a run marked as not private may have."""
 ANSWER_BYTES = 8 << 20
 """Statistics are computed for so many bytes of answers at a time."""
+ROOM_FOR_RANKS = 2.0**-20
+"""What adding up the sums of several processes may take of C. Two data sets give sums of R terms in double precision of
+which each is off by at most (R - 1) 2^-53 B C, for B records in the batch: within this for R B up to MOST_TERMS."""
+MOST_TERMS = 1 << 32
 SEEDED = "noise from a seed, which anybody can make again: no privacy"
 """What a ledger says of releases that a test made reproducible."""
 _DOOR = ForkAwareLock()
@@ -63,6 +72,8 @@ class PrivateData:
     watch     called inside the boundary with every answer's mechanism and per-record norms, for accountants that know
               the data; what it gathers is private and must stay on the trusted side
     seed      for tests only: makes sampling and noise reproducible, so that nothing may be claimed for the run
+    crew      the processes of which each holds a part of the records; `confide.distributed.Ranks.private` sets it
+    vouched   what whoever made this source could not prove about the records; a run's statement repeats it
     """
 
     def __init__(
@@ -75,18 +86,26 @@ class PrivateData:
         name: str = "",
         watch: Callable[[SampledGaussian, Tensor], None] | None = None,
         seed: int | None = None,
+        crew: Crew = ALONE,
+        vouched: Sequence[str] = (),
     ) -> None:
         keep_pages()
+        if crew is ALONE:
+            check_alone()
+        elif watch is not None and crew.size > 1:
+            raise Refusal(f"watch={watch!r}: sees the records of one rank of {crew.size}; use one process")
         mapped = isinstance(x, MappedRecords)
         features, targets, valid = (x.features, x.targets, x.usable) if mapped else _as_records(x, y, schema)
         self.schema = schema
         self.__ledger = Ledger() if ledger is None else ledger
         self.name = name
         self.seeded = seed is not None
+        self.crew, self.assumptions = crew, tuple(vouched)
         self.__features = features
         self.__targets = targets
         self.__valid = valid
         self.__watch = watch
+        seed = seed if seed is None or crew.size == 1 else _seed_of(seed, crew.rank)
         self.__noise = NoiseStream(seed)
         self.__lattice = LatticeNoise(self.__noise)
         self.__sampler = BatchSampler(len(features), NoiseStream(None if seed is None else seed + 1))
@@ -97,6 +116,8 @@ class PrivateData:
     @property
     def ledger(self) -> Ledger:
         """Where answers are charged."""
+        if not self.crew.leads:
+            raise Refusal(f"ledger: rank {self.crew.rank} has none; rank 0 of {self.crew.size} keeps it, and asks it")
         if not isinstance(self.__ledger, Ledger):
             self.__ledger = Ledger(self.__ledger)
         return self.__ledger
@@ -115,11 +136,12 @@ class PrivateData:
         Noise from a seed protects nobody, so releases of a seeded source are booked as not private.
         """
         for mechanism, _ in (*parts, *(() if stretch is None else stretch.parts)):
-            self.__sampler.check(mechanism)
+            self.__check(mechanism)
             _check_batch(mechanism)
         events = priced(parts)
+        what = (events, purpose, None if stretch is None else (stretch.claim, stretch.parts, stretch.beside))
         with _DOOR.held():
-            self.__book(events, purpose, stretch)
+            self.crew.led(f"charge {what}", lambda: self.__book(events, purpose, stretch))
             receipt = Receipt(events, leased(parts if stretch is None else stretch.parts))
             self.__issued.add(receipt)
             if stretch is None:
@@ -127,6 +149,21 @@ class PrivateData:
             elif stretch.beside:
                 self.__open.append(Receipt((), leased(stretch.beside)))
         return receipt
+
+    def __check(self, mechanism: SampledGaussian) -> None:
+        """Refuse batches that cannot be drawn. How many records each of several processes holds stays private."""
+        if self.crew.size == 1:
+            self.__sampler.check(mechanism)
+        elif mechanism.sampling not in ("poisson", "full-batch"):
+            raise Refusal(
+                f"sampling={mechanism.sampling!r}: {self.crew.size} ranks cannot draw such a batch without telling "
+                "each other their sizes; use poisson or full-batch"
+            )
+        elif mechanism.private and 2 * mechanism.expected_batch * self.crew.size > MOST_TERMS:
+            raise Refusal(
+                f"expected_batch={mechanism.expected_batch}: the rounding of sums over {self.crew.size} ranks is "
+                f"bounded for batches of up to {MOST_TERMS // (2 * self.crew.size)}; use smaller ones, or fewer ranks"
+            )
 
     def __book(self, events: Sequence[Event], purpose: str, stretch: Stretch | None) -> None:
         """Write down what is paid and which steps of a run are taken, in one go."""
@@ -164,21 +201,47 @@ class PrivateData:
         with _DOOR.held():
             self.__pay(mechanism, receipt, purpose)
             x, y = self.__batch(mechanism)
-            total, std = torch.empty(query.size, dtype=query.dtype), mechanism.noise_std
-            if mechanism.secure:  # nobody holds the sum before its noise is on it
-                hidden = torch.zeros(query.size, dtype=torch.float64)
-                norms = _add_answers(query, x, y, mechanism, hidden)
-                std = self.__lattice.add_(hidden, mechanism)
-                total.copy_(hidden)
-            else:
-                self.__noise.normal_(total, std)
-                norms = _add_answers(query, x, y, mechanism, total)
+            total, std, norms = self.__summed(query, x, y, mechanism)
             if self.__watch is not None:
                 self.__watch(mechanism, norms)
         return Release(total, std, mechanism.event(), mechanism.expected_batch)
 
+    def __summed(self, query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
+        """The noisy sum that leaves, the standard deviation of its noise, and the norms that stay."""
+        if self.crew.size > 1:
+            return self.__summed_together(query, x, y, mechanism)
+        total, std = torch.empty(query.size, dtype=query.dtype), mechanism.noise_std
+        if mechanism.secure:  # nobody holds the sum before its noise is on it
+            hidden = torch.zeros(query.size, dtype=torch.float64)
+            norms = _add_answers(query, x, y, mechanism, hidden)
+            std = self.__lattice.add_(hidden, mechanism)
+            total.copy_(hidden)
+        else:
+            self.__noise.normal_(total, std)
+            norms = _add_answers(query, x, y, mechanism, total)
+        return total, std, norms
+
+    def __summed_together(
+        self, query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian
+    ) -> tuple[Tensor, float, Tensor]:
+        """The same on several processes: their sums are added up, and then meet the noise in one addition."""
+        std, what = mechanism.noise_std, f"answer {type(query).__name__} {query.dtype} {mechanism}"
+        hidden = torch.zeros(query.size, dtype=torch.float64 if mechanism.secure else query.dtype)
+        norms = _add_answers(query, x, y, mechanism, hidden, room=1 - ROOM_FOR_RANKS)
+        if mechanism.secure:
+            lattice = self.__lattice.place_(hidden, mechanism, self.crew.size)
+            places = self.crew.add_up(hidden, what, lambda part: self.__lattice.add_whole_(part, lattice.sigma))
+            return places.mul_(lattice.spacing).to(query.dtype), lattice.std, norms
+
+        def add_noise(part: Tensor) -> None:
+            part.add_(self.__noise.normal_(torch.empty(len(part), dtype=query.dtype), std))
+
+        return self.crew.add_up(hidden, what, add_noise), std, norms
+
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
         """One draw from the tempered posterior of a logistic regression on two classes: pay, then read all records."""
+        if self.crew.size > 1:
+            raise Refusal(f"ranks={self.crew.size}: a posterior draw reads all records at once; use one process")
         if self.schema.class_count != 2:
             raise Refusal(f"classes={self.schema.classes}: a posterior draw needs a schema with two classes")
         with _DOOR.held():
@@ -217,6 +280,11 @@ class PrivateData:
     __iter__ = __len__ = __getitem__ = __contains__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
 
 
+def _seed_of(seed: int, rank: int) -> int:
+    """The streams of a seeded test on several ranks: apart from each other, like those of the operating system."""
+    return int.from_bytes(hashlib.sha256(f"seed {seed} of rank {rank}".encode()).digest()[:7])
+
+
 def _counts(events: Sequence[Event]) -> list[tuple[Event, int]]:
     return [(replace(event, count=1), event.count) for event in merged(events)]
 
@@ -230,13 +298,19 @@ def _check_batch(mechanism: SampledGaussian) -> None:
 
 
 def _add_answers(
-    query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian, total: Tensor, rehearsal: bool = False
+    query: Query,
+    x: Tensor,
+    y: Tensor,
+    mechanism: SampledGaussian,
+    total: Tensor,
+    rehearsal: bool = False,
+    room: float = 1.0,
 ) -> Tensor:
     """Add every record's clipped answer onto `total`, which is touched once; the norms before clipping stay inside."""
     clip = min(mechanism.clip, LARGEST_CLIP)
     if mechanism.private:  # what a sum loses to rounding is inside the clip that was charged for
         asked = query.module.parameters() if isinstance(query, GradientQuery) else ()
-        clip = room_for_sums(clip, working_type(value for value in asked if value.requires_grad))
+        clip = room * room_for_sums(clip, working_type(value for value in asked if value.requires_grad))
     if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"style": mechanism.clipping, "rehearsal": rehearsal}
         return clipped_sum(query.module, query.loss, x, y, clip=clip, out=total, **options)

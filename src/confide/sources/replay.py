@@ -18,6 +18,7 @@ from confide.mechanism.plan import Plan
 from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.privacy.events import Event
 from confide.sources.base import Part, Receipt, Source, Stretch, Wrapper, leased, priced
+from confide.sources.crew import ALONE
 from confide.sources.queries import Query, Release
 
 
@@ -47,6 +48,8 @@ class Replay:
 
     name = ""
     ledger = None
+    crew = ALONE
+    assumptions: tuple[str, ...] = ()
 
     def __init__(
         self, releases: Sequence[Release], schema: Schema, seeded: bool = False, draws: Sequence[Tensor] = ()

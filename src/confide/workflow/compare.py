@@ -13,12 +13,13 @@ fit of the same request would get.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from confide import methods as known
 from confide.data.schema import Task
@@ -31,6 +32,7 @@ from confide.privacy.ledger import Ledger
 from confide.report.evaluation import SEPARATE, Evaluation
 from confide.running.artefacts import POSTERIOR, save_run
 from confide.sources.ahead import Purse, pay_ahead
+from confide.sources.base import Part
 from confide.wording import json_text
 from confide.workflow.facts import Settled, settle
 from confide.workflow.measure import check_test, measured
@@ -42,6 +44,9 @@ from confide.workflow.request import Request
 from confide.workflow.run import Job, Progress, carry_out, job_of, records_of, rehearse_job
 
 TABLE, PAGE = "comparison.json", "report.html"
+Reopen: TypeAlias = Callable[[], tuple[Request, Table]]
+"""Gives a request and its test records again, in whatever process it is called."""
+Result: TypeAlias = tuple[Trial, Evaluation] | Refusal
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,8 @@ def compare(
     out: Path | None = None,
     config: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    jobs: int = 1,
+    reopen: Reopen | None = None,
 ) -> Comparison:
     """Fit every method to the records of one request, each with its budget, and measure all of them on `test`.
 
@@ -145,6 +152,10 @@ def compare(
     test_source  why the test records may be looked at, see `confide.report.Evaluation`
     out          new directory for the table, a report and one directory per method; None keeps nothing
     config       settings to keep beside every run, such as where the data came from
+    jobs         fits that run at the same time, each in a process of its own (joblib's: loky, or another backend that
+                 is set by joblib.parallel_config). All of them are paid for before the first starts
+    reopen       for jobs > 1: gives the same request and test records again. It is called in the other processes, so
+                 that no record passes from one to another; a function of a module, or a partial of one
     """
     request.check()
     if repeats < 1:
@@ -155,15 +166,28 @@ def compare(
         raise Refusal(f"method={request.method!r}: a comparison takes its methods by methods=; leave it out")
     if request.checkpoint is not None:
         raise Refusal("checkpoint: keeps one fit, and a comparison makes several; leave it out")
+    _check_jobs(request, jobs, reopen)
     settled = settle(request)
     check_test(test, settled.encoder)
-    contest = _Contest(request, settled, test, test_source, repeats)
-    names, not_run = contest.fitting(methods)
     with _directory(out) as directory:
-        found = contest.run(names, not_run, directory, progress or (lambda *_: None), config or {})
+        if jobs > 1 and request.ledger is None:  # processes share a file; it goes when they are done
+            request = replace(request, ledger=directory.parent / "budget.db")
+        contest = _Contest(request, settled, test, test_source, repeats)
+        names, not_run = contest.fitting(methods)
+        workers = None if reopen is None or jobs == 1 else Workers(jobs, reopen)
+        found = contest.run(names, not_run, directory, progress or (lambda *_: None), config or {}, workers)
         if out is not None:
             _save(found, {**found.to_dict(), "out": str(out)}, settled, directory)
     return found
+
+
+def _check_jobs(request: Request, jobs: int, reopen: Reopen | None) -> None:
+    if jobs < 1:
+        raise Refusal(f"jobs={jobs}: must be at least 1")
+    if jobs > 1 and reopen is None:
+        raise Refusal(f"jobs={jobs}: other processes open the records by themselves; give reopen=, or jobs=1")
+    if jobs > 1 and isinstance(request.ledger, Ledger):
+        raise Refusal(f"jobs={jobs}: other processes cannot share an open ledger; give its path as ledger=")
 
 
 class _Contest:
@@ -216,6 +240,7 @@ class _Contest:
         directory: Path,
         progress: Progress,
         config: Mapping[str, Any],
+        workers: Workers | None = None,
     ) -> Comparison:
         trials: list[Trial] = []
         evaluation: Evaluation | None = None
@@ -225,19 +250,17 @@ class _Contest:
         parts = [part for fits in jobs.values() for job in fits for part in job.parts]
         purse = pay_ahead(first, parts, f"compare {', '.join(jobs)}")
         steps = self.shared.plan.steps * self.request.chains
-        total = len(jobs) * self.repeats * steps
-        for place, (name, turn) in enumerate((name, turn) for name in jobs for turn in range(self.repeats)):
-            if name in not_run:
-                continue
-            try:
-                shown = _offset(progress, place * steps, total)
-                target = directory / (name if turn == 0 else f"{name}-{turn + 1}")
-                trial, evaluation = self.one(jobs[name][turn], purse, target, shown, config)
-                trials.append(trial)
-            except Unfinished:
-                raise
-            except Refusal as error:  # it stays paid for
-                not_run[name] = str(error)
+        tickets = _tickets(jobs, purse.run, directory)
+        if workers is None:
+            done = self.in_turn(tickets, jobs, purse, _steps_of(progress, steps, len(tickets)), config)
+        else:
+            done = self.in_workers(tickets, workers, _steps_of(progress, steps, len(tickets)), config)
+        for ticket, result in done:
+            if isinstance(result, Refusal):  # it stays paid for
+                not_run[ticket.method] = str(result)
+            else:
+                trials.append(result[0])
+                evaluation = result[1]
         if not trials or evaluation is None:
             raise Refusal(f"methods={','.join(names)}: none of them could be fitted ({_reasons(not_run)})")
         request, shared, settled = self.request, self.shared, self.settled
@@ -256,6 +279,49 @@ class _Contest:
             request.epsilon,
             request.seed is not None,
         )
+
+    def in_turn(
+        self,
+        tickets: Sequence[Ticket],
+        jobs: Mapping[str, list[Job]],
+        purse: Purse,
+        progress: Callable[[int], Progress],
+        config: Mapping[str, Any],
+    ) -> Iterator[tuple[Ticket, Result]]:
+        """One fit after the other, in this process; a method that was refused is not tried again."""
+        refused: set[str] = set()
+        for place, ticket in enumerate(tickets):
+            if ticket.method in refused:
+                continue
+            try:
+                job = jobs[ticket.method][ticket.turn]
+                yield ticket, self.one(job, purse, ticket.target, progress(place), config)
+            except Refusal as error:
+                refused.add(ticket.method)
+                yield ticket, error
+
+    def in_workers(
+        self,
+        tickets: Sequence[Ticket],
+        workers: Workers,
+        progress: Callable[[int], Progress],
+        config: Mapping[str, Any],
+    ) -> Iterator[tuple[Ticket, Result]]:
+        """Several at a time, in processes that open the records by themselves; longer ones need not come last."""
+        import joblib
+
+        ledger = self.request.ledger
+        assert isinstance(ledger, str | os.PathLike)  # `_check_jobs`
+        calls = [
+            joblib.delayed(_fit_in_worker)(workers.reopen, ticket, os.fspath(ledger), self.test_source, dict(config))
+            for ticket in tickets
+        ]
+        results = joblib.Parallel(n_jobs=workers.jobs, return_as="generator_unordered")(calls)
+        for done, (place, result) in enumerate(results):
+            progress(done)(self.shared.plan.steps * self.request.chains, 0)
+            if isinstance(result, Unfinished):
+                raise result
+            yield tickets[place], result
 
     def warm_up(self) -> None:
         """One step on made-up records: what is loaded once for all methods is not counted as the first one's memory."""
@@ -283,12 +349,69 @@ class _Contest:
         return trial_of(job.method.name, evaluation, outcome.run.seconds, peak.mb, target / POSTERIOR), evaluation
 
 
+@dataclass(frozen=True)
+class Ticket:
+    """One fit that is paid for.
+
+    run      the name in the ledger under which all fits were paid
+    parts    what this one may ask
+    claimed  the last step under that name that belongs to the fits before it
+    target   where it is saved
+    """
+
+    place: int
+    method: str
+    turn: int
+    run: str
+    parts: tuple[Part, ...]
+    claimed: int
+    target: Path
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How many processes, and how each of them comes by the records."""
+
+    jobs: int
+    reopen: Reopen
+
+
+def _tickets(jobs: Mapping[str, list[Job]], run: str, directory: Path) -> list[Ticket]:
+    tickets: list[Ticket] = []
+    claimed = 0
+    for name, fits in jobs.items():
+        for turn, job in enumerate(fits):
+            target = directory / (name if turn == 0 else f"{name}-{turn + 1}")
+            tickets.append(Ticket(len(tickets), name, turn, run, job.parts, claimed, target))
+            claimed += sum(answers for _, answers in job.parts)
+    return tickets
+
+
+def _fit_in_worker(
+    reopen: Reopen, ticket: Ticket, ledger: str, test_source: str, config: dict[str, Any]
+) -> tuple[int, Result | Unfinished]:
+    """In another process: open the records, take up the steps that are paid for, and no others."""
+    request, test = reopen()
+    request = replace(request, ledger=ledger)
+    contest = _Contest(request, settle(request), test, test_source, repeats=1)
+    job = contest.job(ticket.method, ticket.turn)
+    if job.parts != ticket.parts:
+        return ticket.place, Refusal(f"methods={ticket.method!r}: not what was paid for; the records' file has changed")
+    purse = Purse(ticket.run, ticket.parts, ticket.claimed)
+    contest.warm_up()
+    try:
+        return ticket.place, contest.one(job, purse, ticket.target, lambda *_: None, config)
+    except (Refusal, Unfinished) as error:
+        return ticket.place, error
+
+
 def _reasons(not_run: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in not_run.items())
 
 
-def _offset(progress: Progress, before: int, total: int) -> Callable[[int, int], None]:
-    return lambda done, _: progress(before + done, total)
+def _steps_of(progress: Progress, steps: int, fits: int) -> Callable[[int], Progress]:
+    """The progress of the fit at some place among all of them."""
+    return lambda place: lambda done, _: progress(place * steps + done, fits * steps)
 
 
 def _save(found: Comparison, summary: Mapping[str, Any], settled: Settled, directory: Path) -> None:

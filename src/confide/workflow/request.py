@@ -15,6 +15,7 @@ from torch import nn
 from confide import methods, rules
 from confide.data.schema import Schema, Task
 from confide.data.table import Table
+from confide.distributed import Ranks
 from confide.errors import DataError, Refusal
 from confide.methods.base import Method, check_method
 from confide.models.likelihoods import Likelihood
@@ -70,6 +71,8 @@ class Request:
         The data set's name in the ledger.
     seed : int or None
         For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
+    ranks : Ranks or None
+        The processes that make the fit together, from `confide.distributed.start`; each has the same request.
     """
 
     data: Table
@@ -96,6 +99,7 @@ class Request:
     ledger: Ledger | str | os.PathLike[str] | None = None
     name: str = ""
     seed: int | None = None
+    ranks: Ranks | None = None
 
     def with_method(self, method: str | Method, seed: int | None) -> Request:
         """The same request for another method."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -123,14 +124,16 @@ def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = 
     spent: tuple[Event, ...] = ()
     if job.counting is not None:
         rehearse_job(job)
-        check_room(job.request.ledger, job.request.name, priced(job.parts))
+        request, price = job.request, priced(job.parts)
+        data.crew.led(f"room {price}", lambda: check_room(request.ledger, request.name, price))
         spent = (job.counting.event(),)
         records = count.count_records(data, job.counting)
         job = job_of(job.request, job.settled.with_records(records))
         data = records_of(job)
     run = _fitted(job, data, progress, purse)
     _check_finite(run)
-    privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=assumptions_of(job.settled.schema))
+    assumptions = (*run.privacy.assumptions, *assumptions_of(job.settled.schema))
+    privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=assumptions)
     run = replace(run, privacy=privacy, seconds=time.perf_counter() - started)
     hidden = None if job.request.module is not None else hidden_of(job.request, job.settled.schema, job.features)
     return Outcome(run, job.settled.encoder, hidden)
@@ -172,14 +175,15 @@ def _fitted(job: Job, data: PrivateData, progress: Progress | None, purse: Purse
 def records_of(job: Job) -> PrivateData:
     """The records behind the boundary, with fresh noise."""
     request, settled = job.request, job.settled
-    return PrivateData(
-        settled.x,
-        settled.y,
-        schema=settled.schema,
-        ledger=request.ledger,
-        name=request.name,
-        seed=request.seed,
-    )
+    options: dict[str, Any] = {
+        "schema": settled.schema,
+        "ledger": request.ledger,
+        "name": request.name,
+        "seed": request.seed,
+    }
+    if request.ranks is not None:
+        return request.ranks.private(settled.x, settled.y, whole=True, **options)
+    return PrivateData(settled.x, settled.y, **options)
 
 
 def _check_finite(run: Run) -> None:

@@ -1,0 +1,250 @@
+"""A run that several processes make together: they start alike, and the first one alone keeps the journal.
+
+All members hold the same public state and move it by the same releases, so one copy of a checkpoint is enough. The
+first member reads and writes the directory and asks the ledger. Whenever it is about to pay it says so, and the others
+make the same charge beside it (which writes nothing, and gives each its receipt); then it says what came of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from confide.errors import RankLost, Refusal
+from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.plan import Plan
+from confide.methods.base import Method, Problem
+from confide.privacy.events import event_from_dict, event_to_dict
+from confide.running.checkpoint_files import Tensors, locked, unpacked
+from confide.running.journal import Checkpoints, Journal, KeptJournal, fingerprint_of, journal
+from confide.sources.base import Part, Source, Stretch
+from confide.sources.crew import error_from_dict, error_to_dict
+
+
+def check_whole(module: nn.Module) -> None:
+    """Refuse a network that was spread over processes by other means: ranks divide the records, not the weights."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.parallel.DistributedDataParallel | nn.SyncBatchNorm):
+            where = f" at {name!r}" if name else ""
+            raise Refusal(
+                f"module: holds {type(layer).__name__}{where}, which lets processes see each other's records; give the "
+                "plain network, and let ranks.private(...) share the records out"
+            )
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is not None and any(isinstance(value, tensors.DTensor) for value in module.parameters()):
+        raise Refusal(
+            "module: its weights are sharded over processes (fully_shard); give the plain network, for every rank "
+            "needs it whole to clip its own records"
+        )
+
+
+def start_alike(method: Method, problem: Problem, source: Source) -> None:
+    """Refuse members that differ, before anything is charged; all start from the first one's position and generator."""
+    crew, module = source.crew, problem.module
+    if crew.size == 1:
+        return
+    frozen = [(name, value) for name, value in module.named_parameters() if not value.requires_grad]
+    crew.agree(
+        {
+            "method": repr(method),
+            "plan": repr(problem.plan),
+            "schema": repr(source.schema),
+            "likelihood": repr(problem.likelihood),
+            "network": repr(module),
+            "frozen weights": " ".join(f"{name} {_digest(value)}" for name, value in frozen),
+            "run": fingerprint_of(method, problem, source),
+            "versions": f"{platform.python_version()} {torch.__version__} {np.__version__}",
+        }
+    )
+    crew.share_(problem.position)
+    problem.generator.set_state(crew.share_(problem.generator.get_state()))
+
+
+@contextmanager
+def shared_journal(
+    checkpoint: str | os.PathLike[str] | Checkpoints | None,
+    method: Method,
+    problem: Problem,
+    source: Source,
+    state: Any,
+) -> Iterator[Journal]:
+    """The journal of a run that several processes make; without checkpoints each has its own, which needs no files."""
+    if checkpoint is None:
+        with journal(None, method, problem, source, state) as book:
+            yield book
+        return
+    settings = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
+    source.crew.together(source.check_resumable)
+    if source.crew.leads:
+        with _leading(settings, method, problem, source, state) as book:
+            yield book
+        return
+    follower = FollowingJournal(method, problem, source, state)
+    follower.listen()  # whether the directory can be used
+    try:
+        yield follower
+    finally:
+        follower.close()
+
+
+@contextmanager
+def _leading(
+    settings: Checkpoints, method: Method, problem: Problem, source: Source, state: Any
+) -> Iterator[LeadingJournal]:
+    lock = locked(Path(settings.directory))
+    with _told(source):
+        lock.__enter__()
+    try:
+        with _told(source):
+            book = LeadingJournal(settings, method, problem, source, state)
+        source.crew.told(_packed({"word": "done"}))
+        try:
+            yield book
+        finally:
+            book.close()
+    finally:
+        lock.__exit__(None, None, None)
+
+
+@contextmanager
+def _told(source: Source) -> Iterator[None]:
+    """What fails for the first member is told to the others before it is raised."""
+    try:
+        yield
+    except RankLost:
+        raise
+    except Exception as error:
+        source.crew.told(_packed({"word": "failed", "error": error_to_dict(error)}))
+        raise
+
+
+class LeadingJournal(KeptJournal):
+    """The first member's: keeps the checkpoints, and tells the others what it pays and how that went."""
+
+    def charge(self, plan: Plan) -> None:
+        self._tell(lambda: KeptJournal.charge(self, plan), start=True)
+
+    def keep(self, step: int, state: Any) -> None:
+        if step >= self.next:
+            self._tell(lambda: KeptJournal.keep(self, step, state))
+
+    def _pay(self, parts: Sequence[Part], stretch: Stretch) -> None:
+        message = {
+            "word": "pay",
+            "parts": _written(parts),
+            "claim": stretch.claim,
+            "answers": _written(stretch.parts),
+        }
+        self.source.crew.told(_packed(message))
+        super()._pay(parts, stretch)
+
+    def _tell(self, work: Callable[[], None], start: bool = False) -> None:
+        with _told(self.source):
+            work()
+        message: dict[str, Any] = {
+            "word": "done",
+            "done": self.done,
+            "next": self.next,
+            "events": [event_to_dict(event) for event in self.events],
+        }
+        carried = _Carried(self.directory)
+        if start and self.done:
+            message["state"] = carried.packed(self.state)["fields"]
+            message["position"] = carried.write(self.problem.position)
+            message["generator"] = carried.write(self.problem.generator.get_state())
+        self.source.crew.told(_packed(message, carried.held))
+
+
+class FollowingJournal(Journal):
+    """Another member's: no files; it pays when the first one does, and goes on from where that one says."""
+
+    next = 0
+
+    def charge(self, plan: Plan) -> None:
+        self.listen()
+
+    def keep(self, step: int, state: Any) -> None:
+        if step >= self.next:
+            self.listen()
+
+    def listen(self) -> None:
+        """Do as the first member says, until it is done."""
+        while True:
+            message, tensors = _unpacked(self.source.crew.told(b""))
+            if message["word"] == "failed":
+                raise error_from_dict(message["error"], rank=0)
+            if message["word"] == "done":
+                return self._take_over(message, tensors)
+            claim = None if message["claim"] is None else (message["claim"][0], message["claim"][1])
+            stretch = Stretch(self.run, claim, _read(message["answers"]))
+            try:
+                self._pay(_read(message["parts"]), stretch)
+            except RankLost:
+                raise
+            except Exception:  # (the first member met the same, and will say what follows from it)
+                continue
+
+    def _take_over(self, message: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        if "next" not in message:
+            return
+        self.done, self.next = message["done"], message["next"]
+        self.events = tuple(event_from_dict(event) for event in message["events"])
+        if "state" in message:
+            values = {name: unpacked(value, tensors) for name, value in message["state"].items()}
+            self.state = type(self.state)(**values)
+            self.problem.position.copy_(tensors[message["position"]])
+            self.problem.generator.set_state(tensors[message["generator"]])
+
+
+class _Carried(Tensors):
+    """Tensors that travel instead of being written."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.held: dict[str, Tensor] = {}
+
+    def write(self, tensor: Tensor) -> str:
+        name = str(len(self.held))
+        self.held[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        return name
+
+
+def _packed(message: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> bytes:
+    from safetensors.torch import save
+
+    text = json.dumps(message).encode()
+    return len(text).to_bytes(8, "big") + text + (save(tensors) if tensors else b"")
+
+
+def _unpacked(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    from safetensors.torch import load
+
+    end = 8 + int.from_bytes(content[:8], "big")
+    message: dict[str, Any] = json.loads(content[8:end])
+    return message, load(content[end:]) if len(content) > end else {}
+
+
+def _written(parts: Sequence[Part]) -> list[Any]:
+    return [[asdict(mechanism), answers] for mechanism, answers in parts]
+
+
+def _read(parts: list[Any]) -> tuple[Part, ...]:
+    return tuple((SampledGaussian(**mechanism), int(answers)) for mechanism, answers in parts)
+
+
+def _digest(tensor: Tensor) -> str:
+    from safetensors.torch import save
+
+    return hashlib.sha256(save({"value": tensor.detach().contiguous().cpu()})).hexdigest()

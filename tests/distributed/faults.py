@@ -1,0 +1,75 @@
+"""Mistakes that somebody could make in a data-parallel source, planted into the running program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from confide.distributed import Ranks
+from confide.mechanism.noise import NoiseStream
+from confide.mechanism.sampling import BatchSampler
+from confide.sources import private_data
+
+FAULTS = (
+    "noise on every rank",
+    "noise on none",
+    "noise a little low",
+    "one noise key",
+    "one sampling key",
+    "empty batch skipped",
+    "every rank charges",
+    "divided by a local batch",
+)
+
+
+@contextmanager
+def planted(fault: str, ranks: Ranks) -> Iterator[None]:
+    """The fault, as long as the context is open; none for an empty name."""
+    with ExitStack() as stack:
+        if fault:
+            assert fault in FAULTS, fault
+            stack.enter_context(_patch(fault, ranks))
+        yield
+
+
+def _patch(fault: str, ranks: Ranks) -> Any:
+    normal, add_up, fill = NoiseStream.normal_, Ranks.add_up, private_data._add_answers
+
+    def every(self: Ranks, own: Tensor, what: str, finish: Any) -> Tensor:
+        finish(own)
+        return add_up(self, own, what, finish)
+
+    def none(self: Ranks, own: Tensor, what: str, finish: Any) -> Tensor:
+        return add_up(self, own, what, Tensor.detach)
+
+    def skipping(self: Ranks, own: Tensor, what: str, finish: Any) -> Tensor:
+        return add_up(self, own, what, finish) if own.any() else own
+
+    def low(self: NoiseStream, out: Tensor, std: float) -> Tensor:
+        return normal(self, out, std * math.sqrt(0.97))
+
+    def charging(self: Ranks, what: str, work: Any) -> Any:
+        return work()
+
+    def divided(query: Any, x: Tensor, y: Tensor, mechanism: Any, total: Tensor, **options: Any) -> Tensor:
+        norms = fill(query, x, y, mechanism, total, **options)
+        total.mul_(mechanism.expected_batch / (ranks.size * max(len(x), 1)))
+        return norms
+
+    return {
+        "noise on every rank": lambda: patch.object(Ranks, "add_up", every),
+        "noise on none": lambda: patch.object(Ranks, "add_up", none),
+        "noise a little low": lambda: patch.object(NoiseStream, "normal_", low),
+        "one noise key": lambda: patch.object(private_data, "_seed_of", lambda seed, rank: seed),
+        "one sampling key": lambda: patch.object(
+            private_data, "BatchSampler", lambda size, stream: BatchSampler(size, NoiseStream(5))
+        ),
+        "empty batch skipped": lambda: patch.object(Ranks, "add_up", skipping),
+        "every rank charges": lambda: patch.multiple(Ranks, led=charging, leads=True),
+        "divided by a local batch": lambda: patch.object(private_data, "_add_answers", divided),
+    }[fault]()

@@ -1,0 +1,41 @@
+"""The small problem that ranks and the one process beside them share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import confide
+from confide.mechanism.gaussian import SampledGaussian
+from confide.models import networks
+from confide.running.fit import default_likelihood
+from confide.sources.queries import GradientQuery, StatisticQuery
+
+RECORDS, FEATURES = 2000, 20
+SCHEMA = confide.Schema(records=RECORDS, classes=3)
+OFF = SampledGaussian(0.0, 0.5, 1.0, RECORDS, "full-batch", private=False)
+WIDE, ROUNDS = 100_000, 4
+ZEROS = StatisticQuery(lambda x, y: torch.zeros(len(x), WIDE, dtype=torch.float64), WIDE)
+ROWS = StatisticQuery(lambda x, y: x.double(), FEATURES)
+RATE, STEPS = 0.002, 1500  # two records of a thousand on average, so that every seventh batch is empty
+
+
+def records(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(RECORDS, FEATURES, generator=generator, dtype=torch.float64)
+    return x.to(dtype), torch.randint(3, (RECORDS,), generator=generator)
+
+
+def shard(rank: int, size: int, empty: bool = False) -> slice:
+    """Uneven shards; with `empty`, all but the first hold nothing."""
+    cuts = [0, *(RECORDS if empty else round(RECORDS * (r / size) ** 2) for r in range(1, size)), RECORDS]
+    return slice(cuts[rank], cuts[rank + 1])
+
+
+def gradient(dtype: torch.dtype) -> GradientQuery:
+    network = networks.mlp(FEATURES, 3, hidden=(64,), generator=torch.Generator().manual_seed(3)).to(dtype)
+    return GradientQuery(network, default_likelihood(network, SCHEMA).loss)
+
+
+def plan(noise: float = 4.0, steps: int = 12) -> confide.Plan:
+    return confide.plan(noise_multiplier=noise, delta=1e-5, records=RECORDS, batch=200, steps=steps)

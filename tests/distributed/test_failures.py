@@ -1,0 +1,106 @@
+"""Ranks that die or stand still: the others say so soon, and a restart goes on from the checkpoint, paid for."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import confide
+from tests.distributed.launch import ROOT, Ranks, environment, free_port
+
+
+def survivors(folder: Path, signal: str, timeout: float, size: int = 2) -> list[Any]:
+    """What the ranks say that were left when the last one got the signal."""
+    with Ranks(size, {"lost": ("lost", {"signal": signal})}, folder, timeout) as ranks:
+        for process in ranks.processes[:-1]:
+            process.wait(60)
+        return [json.loads((folder / f"said-{rank}.json").read_text())["lost"] for rank in range(size - 1)]
+
+
+@pytest.mark.parametrize(("signal", "timeout", "within"), [("SIGKILL", 30.0, 2.0), ("SIGSTOP", 3.0, 4.0)])
+def test_a_lost_rank_is_an_error_on_the_others(tmp_path: Path, signal: str, timeout: float, within: float) -> None:
+    ((text, waited, charged),) = survivors(tmp_path, signal, timeout)
+    assert "another rank is gone, or did not answer" in text
+    assert "checkpoint" in text
+    assert waited < within
+    assert [steps for _, steps in charged] == [50]
+
+
+SCRIPT = """
+import os, signal, sys, torch, confide
+from confide.models import networks
+from confide.running.journal import Checkpoints
+from tests.distributed import problems
+
+folder, attempt = sys.argv[1], int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+torch.set_num_threads(1)
+kills = [int(step) for step in sys.argv[2].split(",")]
+
+def progress(done, total):
+    rank = int(os.environ["RANK"])
+    with open(f"{folder}/steps-{attempt}-{rank}.txt", "a") as file:
+        file.write(f"{done}\\n")
+    if attempt < len(kills) and done >= kills[attempt] and rank == attempt % 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with confide.distributed.start(timeout=20) as ranks:
+    x, y = problems.records(torch.float32)
+    data = ranks.private(x, y, whole=True, schema=problems.SCHEMA, ledger=f"{folder}/budget.db", name="d")
+    plan = problems.plan(steps=30)
+    checkpoint = Checkpoints(f"{folder}/checkpoints", every=5)
+    network = networks.linear(problems.FEATURES, 3)
+    run = confide.fit(confide.methods.SGLD(), network, data, plan, checkpoint=checkpoint, progress=progress)
+    stated = sum(event.count for event in run.privacy.events)
+    open(f"{folder}/stated-{ranks.rank}.txt", "w").write(str(stated))
+"""
+
+
+def torchrun(folder: Path, kills: list[int]) -> None:
+    """Two ranks that are killed at these steps in turn, started again by torchrun each time."""
+    (folder / "script.py").write_text(SCRIPT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--monitor-interval", "0.2"]
+    meet = ["--max-restarts", str(len(kills)), "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    command = [*launcher, *meet, str(folder / "script.py"), str(folder), ",".join(map(str, kills))]
+    with (folder / "log.txt").open("w") as log:
+        started = subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=log, stderr=log)
+    try:
+        ended = started.wait(60 + 30 * len(kills))
+    finally:
+        started.terminate()  # its ranks end with it
+        started.wait(30)
+    assert ended == 0, (folder / "log.txt").read_text()[-3000:]
+
+
+def check_paid(folder: Path, attempts: int) -> None:
+    """Every release that any attempt made was paid for, and the run states all that was charged."""
+    made = 0
+    for attempt in range(attempts):
+        steps = [len((folder / f"steps-{attempt}-{rank}.txt").read_text().split()) for rank in (0, 1)]
+        made += max(steps)
+    with confide.Ledger(folder / "budget.db") as ledger:
+        charged = sum(event.count for event in ledger.events("d"))
+    assert charged >= made
+    assert charged <= 30 + 10 * (attempts - 1)  # an attempt has claimed ten steps at most when it dies
+    assert {(folder / f"stated-{rank}.txt").read_text() for rank in (0, 1)} == {str(charged)}
+
+
+def test_torchrun_starts_again_from_the_checkpoint(tmp_path: Path) -> None:
+    torchrun(tmp_path, [13])
+    check_paid(tmp_path, 2)
+    assert (tmp_path / "steps-1-0.txt").read_text().split()[0] == "11"
+
+
+@pytest.mark.slow
+def test_fifty_kills(tmp_path: Path) -> None:
+    """At steps drawn at random, of either rank: every release is charged at least once."""
+    draw = random.Random(4)
+    for number in range(5):
+        (folder := tmp_path / str(number)).mkdir()
+        torchrun(folder, sorted(draw.randrange(1, 30) for _ in range(10)))
+        check_paid(folder, 11)

@@ -1,0 +1,107 @@
+"""Ranks that were not started alike, parts that are not disjoint, budgets that do not suffice: refused on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+
+from confide.sources.private_data import PrivateData
+from tests.distributed import problems
+from tests.distributed.launch import Wanted, run
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "another plan": (
+        "fit",
+        {"method": "SGD", "noise": [1.0, 2.0]},
+        "RanksDisagree",
+        "differs from rank 0 in plan",
+    ),
+    "another table": ("other_table", {}, "RanksDisagree", "the same table on every rank"),
+    "another schema": ("other_schema", {}, "RanksDisagree", "schema"),
+    "another answer": ("other_answer", {}, "RanksDisagree", "asks for something else"),
+    "the same shard twice": ("same_shard", {"shared": 1.0}, "DataError", "ranks 0 and 1 hold the same records"),
+    "a tenth of a shard": ("same_shard", {"shared": 0.1}, "DataError", "whole=True"),
+    "fixed size": ("other_sampling", {"sampling": "fixed-size"}, "Refusal", "use poisson or full-batch"),
+    "shuffle": ("other_sampling", {"sampling": "shuffle"}, "Refusal", "use poisson or full-batch"),
+    "plain": ("plain", {}, "Refusal", "confide.distributed.start"),
+    "one rank fails": ("failing_rank", {}, "", "rank 1"),
+    "ddp": ("sharded_network", {"by": "ddp"}, "Refusal", "DistributedDataParallel"),
+    "batch norm": ("sharded_network", {"by": "norm"}, "Refusal", "SyncBatchNorm at '1'"),
+    "sharded weights": ("sharded_network", {"by": "fully_shard"}, "Refusal", "fully_shard"),
+    "other files": ("parquet", {"apart": True}, "RanksDisagree", "files"),
+}
+WANTED: Wanted = {
+    **{label: (name, options) for label, (name, options, _, _) in REFUSED.items()},
+    "own shards": ("same_shard", {"shared": 0.0}),
+    "parquet": ("parquet", {}),
+    "overspent": ("overspent", {}),
+    "empty batch skipped": ("batches", {"fault": "empty batch skipped"}),
+}
+
+
+def write(folder: Path, sizes: list[int]) -> None:
+    """The records in files of so many rows, each in row groups of 150."""
+    folder.mkdir()
+    x, y = problems.records(torch.float32)
+    start = 0
+    for number, size in enumerate(sizes):
+        rows = {f"x{column}": x[start : start + size, column].numpy() for column in range(problems.FEATURES)}
+        table = pa.table({**rows, "y": y[start : start + size].numpy()})
+        parquet.write_table(table, folder / f"{number}.parquet", row_group_size=150)
+        start += size
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ranks")
+    write(made / "parquet", [1300, 500, 200])
+    write(made / "other files", [1000, 1000])
+    return made
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> list[dict[str, Any]]:
+    return run(2, WANTED, folder)
+
+
+@pytest.mark.parametrize("label", REFUSED)
+def test_refused_on_all_ranks(said: list[Any], label: str) -> None:
+    _, _, kind, words = REFUSED[label]
+    for told in said:
+        assert told[label]["error"] == kind or not kind
+        assert words in told[label]["text"] or (label == "one rank fails" and told is said[1])
+
+
+def test_shards_of_ones_own_are_let_through(said: list[Any]) -> None:
+    for told in said:
+        (assumption,) = told["own shards"]
+        assert "no record is held by two of the ranks" in assumption  # equal rows may be two people: the user vouches
+
+
+def test_a_budget_refuses_on_all_ranks_and_nothing_is_spent(said: list[Any]) -> None:
+    for told in said:
+        refusals, charged = told["overspent"]
+        assert len(refusals) == 2
+        assert charged == []
+
+
+def test_ranks_that_lose_step_find_out(said: list[Any]) -> None:
+    """A skipped step makes one rank a call ahead: both learn it, at the latest when they next do something else."""
+    assert [told["empty batch skipped"]["error"] for told in said] == ["RanksDisagree"] * 2
+
+
+def test_row_groups_are_dealt_out_once(said: list[Any], folder: Path) -> None:
+    (bits, first, assumed), (other, second, _) = (told["parquet"] for told in said)
+    assert bits == other
+    assert first + second == problems.RECORDS
+    assert abs(first - second) <= 150
+    assert assumed == []
+    data = PrivateData(*problems.records(torch.float32), schema=problems.SCHEMA)
+    want = data.answer(problems.gradient(torch.float32), problems.OFF).sum.numpy()
+    assert np.linalg.norm(np.load(folder / "parquet" / "sum.npy") - want) < 2e-6 * np.linalg.norm(want)

@@ -1,0 +1,117 @@
+"""Fits of a comparison in several processes: all paid for by the parent, no record passed on, no step taken twice."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import confide
+from confide.data.loaders import load_dataset
+from confide.data.table import Table
+from confide.errors import Refusal
+from confide.sources.ahead import PaidAhead, Purse, pay_ahead
+from confide.sources.private_data import PrivateData
+from confide.workflow.compare import compare
+from confide.workflow.facts import settle
+from confide.workflow.request import Request
+from confide.workflow.run import job_of, records_of
+
+METHODS = ["sgd", "sgld"]
+
+
+def opened(ledger: Path | None, epsilon: float = 3.0) -> tuple[Request, Table]:
+    found = load_dataset("digits")
+    assert found.test is not None
+    assert found.schema is not None
+    request = Request(
+        found.train,
+        epsilon=epsilon,
+        delta=1e-4,
+        facts=found.schema,
+        steps=4,
+        batch=64,
+        hidden=(),
+        ledger=ledger,
+        name="d",
+    )
+    return request, found.test
+
+
+def test_two_at_a_time_cost_what_one_by_one_costs(tmp_path: Path) -> None:
+    reopen = partial(opened, tmp_path / "budget.db")
+    shown: list[int] = []
+    found = compare(
+        *reopen(),
+        METHODS,
+        repeats=2,
+        out=tmp_path / "out",
+        jobs=2,
+        reopen=reopen,
+        progress=lambda d, _: shown.append(d),
+    )
+    assert {row.method for row in found.rows} == set(METHODS)
+    assert found.fits == 4
+    assert shown[-1] == 4 * 4
+    with confide.Ledger(tmp_path / "budget.db") as ledger:
+        assert sum(event.count for event in ledger.events("d")) == 4 * 4
+        assert {entry.purpose for entry in ledger.entries()} == {"compare sgd, sgld"}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == [
+        "sgd",
+        "sgd-2",
+        "sgld",
+        "sgld-2",
+    ]
+
+
+def test_a_ledger_in_memory_is_a_file_for_the_while() -> None:
+    reopen = partial(opened, None)
+    assert compare(*reopen(), ["sgd"], jobs=2, reopen=reopen).fits == 1
+
+
+def test_steps_that_another_process_took_are_not_had_again(tmp_path: Path) -> None:
+    """Two workers with one ticket: the second is refused before it reads a record."""
+    request, _ = opened(tmp_path / "budget.db")
+    job = job_of(request.with_method("sgd", None), settle(request))
+    purse = pay_ahead(records_of(job), job.parts, "compare sgd")
+    for attempt in range(2):
+        source = PaidAhead(records_of(job), Purse(purse.run, job.parts))
+        if attempt == 0:
+            confide.fit(job.method, job.module, source, job.plan, likelihood=job.likelihood)
+        else:
+            with pytest.raises(Refusal, match="claimed"):
+                confide.fit(job.method, job.module, source, job.plan, likelihood=job.likelihood)
+
+
+def chain_records(ledger: Path | None) -> PrivateData:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    schema = confide.Schema(classes=2, records=200)
+    return PrivateData(x, (x[:, 0] > 0).long(), schema=schema, ledger=ledger, name="d")
+
+
+def test_chains_in_processes_of_their_own(tmp_path: Path) -> None:
+    reopen = partial(chain_records, tmp_path / "budget.db")
+    plan = confide.plan(noise_multiplier=2.0, delta=1e-5, records=200, batch=50, steps=20)
+    network = torch.nn.Linear(3, 2)
+    run = confide.fit_chains(confide.methods.SGLD(), network, reopen(), plan, chains=2, jobs=2, reopen=reopen)
+    assert run.posterior.facts["chains"] == 2
+    with confide.Ledger(tmp_path / "budget.db") as ledger:
+        charged = sum(event.count for event in ledger.events("d"))
+    assert charged == sum(event.count for event in run.privacy.events) == 40
+    with pytest.raises(Refusal, match="in memory"):
+        confide.fit_chains(confide.methods.SGLD(), network, chain_records(None), plan, chains=2, jobs=2, reopen=reopen)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    request, test = opened(tmp_path / "budget.db")
+    with pytest.raises(Refusal, match="reopen"):
+        compare(request, test, METHODS, jobs=2)
+    with pytest.raises(Refusal, match="at least 1"):
+        compare(request, test, METHODS, jobs=0)
+    reopen = partial(opened, tmp_path / "budget.db", 1e-3)
+    with confide.Ledger(tmp_path / "budget.db") as ledger:
+        ledger.limit(1.0, 1e-4)
+    with pytest.raises(confide.BudgetExceeded):  # nothing is started
+        compare(*opened(tmp_path / "budget.db"), METHODS, jobs=2, reopen=reopen)
