@@ -55,7 +55,7 @@ def save(ranks: Ranks, path: Path, tensor: Tensor) -> None:
 @case
 def sums(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     """The sum over uneven shards without noise, of gradients and of a statistic."""
-    found = {}
+    found: dict[str, Any] = {}
     for kind in ("float32", "float64"):
         dtype = getattr(torch, kind)
         x, y = problems.records(dtype)
