@@ -26,7 +26,7 @@ import confide
 from confide import rules
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema
-from confide.errors import BudgetExceeded
+from confide.errors import BudgetExceeded, CuratorNote
 from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
 from confide.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from confide.posteriors.draws import Draws
@@ -162,7 +162,6 @@ def test_import_leaves_scikit_learn_out() -> None:
         ({"classes": None}, r"classes=None: .* private; list them in classes=, or set assume_public=True"),
         ({"bounds": None}, r"bounds=None: .*StandardScaler.*in silence"),
         ({"records": None, "batch": 10}, r"batch=10: needs the nominal number of records.*counted privately"),
-        ({"records": 1000}, r"records=1000: more than a factor of two away"),
         ({"delta": 0.01}, r"delta=0.01: must be below 1 / records"),
         ({"epsilon": -1.0}, r"epsilon=-1.0: must be"),
         ({"epochs": 2.0}, r"epochs=2.0, steps=20: give one"),
@@ -190,6 +189,25 @@ def test_refusals_name_the_way_out_and_cost_nothing(changes: dict[str, Any], mes
     with pytest.raises((ValueError, TypeError), match=message):
         model.fit(*blobs())
     assert book.entries() == ()
+
+
+@pytest.mark.parametrize("odd", ["missing", "a label of its own", "one class", "far fewer records"])
+@pytest.mark.usefixtures("quick_noise")
+def test_with_declared_facts_no_record_decides_whether_there_is_a_run(odd: str) -> None:
+    """The curator is told; the run is there."""
+    x, y = blobs()
+    y = y.astype(float)
+    if odd == "missing":
+        x[3, 1] = np.nan
+    elif odd == "a label of its own":
+        y[3] = 1.5
+    elif odd == "one class":
+        y[:] = 1
+    facts = {**BLOBS, "records": 1000} if odd == "far fewer records" else BLOBS
+    model = PrivateBayesClassifier("sgd", **facts)
+    with pytest.warns(CuratorNote, match=r"records|class"):
+        model.fit(x, y)
+    assert model.predict(blobs()[0]).shape == (120,)
 
 
 def test_regressor_demands_target_bounds() -> None:
@@ -288,7 +306,7 @@ def test_frames_give_what_arrays_give() -> None:
         with pytest.raises(ValueError, match="feature names"):
             model.predict(frame[["b", "a", "c"]])
     partly = PrivateBayesClassifier("sgd", **{**BLOBS, "bounds": dict.fromkeys("ab", (-15, 15))})
-    with pytest.raises(ValueError, match=r"columns: 'c' not declared"):
+    with pytest.raises(ValueError, match=r"columns: column 3 of the data's features not declared"):
         partly.fit(pd.DataFrame(x, columns=list("abc")), y)
 
 

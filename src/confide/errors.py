@@ -20,8 +20,9 @@ class CommandError(Refusal):
 class DataError(Refusal):
     """Bad input, told in one sentence to the data curator, before anything is charged or released.
 
-    Whether it is raised may depend on the records, so the message is for the curator's own eyes and not for
-    publication. It names the argument or the column and the way out, and never quotes the value of a cell.
+    Training records are not refused one by one: what does not fit counts for nothing, by a public rule. Where it may
+    depend on records all the same (a file that is no table, facts that were to be read off the data), the message is
+    for the curator's own eyes. It names the argument or the column and the way out, and never the value of a cell.
     """
 
 
@@ -79,6 +80,10 @@ class Unfinished(RuntimeError):  # noqa: N818 (the name says what happened)
 
 class PrivacyWarning(UserWarning):
     """Something beside the boundary reads records, or weakens what a statement would suggest."""
+
+
+class CuratorNote(UserWarning):
+    """What somebody who may see the records should know of them. It decides nothing and stands in no artefact."""
 
 
 class SpeedWarning(UserWarning):

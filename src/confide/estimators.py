@@ -118,12 +118,20 @@ class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
         return replace(facts, classes=_labels_seen(table), sources=sources)
 
     def _training_table(self, X: Any, y: Any, facts: Schema) -> Table:
-        """Records and labels behind one type, whether they came as arrays or as a data frame."""
+        """Records and labels behind one type, whether they came as arrays or as a data frame.
+
+        Where all facts are declared, nothing is refused for what one record holds: it counts for nothing instead.
+        """
         if _is_frame(X):
             validate_data(self, X, y, reset=True, skip_check_array=True)
-            labels = self._labels(y)
+            labels = self._labels(y) if self.assume_public else column_or_1d(y, warn=True)
             check_consistent_length(X, labels)
             return replace(from_frame(X), labels=plain_column(labels, "y"))
+        if not self.assume_public:
+            X = validate_data(self, X, reset=True, allow_nd=True, ensure_all_finite=False)
+            labels = column_or_1d(y, warn=True)
+            check_consistent_length(X, labels)
+            return Table.from_arrays(X, labels)
         X, y = validate_data(
             self,
             X,

@@ -391,3 +391,14 @@ def test_a_place_that_takes_no_files_is_refused_before_the_charge(
     assert is_refusal(result)
     assert "--out" in result.err
     assert not (files / "b.db").exists()
+
+
+def test_labels_that_a_spreadsheet_would_run_stay_text(tmp_path: Path) -> None:
+    from confide.cli.predict import _write
+
+    _write(tmp_path / "p.csv", ["predicted", "=1+1"], iter([["=HYPERLINK(1)", -0.5], [" @x", 1], ["-", 2], ["no", 3]]))
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["predicted", "'=1+1"]
+    assert [row[0] for row in rows[1:]] == ["'=HYPERLINK(1)", "' @x", "'-", "no"]
+    assert rows[1][1] == "-0.5", "a number is no formula"

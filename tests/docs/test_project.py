@@ -37,6 +37,13 @@ def test_every_dependency_is_imported_and_its_licence_listed() -> None:
     assert set(listed) - {"package"} == NEEDED
 
 
+def test_what_builds_is_pinned() -> None:
+    pinned = set((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    assert build
+    assert set(build) <= pinned
+
+
 def test_every_folder_of_tests_has_its_line_and_mirrors_a_room() -> None:
     text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(\w+)` \|", text, flags=re.M))

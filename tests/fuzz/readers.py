@@ -26,6 +26,7 @@ import confide
 from confide.data import Schema, load_dataset, load_table
 from confide.data.streaming import from_parquet
 from confide.posteriors.files import load_posterior
+from confide.posteriors.mapped import open_draws
 from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run, save_run
 from confide.running.checkpoint_files import unsealed
@@ -59,6 +60,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "streamed parquet": lambda path: from_parquet(path, target="y", schema=Schema(records=10)),
     "toml": lambda path: Schema.from_toml(path),
     "posterior": load_posterior,
+    "mapped posterior": open_draws,
     "run": _run,
     "journal": unsealed,
     "ledger": _ledger,
@@ -106,6 +108,7 @@ def seeds() -> dict[str, bytes]:
         with Ledger(base / "budget.db") as ledger:
             ledger.charge(plan.events()[0])
         found["posterior"] = (base / "run" / "posterior.safetensors").read_bytes()
+        found["mapped posterior"] = found["posterior"]
         found["run"] = (base / "run" / "run.json").read_bytes()
         found["journal"] = (base / "kept" / "journal.json").read_bytes()
         found["ledger"] = (base / "budget.db").read_bytes()
@@ -130,6 +133,25 @@ def mutated(data: bytes, random: np.random.Generator) -> bytes:
             odd = (b"1e999", b"-1", b"\x80\x04\x95", b"\xff" * 8, b"null", b"NaN", b'"', b"9" * 400, b"../../x")
             body[place : place + length] = odd[int(random.integers(0, len(odd)))]
     return data[:1] + bytes(body)
+
+
+ODD_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 10**12, 10**4000, 1.5, -0.0, 1e308, float("inf"), "", "x" * 5000, "../../x", [], [1] * 100_000,
+    {}, {"name": "x"}, [[]], [None], "\ud800",
+)  # fmt: skip
+
+
+def with_an_odd_value(value: Any, random: np.random.Generator) -> Any:
+    """The same JSON with one value, anywhere in it, replaced, taken away or added."""
+    if isinstance(value, dict) and value and random.random() < 0.8:
+        name = list(value)[int(random.integers(len(value)))]
+        if random.random() < 0.1:
+            return {key: inner for key, inner in value.items() if key != name}
+        return {**value, name: with_an_odd_value(value[name], random)}
+    if isinstance(value, list) and value and random.random() < 0.8:
+        place = int(random.integers(len(value)))
+        return [*value[:place], with_an_odd_value(value[place], random), *value[place + 1 :]]
+    return ODD_VALUES[int(random.integers(len(ODD_VALUES)))]
 
 
 def own_functions() -> list[FunctionType]:

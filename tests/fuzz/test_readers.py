@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import warnings
@@ -47,6 +48,61 @@ def test_mutated_files_are_refused_or_read(name: str, seeds: dict[str, bytes]) -
 @pytest.mark.parametrize("name", readers.NAMES)
 def test_two_thousand_mutated_files(name: str, seeds: dict[str, bytes]) -> None:
     replay(seeds, name, 2000)
+
+
+def odd_descriptions(count: int, seed: int, directory: Path) -> int:
+    """A whole file whose description, or a whole folder whose record, has one odd value; how many were refused."""
+    import json
+
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    import confide
+    from confide.posteriors.mapped import open_draws
+    from confide.running.artefacts import POSTERIOR, RECORD, load_run, save_run, sha256
+
+    random = np.random.default_rng(seed)
+    data = confide.PrivateData(torch.eye(4), torch.ones(4), schema=confide.Schema(records=4), seed=1)
+    plan = confide.plan(noise_multiplier=1.0, delta=1e-5, records=4, batch=2, steps=2)
+    run = confide.fit(confide.methods.SGD(), confide.networks.mlp(4, 1, (3,)), data, plan, seed=0)
+    path, record_path = save_run(run, directory / "run") / POSTERIOR, directory / "run" / RECORD
+    with safe_open(path, framework="pt") as archive:
+        about = json.loads(archive.metadata()["confide"])
+        tensors = {name: archive.get_tensor(name) for name in ("draws", "weights")}
+    record, refused = json.loads(record_path.read_text()), 0
+    sentences: list[str] = []
+    for number in range(count):
+        changed = readers.with_an_odd_value(about, random) if number % 2 else about
+        try:
+            text = json.dumps(changed)
+        except ValueError:  # a number that Python does not write: no file says it either
+            continue
+        save_file(tensors, str(path), metadata={"confide": text})
+        other = {**record, "sha256": {POSTERIOR: sha256(path)}}
+        other = other if number % 2 else readers.with_an_odd_value(other, random)
+        with contextlib.suppress(ValueError):
+            record_path.write_text(json.dumps(other))
+        for reader in (lambda: load_run(directory / "run"), lambda: open_draws(path)):
+            try:
+                reader()
+            except readers.REFUSALS as refusal:
+                refused += 1
+                sentences.append(str(refusal))
+            except Exception as error:
+                raise AssertionError(f"number {number}: {type(error).__name__}: {error}") from error
+    assert all(sentence and "\n" not in sentence for sentence in sentences)
+    return refused
+
+
+def test_odd_values_in_descriptions(tmp_path: Path) -> None:
+    """Shapes that ask for terabytes, names for numbers, lists for names: one sentence each, and no memory taken."""
+    assert odd_descriptions(300, 0, tmp_path) > 100
+
+
+@pytest.mark.slow
+def test_two_thousand_odd_values_in_descriptions(tmp_path: Path) -> None:
+    assert odd_descriptions(2000, 1, tmp_path) > 700
 
 
 class Bomb:

@@ -21,8 +21,9 @@ from confide.errors import Unfinished
 from confide.posteriors.files import load_posterior
 from confide.privacy.bayesian.result import Trusted
 from confide.privacy.events import GaussianEvent, event_from_dict
+from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
-from confide.running.artefacts import POSTERIOR, RECORD, REPORT, load_run, save_run, sha256
+from confide.running.artefacts import POSTERIOR, RECORD, REPORT, UNVERIFIED, load_run, save_run, sha256
 from confide.running.fit import Run
 from confide.wording import plain
 from tests.conformance.conftest import classification, small_plan
@@ -31,6 +32,11 @@ from tests.report.runs import class_evaluation, make_run
 
 def refuse(name: str) -> Any:
     raise AssertionError(f"{name} is not JSON")
+
+
+def stamped(privacy: Privacy) -> Privacy:
+    """As it comes back from a folder, which anybody could have written."""
+    return replace(privacy, assumptions=(*privacy.assumptions, UNVERIFIED))
 
 
 def fail(*_: Any, **__: Any) -> Any:
@@ -198,7 +204,7 @@ class TestRefusals:
             save_run(replace(class_run, posterior=Broken()), tmp_path / "new" / "run")  # type: ignore[arg-type]
         assert os.listdir(tmp_path) == []
 
-    @pytest.mark.parametrize("step", ["sha256", "run_record", "_sync"])
+    @pytest.mark.parametrize("step", ["sha256", "run_record", "sync"])
     def test_a_posterior_that_was_written_stays(
         self, class_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
@@ -222,7 +228,7 @@ class TestRefusals:
         assert sorted(os.listdir(tmp_path)) == ["run"]
         assert sorted(os.listdir(tmp_path / "run")) == ["posterior.safetensors", "run.json"]
         found = load_run(tmp_path / "run")
-        assert found.privacy == class_run.privacy
+        assert found.privacy == stamped(class_run.privacy)
         assert list(found.record["sha256"]) == [POSTERIOR]
 
     def test_what_was_computed_from_records_is_not_written(self, class_run: Run, tmp_path: Path) -> None:
@@ -238,6 +244,16 @@ class TestRefusals:
             assert "0.123456789" not in text
             assert "computed from private records without protection" in text
 
+    def test_left_over_drafts_are_cleaned_unless_they_hold_a_posterior(self, class_run: Run, tmp_path: Path) -> None:
+        paid, empty = (tmp_path / f".run.{mark * 6}.partial" for mark in ("0a", "0b"))
+        for draft in (paid, empty):
+            draft.mkdir()
+        class_run.posterior.save(paid / POSTERIOR)
+        for path in (paid / POSTERIOR, paid, empty):
+            os.utime(path, (0, 0))
+        save_run(class_run, tmp_path / "run")
+        assert sorted(os.listdir(tmp_path)) == sorted([paid.name, "run"])
+
     def test_someone_else_takes_the_name_meanwhile(
         self, class_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -247,7 +263,7 @@ class TestRefusals:
             target.mkdir(exist_ok=True)
             (target / "theirs").write_text("theirs")
 
-        monkeypatch.setattr(sys.modules["confide.running.artefacts"], "_sync", sync)
+        monkeypatch.setattr(sys.modules["confide.running.artefacts"], "sync", sync)
         with pytest.raises(Unfinished, match="exists already") as caught:
             save_run(class_run, target)
         assert sorted(os.listdir(tmp_path)) == sorted(["run", caught.value.kept.name])
@@ -260,7 +276,7 @@ class TestLoad:
         x = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
         ours, theirs = class_run.posterior.predict(x), found.posterior.predict(x)
         assert torch.equal(ours.draws, theirs.draws)  # type: ignore[union-attr]
-        assert found.privacy == class_run.privacy
+        assert found.privacy == stamped(class_run.privacy)
         assert found.schema == class_run.schema
         assert found.metrics == class_evaluation().metrics()
         assert found.encoder is None
@@ -327,6 +343,28 @@ class TestLoad:
         record = json.loads((copied / RECORD).read_text(encoding="utf-8"))
         (copied / RECORD).write_text(json.dumps(record | {key: value}))
         with pytest.raises(ValueError, match="damaged; a value is not"):
+            load_run(copied)
+
+    def test_forged_events_are_not_verified(self, tmp_path: Path) -> None:
+        """The statement says so; with the ledger that was charged they are held against it."""
+        schema, ledger = confide.Schema(records=40, classes=2), Ledger()
+        x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+        data = confide.PrivateData(x, y, schema=schema, ledger=ledger, name="d")
+        plan = confide.plan(noise_multiplier=1.0, delta=1e-3, records=40, batch=10, steps=4)
+        save_run(confide.fit(confide.methods.SGD(), confide.networks.softmax(3, 2), data, plan), tmp_path / "run")
+        assert "not verified against a ledger" in load_run(tmp_path / "run").privacy.statement()
+        assert load_run(tmp_path / "run", ledger=ledger).privacy.assumptions == ()
+        record = read(tmp_path / "run")
+        for event in record["events"]:
+            event["noise_multiplier"] = 50.0
+        (tmp_path / "run" / RECORD).write_text(json.dumps(record))
+        assert "not verified against a ledger" in load_run(tmp_path / "run").privacy.statement()
+        with pytest.raises(ValueError, match="its events are not in this ledger"):
+            load_run(tmp_path / "run", ledger=ledger)
+
+    def test_a_record_of_lists_without_end(self, copied: Path) -> None:
+        (copied / RECORD).write_text("[" * 50_000)
+        with pytest.raises(ValueError, match="not a readable record"):
             load_run(copied)
 
     def test_a_network_of_ones_own_must_be_given(self, tmp_path: Path) -> None:

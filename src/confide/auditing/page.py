@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from confide.auditing.results import LEVEL, Check
-from confide.report.render import style
+from confide.report.render import POLICY, style
 from confide.report.trail import versions
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def _top(title: str, kind: str, caught_by: Sequence[str], moment: str) -> str:
         stamp = f'<div class="stamp" role="note"><strong>The audit failed</strong><span>By: {reasons}.</span></div>'
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title><style>{style()}</style></head>'
         f'<body><div class="page"><header><p class="kicker">Privacy audit, {escape(kind)}</p>'

@@ -130,13 +130,13 @@ def evaluate(
         options.whole("--records", records, least=2)
     options.seed(seed)
 
-    saved, encoder, table = _loaded(directory, data)
+    saved, encoder, table = _loaded(directory, data, public)
     if public:
         _measure_openly(saved, encoder, table, data, as_json)
         return
     unit = 1.0 if encoder.schema.classes is not None else encoder.target_scale
     names = _asked(metrics, REAL_SCORES if encoder.schema.classes is None else CLASS_SCORES)
-    x, y = encoder.encode(table)
+    x, y = encoder.training(table)
     found = private_scores(
         saved.posterior,
         PrivateData(
@@ -174,7 +174,7 @@ def _asked(text: str | None, known: tuple[str, ...]) -> list[str] | None:
     return [options.choice("--metrics", word.strip(), known) for word in text.split(",")]
 
 
-def _loaded(directory: Path, data: str) -> tuple[SavedRun, Encoder, RawRecords]:
+def _loaded(directory: Path, data: str, public: bool) -> tuple[SavedRun, Encoder, RawRecords]:
     from confide.data import Encoder, load_table
     from confide.running.artefacts import load_run
 
@@ -187,7 +187,8 @@ def _loaded(directory: Path, data: str) -> tuple[SavedRun, Encoder, RawRecords]:
     table = load_table(data, part="test", schema=encoder.schema)
     if table.labels is None:
         raise CommandError(f"DATA={data}: has no target column, so nothing can be measured on it")
-    if encoder.schema.classes is not None and (encoder.targets(table.labels) < 0).any():
+    # Of private records none is refused for its label: it counts for nothing.
+    if public and encoder.schema.classes is not None and (encoder.targets(table.labels) < 0).any():
         raise CommandError(
             f"DATA={data}: some labels are not among the declared classes; remove those records, or fit with them"
         )

@@ -27,7 +27,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from confide.errors import BudgetExceeded, RankLost, Refusal, Unfinished
+from confide.errors import BudgetExceeded, CuratorNote, RankLost, Refusal, Unfinished
 from confide.wording import json_text
 
 SUCCESS, UNFORESEEN, REFUSED, OVER_BUDGET, INTERRUPTED = 0, 1, 2, 3, 130
@@ -142,6 +142,11 @@ def one_line(text: str, limit: int = LONGEST_SENTENCE) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
+def _show_note(message: Warning | str, *_: Any, **__: Any) -> None:
+    """The only warning that is let through: what whoever may see the records should know of them."""
+    sys.stderr.write(f"for the curator alone: {one_line(str(message))}\n")
+
+
 @contextlib.contextmanager
 def _quiet(debug: bool) -> Iterator[None]:
     """Keep other libraries' warnings and log lines off the terminal: refusals are errors here, never warnings."""
@@ -153,6 +158,8 @@ def _quiet(debug: bool) -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.simplefilter("always", CuratorNote)
+        warnings.showwarning = _show_note
         try:
             yield
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "confide predict out/run new.csv --out predictions.csv"
 ROWS_AT_ONCE = 2048
+FORMULA = ("=", "+", "-", "@")
 
 Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="A directory that `confide fit` wrote.", show_default=False)
@@ -136,15 +136,24 @@ def _class_rows(predictive: ClassPredictive, encoder: Encoder, level: float) -> 
 
 def _write(out: Path, header: list[str], rows: Iterator[list[Any]]) -> None:
     """The whole file or nothing: written under another name beside it and then renamed."""
-    draft = out.with_name(f".{out.name}.{secrets.token_hex(6)}.partial")
+    from confide.posteriors.drafts import draft_of, sync
+
+    draft = draft_of(out)
     try:
         with draft.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(header)
-            writer.writerows(rows)
+            writer.writerow([_harmless(cell) for cell in header])
+            writer.writerows([_harmless(cell) for cell in row] for row in rows)
+        sync(draft)
         draft.replace(out)
+        sync(out.absolute().parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _harmless(cell: Any) -> Any:
+    """A label that a spreadsheet would take for a formula gets an apostrophe, which keeps it text there."""
+    return f"'{cell}" if isinstance(cell, str) and cell.lstrip().startswith(FORMULA) else cell
 
 
 def register(app: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from confide.data import catalogue
 from confide.data.fingerprint import fingerprint, registered_name
 from confide.data.loaders import from_frame, from_pairs, load_dataset, load_table
-from confide.data.preprocessing import Encoder, Prepared, check_training, prepare
+from confide.data.preprocessing import Encoder, Prepared, curator_notes, prepare
 from confide.data.schema import Column, Fact, Schema
 from confide.data.statistics import (
     ColumnMoments,
@@ -35,7 +35,7 @@ __all__ = [
     "Table",
     "bounds_from_moments",
     "catalogue",
-    "check_training",
+    "curator_notes",
     "fingerprint",
     "from_frame",
     "from_pairs",

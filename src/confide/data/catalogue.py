@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from confide.data.columns import Column, Missing
-from confide.data.loaders import NPZ_FAULTS, load_dataset
+from confide.data.decoding import NPZ_FAULTS
+from confide.data.loaders import load_dataset
 from confide.data.schema import Schema
 from confide.data.table import Array, DataSet, attempt, quoted
 from confide.errors import DataError

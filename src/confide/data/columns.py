@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from confide.data.labels import Label, plain_labels
-from confide.data.table import attempt, quoted
+from confide.data.table import attempt, quoted, shown
 from confide.errors import DataError
 
 Kind: TypeAlias = Literal["numeric", "categorical"]
@@ -27,7 +27,8 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 class Column:
     """The public facts of one feature; a list of categories makes it categorical.
 
-    missing = "refuse"    a missing cell is an error for the curator, before anything is charged
+    missing = "refuse"    there is no input for it: a training record counts for nothing (the boundary answers zero),
+                          a record to predict is an error
               "middle"    a number: the middle of the bounds; a category: an equal share of every category
               "category"  missing is a value of its own and gets its own input
     """
@@ -42,7 +43,7 @@ class Column:
     def __post_init__(self) -> None:
         where = f"column {quoted(self.name)}"
         if not isinstance(self.name, str) or not self.name:
-            raise DataError(f"name={self.name!r}: a column needs a name, a text that is not empty")
+            raise DataError(f"name={shown(self.name)}: a column needs a name, a text that is not empty")
         object.__setattr__(self, "categories", plain_labels(self.categories, f"{where}: categories"))
         if self.categories and self.bounds is None:
             object.__setattr__(self, "kind", "categorical")
@@ -83,4 +84,4 @@ def bounds_pair(values: Any, where: str) -> Bounds:
 
 def check_choice(argument: str, value: Any, choices: Iterable[str]) -> None:
     if not isinstance(value, str) or value not in choices:
-        raise DataError(f"{argument}={value!r}: must be one of {', '.join(choices)}")
+        raise DataError(f"{argument}={shown(value)}: must be one of {', '.join(choices)}")

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from confide.data.table import MISSING_TOKENS, Array
+from confide.data.table import MISSING_TOKENS, Array, shown
 from confide.errors import DataError
 
 Label: TypeAlias = str | int | float | bool
@@ -69,7 +69,7 @@ def is_missing(value: Any) -> bool:
 def plain_labels(labels: Iterable[Any], where: str) -> tuple[Label, ...]:
     """Labels as plain Python values, each with a key of its own, or a DataError."""
     if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
-        raise DataError(f"{where}={labels!r}: must be a list of labels")
+        raise DataError(f"{where}={shown(labels)}: must be a list of labels")
     plain = tuple(label.item() if isinstance(label, np.generic) else label for label in labels)
     seen: dict[str, Label] = {}
     for label in plain:
@@ -79,7 +79,7 @@ def plain_labels(labels: Iterable[Any], where: str) -> tuple[Label, ...]:
                 f"{where}: a value of type {type(label).__name__} is not a label; use texts or numbers below 1e18"
             )
         if key in seen:
-            raise DataError(f"{where}: {seen[key]!r} and {label!r} read as the same label; list it once")
+            raise DataError(f"{where}: {shown(seen[key])} and {shown(label)} read as the same label; list it once")
         seen[key] = label
     return plain
 

@@ -1,8 +1,8 @@
 """Loaders: CSV, Parquet, npz, data frames, pairs and embedded names become a raw `Table` or `DataSet`.
 
 Nothing here executes what it reads: npz files are read with pickling off, and compressed CSV is decompressed
-as a stream, never unpacked to disk. Messages name columns, line numbers and keys, and never the value of a
-cell.
+as a stream, never unpacked to disk, and up to a limit (`decoding`). Messages name what was declared, and columns
+of a file by their place: a file without a header has its first record there.
 
 CSV is comma-separated UTF-8 with a header. A column in which every cell that is not missing is a number holds
 numbers; "", "?", "NA", "N/A", "NaN", "nan", "null" and "NULL" are missing. Text columns keep their cells as
@@ -13,40 +13,21 @@ number 1.
 
 from __future__ import annotations
 
-import re
-import zipfile
-import zlib
-from collections.abc import Iterable
+import itertools
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from confide.data import embedded
+from confide.data.decoding import read_csv, read_npz, read_parquet
 from confide.data.schema import Schema
-from confide.data.table import MISSING_TOKENS, Array, DataSet, Table, attempt, listed, plain_column, quoted
+from confide.data.table import Array, DataSet, Table, as_text, attempt, placed, plain_column, quoted
 from confide.errors import DataError
 
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _KINDS = ".csv, .csv.gz, .parquet or .npz"
-_BLOCK_BYTES = 1 << 24  # one line must fit into a block; wide tables have long lines
-_RAGGED = re.compile(r"\ACSV parse error: Row #([0-9]+): Expected ([0-9]+) columns, got ([0-9]+)")
-NPZ_FAULTS = (
-    OSError,
-    ValueError,
-    SyntaxError,  # numpy reads the header of an array as a literal
-    TokenError,
-    KeyError,
-    EOFError,
-    MemoryError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-    AttributeError,
-    TypeError,
-)
 
 
 def load_dataset(
@@ -67,7 +48,7 @@ def load_dataset(
         known = embedded.load(str(source))
         train, held_out, schema = known.train, known.test, schema or known.schema
     elif _suffix(path := _existing(source)) == ".npz":
-        arrays = _read_npz(path)
+        arrays = read_npz(path)
         train = _npz_table(arrays, "train", target, path)
         held_out = _npz_table(arrays, "test", target, path) if "x_test" in arrays else None
     else:
@@ -98,11 +79,11 @@ def load_table(
     path = _existing(source)
     suffix = _suffix(path)
     if suffix == ".npz":
-        return _npz_table(_read_npz(path), part, target, path)
+        return _npz_table(read_npz(path), part, target, path)
     if suffix == ".parquet":
-        arrow = _read_parquet(path)
+        arrow = read_parquet(path)
     elif suffix in (".csv", ".csv.gz"):
-        arrow = _read_csv(path, _text_columns(schema, target))
+        arrow = read_csv(path, _text_columns(schema, target))
     else:
         raise DataError(
             f"source={quoted(source)}: unknown kind of file; must be {_KINDS}, or {' or '.join(embedded.NAMES)}"
@@ -115,7 +96,14 @@ def from_frame(frame: Any, target: str | None = None, *, target_required: bool =
     import pyarrow as pa
 
     def convert() -> Any:
-        return pa.Table.from_pandas(frame, preserve_index=False) if hasattr(frame, "iloc") else pa.table(frame)
+        if not hasattr(frame, "iloc"):
+            return pa.table(frame)
+        try:
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            # One odd cell in a column of objects: every cell becomes text by itself, so that no other record changes.
+            objects = {name: frame[name].map(as_text) for name in frame.columns if frame[name].dtype == object}
+            return pa.Table.from_pandas(frame.assign(**objects), preserve_index=False)
 
     complaint = "frame: cannot be read as a data frame with one kind of value per column"
     arrow = attempt(convert, complaint, pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError)
@@ -165,59 +153,6 @@ def _text_columns(schema: Schema | None, target: str | None) -> list[str]:
     return names
 
 
-def _read_csv(path: Path, text: Iterable[str]) -> Any:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    where = f"source={quoted(path)}"
-
-    def read() -> Any:
-        return csv.read_csv(
-            path,
-            read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
-            convert_options=csv.ConvertOptions(
-                column_types={name: pa.string() for name in text},
-                null_values=list(MISSING_TOKENS),
-                true_values=["true", "True", "TRUE"],
-                false_values=["false", "False", "FALSE"],
-                strings_can_be_null=False,
-            ),
-        )
-
-    fault = "cannot be read as comma-separated UTF-8 text with a header"
-    try:
-        return read()
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        # The reader's message quotes the row. Only its three numbers are taken over, and the rest is dropped.
-        ragged = _RAGGED.search(str(error))
-        if ragged:
-            fault = "row {0} has {2} cells where the header has {1}".format(*ragged.groups())
-    raise DataError(f"{where}: {fault}; correct the file")
-
-
-def _read_parquet(path: Path) -> Any:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    def read() -> Any:
-        with parquet.ParquetFile(path) as file:
-            return file.read()
-
-    complaint = f"source={quoted(path)}: cannot be read as Parquet; write the file again"
-    return attempt(read, complaint, pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
-
-
-def _read_npz(path: Path) -> dict[str, Array]:
-    def read() -> dict[str, Array]:
-        with np.load(path, allow_pickle=False) as archive:
-            known = ("x_train", "y_train", "x_test", "y_test", "x", "y")
-            return {key: archive[key] for key in known if key in archive.files}
-
-    complaint = f"source={quoted(path)}: cannot be read as an npz of plain arrays; save it with numpy.savez"
-    return attempt(read, complaint, *NPZ_FAULTS)
-
-
 def _npz_table(arrays: dict[str, Array], part: Part, target: str | None, path: Path) -> Table:
     suffix = f"_{part}" if f"x_{part}" in arrays else ""
     if f"x{suffix}" not in arrays:
@@ -235,9 +170,13 @@ def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: s
         raise DataError(f"{where}: has a header but no records")
     if target is not None and target not in names:
         if target_required:
-            raise DataError(f"target={quoted(target)}: no such column; the columns are {listed(names)}")
+            raise DataError(
+                f"target={quoted(target)}: no such column; {where} has {len(names)}; is its first line a header?"
+            )
         target = None
-    columns = {name: _arrow_column(arrow.column(place), name) for place, name in enumerate(names)}
+    columns = {
+        name: _arrow_column(arrow.column(place), f"{where}: column {place + 1}") for place, name in enumerate(names)
+    }
     labels = columns.pop(target) if target is not None else None
     if not columns:
         raise DataError(f"{where}: has no feature columns besides the target")
@@ -245,16 +184,37 @@ def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: s
 
 
 def _check_names(names: list[str], where: str) -> None:
-    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if repeated:
-        raise DataError(f"{where}: column {listed(repeated)} occurs more than once; give each column its own name")
-    if "" in names:
-        raise DataError(f"{where}: column {names.index('') + 1} has no name; name it in the header, or remove it")
+    """None of them is shown: in a file without a header they are the cells of the first record."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    if len(places) < len(names):
+        same = next(found for found in places.values() if len(found) > 1)
+        raise DataError(f"{where}: {placed(same)} have the same name; give each column its own, in a header")
+    if "" in places:
+        raise DataError(f"{where}: {placed(places[''])} has no name; name it in the header, or remove it")
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
         raise DataError(f"{where}: the header has no comma but another separator; save the file with commas")
+    if _like_a_record(names):
+        raise DataError(f"{where}: the first line holds numbers where a header has names; add a line with names")
 
 
-def _arrow_column(values: Any, name: str) -> Array:
+def _like_a_record(names: list[str]) -> bool:
+    """Numbers, but for columns that are counted or years: whole ones that rise by one."""
+    numbers = [name.strip() for name in names if _is_number(name)]
+    if not all(number.isdigit() and len(number) < 10 for number in numbers):
+        return True
+    return any(int(after) != int(before) + 1 for before, after in itertools.pairwise(numbers))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text) and "_" not in text
+    except ValueError:
+        return False
+
+
+def _arrow_column(values: Any, where: str) -> Array:
     """One Arrow column in one of the three kinds of a Table: float64, bool or object."""
     import pyarrow as pa
     from pyarrow import types
@@ -267,16 +227,16 @@ def _arrow_column(values: Any, name: str) -> Array:
     if types.is_boolean(kind):
         return np.array(values.to_pylist(), dtype=object if values.null_count else bool)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        complaint = f"column {quoted(name)}: holds numbers that do not fit into 64 bits"
+        complaint = f"{where}: holds numbers that do not fit into 64 bits"
         numbers = attempt(lambda: values.cast(pa.float64(), safe=False), complaint, pa.ArrowException)
-        return plain_column(np.array(numbers.to_numpy(), dtype=np.float64), name)
+        return plain_column(np.array(numbers.to_numpy(), dtype=np.float64), where)
     if types.is_temporal(kind):
-        complaint = f"column {quoted(name)}: holds dates that cannot be read; write them as text"
+        complaint = f"{where}: holds dates that cannot be read; write them as text"
         values = attempt(lambda: values.cast(pa.string()), complaint, pa.ArrowException)
     elif types.is_binary(kind) or types.is_large_binary(kind):
-        raise DataError(f"column {quoted(name)}: is not UTF-8 text; save the file as UTF-8")
+        raise DataError(f"{where}: is not UTF-8 text; save the file as UTF-8")
     elif not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise DataError(f"column {quoted(name)}: holds nested values; one cell must hold one number or text")
+        raise DataError(f"{where}: holds nested values; one cell must hold one number or text")
     result = np.empty(len(values), dtype=object)
     result[:] = values.to_pylist()
     return result

@@ -4,12 +4,15 @@ Each record is transformed by itself, with nothing that was computed from other 
 
     number      clamped to the declared bounds, then z = (x - middle) / half-width, in [-1, 1]
     category    one input of 0 or 1 for each declared category; a value that is not declared is all zeros
-    missing     NaN, infinities and the usual marks ("", "?", "NA", ...), by the column's declared policy
+    missing     NaN, infinities and the usual marks ("", "?", "NA", ...), by the column's declared policy; text in a
+                column of numbers is missing too
     label       its position among the declared classes; one that is not declared is -1, for which the
                 boundary answers zero
     target      a regression target is clamped and scaled like a number, and scaled back for predictions
 
-An Encoder is built from a Schema and never from data: the same transformation serves new records later.
+An Encoder is built from a Schema and never from data: the same transformation serves new records later. Records to
+predict are refused where a cell has no input. Private records are not (`training`): whether a run exists would tell of
+one of them. A record with such a cell has inputs that are not numbers, and the boundary answers zero for it.
 """
 
 from __future__ import annotations
@@ -78,31 +81,41 @@ class Encoder:
         table = records if isinstance(records, Table) else Table.from_arrays(records, labels)
         return self.features(table), None if table.labels is None else self.targets(table.labels)
 
+    def training(self, table: Table) -> tuple[Array, Array]:
+        """Inputs and targets of private records: no cell is refused, and one that has no input is NaN."""
+        if table.labels is None:
+            raise DataError("target: the data has no target; name the column that is to be predicted")
+        return self._features(table, private=True), self._targets(table.labels, private=True)
+
     def features(self, records: Table | Array) -> Array:
         """The inputs of every record, float32 in [-1, 1]: (n, features), or images."""
-        table = records if isinstance(records, Table) else Table.from_arrays(records)
-        if self.schema.columns:
-            return self._named(table)
-        return self._block(table.block if table.block is not None else _stacked(table, self.schema))
+        return self._features(records if isinstance(records, Table) else Table.from_arrays(records), private=False)
 
-    def _named(self, table: Table) -> Array:
+    def _features(self, table: Table, private: bool) -> Array:
+        if self.schema.columns:
+            return self._named(table, private)
+        return self._block(table.block if table.block is not None else _stacked(table, self.schema, private), private)
+
+    def _named(self, table: Table, private: bool) -> Array:
         columns = self.schema.columns
         if table.block is not None:
-            return self._named(self._name_block(table.block))
+            return self._named(self._name_block(table.block), private)
         absent = [column.name for column in columns if column.name not in table.columns]
         if absent:
-            raise DataError(f"columns: {listed(absent)} not in the data; its columns are {listed(table.names)}")
+            raise DataError(
+                f"columns: {listed(absent)} not among the {len(table.columns)} of the data; check its header"
+            )
         result = np.zeros((table.rows, sum(column.width for column in columns)), dtype=np.float32)
         start = 0
         for position, column in enumerate(columns):
             part = result[:, start : start + column.width]
             start += column.width
             if column.kind == "categorical":
-                _fill_categories(part, table.columns[column.name], column)
+                _fill_categories(part, table.columns[column.name], column, private)
             else:
                 bounds = self.schema.bounds_of(position, column)
                 assert bounds is not None  # checked when the encoder was made
-                _fill_numbers(part, table.columns[column.name], column, bounds)
+                _fill_numbers(part, table.columns[column.name], column, bounds, private)
         return result
 
     def _name_block(self, block: Array) -> Table:
@@ -112,7 +125,7 @@ class Encoder:
             raise DataError(f"x: has shape (n, *{block.shape[1:]}); the schema declares {len(columns)} columns")
         return Table({column.name: block[:, place] for place, column in enumerate(columns)})
 
-    def _block(self, block: Array) -> Array:
+    def _block(self, block: Array, private: bool) -> Array:
         flat = block.reshape(len(block), -1) if block.size else np.zeros((len(block), 0))
         low, high = self._block_bounds(flat.shape[1])
         result = np.empty(flat.shape, dtype=np.float32)
@@ -120,7 +133,7 @@ class Encoder:
         for start in range(0, len(flat), rows):
             values = as_numbers(flat[start : start + rows], "x")
             refused = _scale(values, low, high, result[start : start + rows], self.schema.missing)
-            if refused.any():
+            if refused.any() and not private:
                 raise _refusal(f"feature {int(np.argmax(refused.any(axis=0)))}")
         if self.layout == "image" and self.schema.shape is not None:
             return _as_images(result, self.schema.shape)
@@ -138,6 +151,9 @@ class Encoder:
 
     def targets(self, labels: Any) -> Array:
         """Class positions as int64 (-1 for a label not declared), or scaled regression targets as float32."""
+        return self._targets(labels, private=False)
+
+    def _targets(self, labels: Any, private: bool) -> Array:
         values = plain_column(np.asarray(labels), self._target_name)
         if values.ndim != 1:
             raise DataError(f"target {quoted(self._target_name)}: must be one-dimensional, one value per record")
@@ -145,7 +161,8 @@ class Encoder:
             return positions(values, self.schema.classes, unknown=-1, missing=-1)
         low, high = self._target_bounds
         result = np.empty(len(values), dtype=np.float32)
-        if _scale(as_numbers(values, f"target {quoted(self._target_name)}"), low, high, result, "refuse").any():
+        numbers = as_numbers(values, f"target {quoted(self._target_name)}", private=private)
+        if _scale(numbers, low, high, result, "refuse").any() and not private:
             raise DataError(f"target {quoted(self._target_name)}: some records have no finite value; remove them")
         return result
 
@@ -198,13 +215,17 @@ class Encoder:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Prepared:
-    """Encoded records for the boundary, and the encoder for new ones. All but the encoder is private."""
+    """Encoded records for the boundary, and the encoder for new ones. All but the encoder is private.
+
+    notes   what the curator should know of the records; for nobody else
+    """
 
     encoder: Encoder
     x: Array
     y: Array
     x_test: Array | None = None
     y_test: Array | None = None
+    notes: tuple[str, ...] = ()
 
 
 def prepare(
@@ -215,7 +236,7 @@ def prepare(
     task: Task | None = None,
     layout: Layout = "flat",
 ) -> Prepared:
-    """Settle the public facts of a data set, check it for the curator, and encode both parts.
+    """Settle the public facts of a data set and encode both parts.
 
     Facts come from `schema`, else from the data set's own schema; with assume_public=True those left open are
     read off the training records and marked so.
@@ -227,39 +248,39 @@ def prepare(
         missing = "public facts" if facts is None else "records, the nominal size,"
         raise DataError(f"schema: {missing} not declared; give a file of facts, or assume them public")
     facts = facts.for_table(dataset.train)
-    check_training(dataset.train, facts)
     encoder = Encoder(facts, layout)
-    x, y = encoder.encode(dataset.train)
-    assert y is not None  # check_training refuses data without a target
+    x, y = encoder.training(dataset.train)
     x_test, y_test = encoder.encode(dataset.test) if dataset.test is not None else (None, None)
-    return Prepared(encoder, x, y, x_test, y_test)
+    return Prepared(encoder, x, y, x_test, y_test, curator_notes(dataset.train, facts, x, y))
 
 
-def check_training(table: Table, schema: Schema) -> None:
-    """Tell the curator what is wrong with training records, before anything is charged.
+def curator_notes(table: Table, schema: Schema, x: Array, y: Array) -> tuple[str, ...]:
+    """What somebody who may see the records should know of them before anything is charged.
 
-    These checks look at the records, so their outcome is for the curator alone. They release nothing: passing
-    them changes no later computation.
+    Nothing is refused here: that a run exists would tell that it was not. `x` and `y` are what `Encoder.training` gave.
     """
-    if table.rows < 2:
-        raise DataError(f"records: the data holds {table.rows} rows; learning needs at least 2")
-    if table.labels is None:
-        raise DataError("target: the data has no target; name the column that is to be predicted")
+    notes = []
     name = quoted(schema.target or table.target or "y")
     if schema.classes is not None:
-        found = set(positions(table.labels, schema.classes, unknown=-1, missing=-1).tolist()) - {-1}
+        found = set(np.unique(y).tolist()) - {-1}
         if not found:
-            raise DataError(f"target {name}: no record has a declared class; declared are {listed(schema.classes)}")
-        if len(found) == 1:
-            raise DataError(f"target {name}: all records have the same class; classification needs at least two")
+            notes.append(f"target {name}: no record has a declared class; declared are {listed(schema.classes)}")
+        elif len(found) == 1:
+            notes.append(f"target {name}: all records have the same class, so there is nothing to learn")
+        usable = y >= 0
     else:
-        numbers = as_numbers(table.labels, f"target {name}")
-        if (numbers == numbers[0]).all():
-            raise DataError(f"target {name}: constant, so there is nothing to learn; choose another target")
-    if schema.records is not None and not schema.records / 2 <= table.rows <= schema.records * 2:
-        raise DataError(
-            f"records={schema.records}: more than a factor of two away from the data; declare its public size"
+        usable = np.isfinite(y)
+        if len(np.unique(y[usable])) < 2:
+            notes.append(f"target {name}: constant, so there is nothing to learn")
+    usable = usable & np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+    if not usable.all():
+        notes.append(
+            f"records: {len(usable) - int(usable.sum())} of {len(usable)} have a cell without an input (missing, no "
+            "number, or a label that is not declared) and count for nothing; clean them, or declare missing="
         )
+    if schema.records is not None and not schema.records / 2 <= table.rows <= schema.records * 2:
+        notes.append(f"records={schema.records}: more than a factor of two away from the data; declare its public size")
+    return tuple(notes)
 
 
 def middle_and_half(low: Any, high: Any) -> tuple[Any, Any]:
@@ -268,35 +289,36 @@ def middle_and_half(low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _scale(values: Array, low: Any, high: Any, out: Array, missing: Missing) -> Array:
-    """Write scaled values to `out`, the middle for non-finite ones; return which cells are refused."""
+    """Write scaled values to `out`, the middle for non-finite ones; NaN for refused ones, which are returned."""
     absent = ~np.isfinite(values)
     middle, half = middle_and_half(low, high)
     clamped = np.clip(np.where(absent, middle, values), low, high)
     # Clipped once more: for bounds a few rounding errors apart the quotient can leave [-1, 1] slightly.
     scaled = np.where(absent, 0.0, np.clip((clamped - middle) / half, -1.0, 1.0))
-    out[...] = scaled.astype(np.float32)
-    return absent if missing == "refuse" else np.zeros_like(absent)
+    refused = absent if missing == "refuse" else np.zeros_like(absent)
+    out[...] = np.where(refused, np.nan, scaled).astype(np.float32)
+    return refused
 
 
-def _fill_numbers(part: Array, values: Array, column: Column, bounds: Bounds) -> None:
-    numbers = as_numbers(values, f"column {quoted(column.name)}")
-    if _scale(numbers, *bounds, part[:, 0], column.missing).any():
+def _fill_numbers(part: Array, values: Array, column: Column, bounds: Bounds, private: bool) -> None:
+    numbers = as_numbers(values, f"column {quoted(column.name)}", private=private)
+    if _scale(numbers, *bounds, part[:, 0], column.missing).any() and not private:
         raise _refusal(f"column {quoted(column.name)}")
     if column.missing == "category":
         part[:, 1] = ~np.isfinite(numbers)
 
 
-def _fill_categories(part: Array, values: Array, column: Column) -> None:
+def _fill_categories(part: Array, values: Array, column: Column, private: bool) -> None:
     place = positions(plain_column(values, column.name), column.categories, _UNKNOWN, _MISSING)
     absent = place == _MISSING
-    if column.missing == "refuse" and absent.any():
+    if column.missing == "refuse" and absent.any() and not private:
         raise _refusal(f"column {quoted(column.name)}")
     known = np.flatnonzero(place >= 0)
     part[known, place[known]] = 1.0
     if column.missing == "category":
         part[:, -1] = absent
     else:
-        part[absent] = 1.0 / len(column.categories)
+        part[absent] = np.nan if column.missing == "refuse" else 1.0 / len(column.categories)
 
 
 def _refusal(where: str) -> DataError:
@@ -306,12 +328,13 @@ def _refusal(where: str) -> DataError:
     )
 
 
-def _stacked(table: Table, schema: Schema) -> Array:
+def _stacked(table: Table, schema: Schema, private: bool) -> Array:
     """Named columns for a schema that declares only shared bounds: features in the order of the file."""
     names = [name for name in table.names if name != schema.target and name not in schema.ignore]
     if not names:
         raise DataError("columns: the data has no feature columns")
-    return np.stack([as_numbers(table.columns[name], f"column {quoted(name)}") for name in names], axis=1)
+    numbers = [as_numbers(table.columns[name], f"column {quoted(name)}", private=private) for name in names]
+    return np.stack(numbers, axis=1)
 
 
 def _input_names(column: Column) -> list[str]:

@@ -24,14 +24,15 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from confide.data.columns import POLICIES, SOURCES, Bounds, Column, Missing, Source, bounds_pair, check_choice
-from confide.data.labels import Label, plain_labels
-from confide.data.table import attempt, listed, quoted
+from confide.data.labels import LARGEST_LABEL, Label, plain_labels
+from confide.data.table import attempt, listed, placed, quoted, shown
 from confide.errors import DataError
 
 if TYPE_CHECKING:
@@ -111,15 +112,16 @@ class Schema:
     def _check(self) -> None:
         check_choice("missing", self.missing, POLICIES)
         if self.target is not None and (not isinstance(self.target, str) or not self.target):
-            raise DataError(f"target={self.target!r}: must be the name of a column")
+            raise DataError(f"target={shown(self.target)}: must be the name of a column")
         if self.classes is not None and self.target_bounds is not None:
             raise DataError("classes and target_bounds: classification has classes, regression has bounds; give one")
         names = [column.name for column in self.columns]
-        repeated = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+        repeated = sorted(name for name, count in Counter(names).items() if count > 1)
         if repeated:
-            raise DataError(f"columns: {listed(sorted(repeated))} declared twice; declare each column once")
+            raise DataError(f"columns: {listed(repeated)} declared twice; declare each column once")
+        ignored = set(self.ignore)
         for name in names:
-            if name == self.target or name in self.ignore:
+            if name == self.target or name in ignored:
                 other = "the target" if name == self.target else "ignored"
                 raise DataError(f"column {quoted(name)}: declared as a feature but also {other}; choose one")
         if names and self.shape is not None:
@@ -169,12 +171,19 @@ class Schema:
         known = {column.name for column in self.columns}
         absent = [name for name in known if name not in table.columns]
         if absent:
-            raise DataError(f"columns: {listed(sorted(absent))} not in the data; its columns are {listed(table.names)}")
-        extra = [name for name in table.names if name not in known | {self.target} | set(self.ignore)]
+            raise DataError(
+                f"columns: {listed(sorted(absent))} not among the {len(table.columns)} of the data; check its header"
+            )
+        settled = known | {self.target} | set(self.ignore)
+        places = {name: place for place, name in enumerate(table.names) if name not in settled}
+        extra = list(places)
         # Pairs listed one by one belong to features in order, which does not mix with columns by name.
         shared = self.bounds is not None and (_is_pair(self.bounds) or not self.columns)
         if extra and not shared:
-            raise DataError(f"columns: {listed(extra)} not declared; give bounds or categories, or list under ignore")
+            raise DataError(
+                f"columns: {placed(places.values())} of the data's features not declared; give bounds or categories, "
+                "or list under ignore"
+            )
         added = tuple(Column(name, missing=self.missing) for name in extra)
         return replace(self, target=self.target or table.target, columns=self.columns + added)
 
@@ -238,7 +247,7 @@ class Schema:
         rest = _known_keys(values, [field.name for field in fields(cls)], "schema")
         entries = rest.pop("columns", [])
         if not isinstance(entries, list | tuple):
-            raise DataError(f"columns={entries!r}: must be a list of columns")
+            raise DataError(f"columns={shown(entries)}: must be a list of columns")
         known = [field.name for field in fields(Column)]
         columns = [_column(_known_keys(entry, known, "columns"), "columns") for entry in entries]
         return attempt(lambda: cls(columns=columns, **rest), "schema: a value has the wrong type", TypeError)
@@ -260,6 +269,8 @@ class Schema:
         except tomllib.TOMLDecodeError as error:
             # The file holds public facts only, so the parser's message with its line number may be shown.
             raise DataError(f"{where}: not valid TOML: {error}") from None
+        except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists without end
+            raise DataError(f"{where}: not valid TOML: a number is too long, or lists are nested too deep") from None
         known = [field.name for field in fields(cls) if field.name != "sources"]
         rest = _known_keys(values, known, where)
         entries = rest.pop("columns", {})
@@ -290,7 +301,9 @@ def _class_labels(classes: int | Iterable[Label] | None) -> tuple[Label, ...] | 
     if isinstance(classes, Iterable):
         labels = plain_labels(classes, "classes")
         if len(labels) < 2:
-            raise DataError(f"classes={list(labels)!r}: classification needs at least two; for regression leave it out")
+            raise DataError(
+                f"classes={shown(list(labels))}: classification needs at least two; for regression leave it out"
+            )
         return labels
     count = _whole("classes", classes, least=2)
     if count > MOST_CLASSES:
@@ -332,9 +345,9 @@ def _whole(argument: str, value: Any, least: int) -> int:
             number = operator.index(value)
         except TypeError:
             number = least - 1
-        if number >= least:
+        if least <= number < LARGEST_LABEL:
             return number
-    raise DataError(f"{argument}={value!r}: must be a whole number, at least {least}")
+    raise DataError(f"{argument}={shown(value)}: must be a whole number, at least {least} and below 1e18")
 
 
 def _known_keys(values: Any, known: list[str], where: str) -> dict[str, Any]:

@@ -48,11 +48,27 @@ def quoted(name: object, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """A public value fit for a message. Python refuses to write whole numbers of thousands of digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return f"({type(value).__name__})"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
 def listed(names: Iterable[object], limit: int = 20) -> str:
     """The first names of a list, for a message."""
     every = list(names)
     more = f" and {len(every) - limit} more" if len(every) > limit else ""
     return ", ".join(quoted(name) for name in every[:limit]) + more if every else "none"
+
+
+def placed(places: Iterable[int], limit: int = 20) -> str:
+    """Columns of a file by number, counted from 1. Their names may be the cells of a first record."""
+    every = [str(place + 1) for place in places]
+    more = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return f"column{'s' if len(every) != 1 else ''} {', '.join(every[:limit])}{more}"
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -137,20 +153,41 @@ def plain_column(values: Array, name: str) -> Array:
     raise DataError(f"column {quoted(name)}: holds {values.dtype.name} values; must hold numbers, booleans or text")
 
 
-def as_numbers(values: Array, where: str) -> Array:
-    """An array as float64. Text is refused; objects that are numbers, booleans or None are taken."""
+def as_numbers(values: Array, where: str, *, private: bool = False) -> Array:
+    """An array as float64. Text is refused; objects that are numbers, booleans or None are taken.
+
+    private   whether a column can be read must not depend on one of its cells: text that is no number is missing
+    """
     if values.dtype.kind in "biuf":
         with np.errstate(over="ignore"):  # long doubles beyond float64 become infinite, that is, missing
             return values.astype(np.float64)
     result = np.empty(len(values), dtype=np.float64)
     for row, value in enumerate(values.tolist()):
-        if isinstance(value, str):
+        if isinstance(value, str) and private:
+            value = _number_of(value)
+        elif isinstance(value, str):
             raise DataError(f"{where}: holds text where numbers are declared; clean it, or declare categories")
         try:
             result[row] = np.nan if value is None else float(value)
         except OverflowError:  # an integer beyond the largest float
             result[row] = np.nan
     return result
+
+
+def as_text(cell: Any) -> str | None:
+    """A cell as it would be written in a file of text; None for what is missing, or no number, truth value or text."""
+    return str(cell) if isinstance(cell, _CELLS) and cell is not None and cell == cell else None
+
+
+def _number_of(text: str) -> float | None:
+    """The number that a cell says, as it would be read in a column of numbers; None for any other text."""
+    word = text.strip()
+    if word.lower() in ("true", "false"):
+        return float(word.lower() == "true")
+    try:
+        return None if "_" in word else float(word)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, repr=False, eq=False)

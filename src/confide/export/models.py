@@ -27,6 +27,7 @@ from confide.errors import Refusal
 from confide.models.flat import flatten_
 from confide.models.likelihoods import likelihood_to_dict
 from confide.posteriors.base import Posterior
+from confide.posteriors.drafts import sync
 from confide.posteriors.prediction.stacked import chain_of
 from confide.posteriors.variational import DropoutNetwork
 
@@ -57,7 +58,10 @@ def export_numpy(posterior: Posterior, directory: str | os.PathLike[str], encode
         shutil.copyfile(Path(__file__).with_name("numpy_predictor.py"), draft / MODULE)
         if encoder is not None:
             (draft / "encoder.json").write_text(json.dumps(encoder.to_dict(), indent=2), encoding="utf-8")
+        for path in (*draft.iterdir(), draft):
+            sync(path)
         draft.rename(target)
+        sync(target.absolute().parent)
     return target
 
 

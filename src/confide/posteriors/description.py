@@ -7,6 +7,7 @@ down: they are given to `load_posterior` again.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,12 +26,18 @@ from confide.posteriors.base import Posterior
 NUMBERS = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.float16)}
 NUMBERS["bfloat16"] = torch.bfloat16
 """Types of a network's parameters that can be written down, by name."""
+MOST_LAYERS = 1000
+"""Far more than anybody fits; building a hundred thousand layers would take minutes."""
 _MIXTURE = "mixture."
 """Beginning of the names of a mixture's tensors."""
 _SCALE = "scale."
 """Beginning of the names of those of an additive model's scale."""
 
 Prepare = Callable[[nn.Module], nn.Module]
+
+
+class Damaged(Refusal):
+    """What a file says of itself does not fit its contents; whoever read it adds its name."""
 
 
 def save_posterior(
@@ -87,7 +94,36 @@ def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mappi
         return _mixture(tensors)
     if network["type"] == "additive":
         return _additive(network, tensors)
-    return _built(network["type"], Recipe.from_dict(network["recipe"]), NUMBERS[network["numbers"]])
+    recipe = Recipe.from_dict(network["recipe"])
+    _check_room(recipe, max((tensor.numel() for tensor in tensors.values()), default=0))
+    return _built(network["type"], recipe, NUMBERS[network["numbers"]])
+
+
+def _check_room(recipe: Recipe, numbers: int) -> None:
+    """Before anything is built: a file that asks for a network larger than itself did not come from `save`."""
+    widths = (recipe.features, *recipe.hidden, recipe.outputs)
+    if not all(type(width) is int for width in widths) or len(widths) > MOST_LAYERS:
+        raise Damaged(f"recipe: must name whole numbers of units in at most {MOST_LAYERS} layers; the file is damaged")
+    needed = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(widths))
+    if needed > numbers:
+        raise Damaged(
+            f"recipe: its network has {needed} parameters and the file holds {numbers} numbers; it is damaged"
+        )
+
+
+def check_outputs(module: nn.Module, likelihood: Likelihood) -> None:
+    """A network of confide's own has as many outputs as its likelihood reads."""
+    if type(module) is MLP and module.recipe.outputs != likelihood.outputs:
+        raise Damaged(
+            f"recipe: its network has {module.recipe.outputs} outputs and the likelihood {likelihood.name!r} reads "
+            f"{likelihood.outputs}; the file is damaged, or likelihood= is another one"
+        )
+
+
+def one_sentence(error: BaseException, limit: int = 160) -> str:
+    """What a reader complained of, short and on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _network_to_dict(module: nn.Module, prepare: Prepare | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from confide.models.flat import named_slices
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
 from confide.posteriors.base import check_count, check_size
-from confide.posteriors.description import save_posterior
+from confide.posteriors.description import Damaged, save_posterior
 from confide.posteriors.prediction.stacked import outputs_of
 from confide.posteriors.prediction.summary import Summary, predictive_of_draws, summary_of_draws
 
@@ -104,6 +104,8 @@ class Draws:
     def rebuilt(
         cls, module: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     ) -> Self:
+        if tensors["draws"].dim() != 2 or tensors["weights"].shape != (len(tensors["draws"]),):
+            raise Damaged("draws: must be one vector each with a weight each; the file is damaged")
         check_size(module, tensors["draws"].shape[1])
         return cls(module, likelihood, tensors["draws"], tensors["weights"], facts)
 

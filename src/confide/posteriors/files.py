@@ -18,7 +18,7 @@ from confide.models.flat import trainable
 from confide.models.likelihoods import Likelihood, check_likelihood
 from confide.posteriors.additive import AdditiveGaussian
 from confide.posteriors.base import Posterior
-from confide.posteriors.description import NUMBERS, likelihood_of, network_of
+from confide.posteriors.description import NUMBERS, Damaged, check_outputs, likelihood_of, network_of, one_sentence
 from confide.posteriors.draws import Draws
 from confide.posteriors.mapped import open_draws
 from confide.posteriors.natural import NaturalGaussian
@@ -53,11 +53,14 @@ def load_posterior(
         return open_draws(path, module, likelihood=likelihood)
     try:
         network, known = network_of(found, module, tensors), likelihood_of(found, likelihood)
+        check_outputs(network, known)
         posterior: Posterior = cls.rebuilt(network, known, tensors, dict(found["facts"]))
         return posterior
+    except Damaged as error:
+        raise Refusal(f"path={str(path)!r}: {error}") from None
     except Refusal:
         raise
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError):
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError, MemoryError):
         raise Refusal(f"path={str(path)!r}: is damaged or incomplete; use another copy") from None
 
 
@@ -72,8 +75,8 @@ def _read(path: str | Path) -> tuple[Mapping[str, Any], dict[str, Tensor] | None
             if about.get("kind") == Draws.kind and Path(path).stat().st_size > MAPPED_ABOVE:
                 return about, None
             return about, {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise Refusal(f"path={str(path)!r}: not a readable posterior file ({error})") from None
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise Refusal(f"path={str(path)!r}: not a readable posterior file ({one_sentence(error)})") from None
 
 
 def check_saveable(module: nn.Module, likelihood: Likelihood, posterior: Callable[..., Posterior]) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import secrets
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,15 @@ from confide.errors import Refusal
 from confide.models.flat import trainable
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.base import check_size
-from confide.posteriors.description import description_of, likelihood_of, network_of
+from confide.posteriors.description import (
+    Damaged,
+    check_outputs,
+    description_of,
+    likelihood_of,
+    network_of,
+    one_sentence,
+)
+from confide.posteriors.drafts import draft_of, sync
 from confide.posteriors.draws import Draws
 
 STORED: dict[torch.dtype, str] = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
@@ -72,13 +79,23 @@ def open_draws(
         header: dict[str, Any] = json.loads(mapping[8 : 8 + min(length, _LARGEST_HEADER)])
         about = json.loads(header["__metadata__"]["confide"])
         draws, weights = (_view(mapping, header[name], 8 + length) for name in ("draws", "weights"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refusal(f"{complaint} ({error})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Refusal(f"{complaint} ({one_sentence(error)})") from None
     if not isinstance(about, dict) or about.get("kind") != Draws.kind or len(draws) != len(weights):
         raise Refusal(f"{complaint}; its posterior is of another kind")
-    network = network_of(about, module, {})
-    check_size(network, draws.shape[1])
-    return MappedDraws(network, likelihood_of(about, likelihood), draws, weights.clone(), about["facts"], mapping)
+    if draws.dim() != 2:
+        raise Refusal(f"{complaint}; its draws are no vectors")
+    try:
+        network, known = network_of(about, module, {"draws": draws}), likelihood_of(about, likelihood)
+        check_outputs(network, known)
+        check_size(network, draws.shape[1])
+        return MappedDraws(network, known, draws, weights.clone(), dict(about["facts"]), mapping)
+    except Damaged as error:
+        raise Refusal(f"{complaint}; {error}") from None
+    except Refusal:
+        raise
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError):
+        raise Refusal(f"{complaint}; it is damaged or incomplete") from None
 
 
 def _view(mapping: mmap.mmap, entry: Mapping[str, Any], start: int) -> Tensor:
@@ -119,7 +136,7 @@ class DrawWriter:
         self.parameters = sum(parameter.numel() for parameter in trainable(module))
         shell = Draws(module, likelihood, torch.empty(0), torch.empty(0), dict(facts or {}))
         self._header = self._header_of(description_of(shell))
-        self._draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(6)}.partial")
+        self._draft = draft_of(self.path)
         self._weights: list[float] = []
 
     def _header_of(self, description: str) -> bytes:
@@ -177,6 +194,7 @@ class DrawWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         os.replace(self._draft, self.path)
+        sync(self.path.absolute().parent)
 
 
 def _bytes(values: Tensor) -> bytes:

@@ -19,7 +19,7 @@ from confide.models.flat import flatten_, named_slices
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
 from confide.posteriors.base import check_count, check_size
-from confide.posteriors.description import save_posterior
+from confide.posteriors.description import Damaged, save_posterior
 from confide.posteriors.draws import to_arviz
 from confide.posteriors.prediction.stacked import ELEMENTS_AT_ONCE, Block, blocks, chain_of, collected
 from confide.posteriors.prediction.summary import Summary, accumulated, predictive_of_draws, summary_of_draws
@@ -101,6 +101,8 @@ class DiagonalGaussian:
     def rebuilt(
         cls, module: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     ) -> Self:
+        if tensors["centre"].dim() != 1 or tensors["spread"].shape != tensors["centre"].shape:
+            raise Damaged("centre, spread: must be vectors of one length; the file is damaged")
         check_size(module, len(tensors["centre"]))
         return cls(module, likelihood, tensors["centre"], tensors["spread"], int(tensors["passes"]), facts)
 

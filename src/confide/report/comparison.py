@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from confide.privacy.events import merged
 from confide.report import words
-from confide.report.render import figures, style, template
+from confide.report.render import POLICY, figures, style, template
 from confide.report.trail import event_rows, fact_rows, versions
 from confide.wording import METRICS, SHARES, epsilon, share
 
@@ -23,6 +23,7 @@ def render_comparison(found: Comparison, summary: Mapping[str, Any], schema: Sch
     moment = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0")
     page: str = template("comparison.html").render(
         style=style(),
+        policy=POLICY,
         title=f"{len(found.rows)} methods on {summary['data']}",
         subtitle=f"The same budget for each, measured on the same test records. Written on {moment}.",
         seeded=found.seeded,

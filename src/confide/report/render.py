@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from confide.running.fit import Run
 
 
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+"""What a browser may do for a page: draw it. No script runs and nothing is fetched, whatever a text in it says."""
+
+
 def render(
     run: Run,
     metrics: Mapping[str, float] | None = None,
@@ -43,6 +47,7 @@ def render(
     version = versions()["confide"]
     page: str = template("template.html").render(
         style=style(),
+        policy=POLICY,
         title=title or verdict.title,
         subtitle=f"Learnt by {verdict.method} from about {run.plan.records:,} private records. Written on {moment}.",
         stamps=stamps(verdict),

@@ -19,8 +19,9 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,11 @@ from confide.data.schema import Schema
 from confide.errors import Refusal, Unfinished
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.base import Posterior
+from confide.posteriors.description import one_sentence
+from confide.posteriors.drafts import clean_up, sync
 from confide.posteriors.files import load_posterior
-from confide.privacy.events import event_from_dict, event_to_dict
+from confide.privacy.events import Event, event_from_dict, event_to_dict
+from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
 from confide.report import Evaluation, render
 from confide.report.trail import versions
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 POSTERIOR, RECORD, REPORT = "posterior.safetensors", "run.json", "report.html"
+UNVERIFIED = "the events in the folder of the run are what was released (not verified against a ledger)"
+"""Stands in the statement of a run that was read back."""
 
 
 def save_run(
@@ -177,12 +183,17 @@ class SavedRun:
 
 
 def load_run(
-    directory: str | os.PathLike[str], module: nn.Module | None = None, *, likelihood: Likelihood | None = None
+    directory: str | os.PathLike[str],
+    module: nn.Module | None = None,
+    *,
+    likelihood: Likelihood | None = None,
+    ledger: Ledger | None = None,
 ) -> SavedRun:
     """Read a run back, and refuse a posterior that is not, byte for byte, the one that was saved.
 
     A network of confide's own is rebuilt; any other must be given as `module`, and a likelihood of one's own as
-    `likelihood`.
+    `likelihood`. The events in a folder can be written by anybody: the privacy statement says that they are not
+    verified, unless the `ledger` that was charged is given and holds them.
     """
     base = Path(directory)
     if not base.is_dir():
@@ -196,8 +207,31 @@ def load_run(
             f"{RECORD}); restore it, or fit again"
         )
     privacy, schema, metrics = _rebuilt(record, base / RECORD)
+    if ledger is None:
+        privacy = replace(privacy, assumptions=(*privacy.assumptions, UNVERIFIED))
+    else:
+        _verify(privacy, ledger, base)
     posterior = load_posterior(path, module, likelihood=likelihood)
     return SavedRun(base, posterior, privacy, schema, metrics, record["encoder"], record)
+
+
+def _verify(privacy: Privacy, ledger: Ledger, base: Path) -> None:
+    """The ledger must hold every event, under one data set; a seeded run was booked as not private."""
+    if privacy.seeded:
+        raise Refusal(f"directory={str(base)!r}: was made from a seed, so there is nothing in the ledger to verify")
+    due = _counted(privacy.events)
+    for dataset in {entry.dataset for entry in ledger.entries()}:
+        booked = _counted(ledger.events(dataset))
+        if all(count <= booked[event] for event, count in due.items()):
+            return
+    raise Refusal(f"directory={str(base)!r}: its events are not in this ledger; name the one that was charged")
+
+
+def _counted(events: Iterable[Event]) -> Counter[Event]:
+    found: Counter[Event] = Counter()
+    for event in events:
+        found[replace(event, count=1)] += event.count
+    return found
 
 
 def _rebuilt(record: dict[str, Any], path: Path) -> tuple[Privacy, Schema, dict[str, float]]:
@@ -208,15 +242,16 @@ def _rebuilt(record: dict[str, Any], path: Path) -> tuple[Privacy, Schema, dict[
         privacy = Privacy(events, record["delta"], record["adjacency"], record["seeded"], vouched, proven)
         metrics = {name: math.nan if value is None else float(value) for name, value in record["metrics"].items()}
         return privacy, Schema.from_dict(record["schema"]), metrics
-    except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise Refusal(f"path={str(path)!r}: damaged; a value is not what save_run writes ({error})") from None
+    except (TypeError, AttributeError, KeyError, ValueError, OverflowError, RecursionError) as error:
+        said = one_sentence(error)
+        raise Refusal(f"path={str(path)!r}: damaged; a value is not what save_run writes ({said})") from None
 
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except (OSError, ValueError) as error:
-        raise Refusal(f"path={str(path)!r}: not a readable record of a run ({error})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(f"path={str(path)!r}: not a readable record of a run ({one_sentence(error)})") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         found = record.get("format") if isinstance(record, dict) else None
         raise Refusal(
@@ -258,6 +293,7 @@ def _draft_of(target: Path) -> Iterator[Path]:
     A failure before a posterior is in it removes it, and every parent made for it; a later one leaves it there.
     """
     missing = [parent for parent in (target, *target.parents)[1:] if not parent.exists()]
+    clean_up(target, keep=lambda left: _whole(left / POSTERIOR))
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
     try:
         try:
@@ -266,10 +302,12 @@ def _draft_of(target: Path) -> Iterator[Path]:
         except OSError as error:
             raise Refusal(f"directory={str(target)!r}: cannot be written ({error.strerror})") from None
         yield draft
-        for path in draft.iterdir():
-            _sync(path)
+        # On the disk before the rename, so that a power cut cannot leave a finished directory with empty files.
+        for path in (*draft.iterdir(), draft):
+            sync(path)
         check_new(target)
         draft.rename(target)
+        sync(target.absolute().parent)
     except BaseException as error:
         if _whole(draft / POSTERIOR):
             if not isinstance(error, Exception):
@@ -292,12 +330,6 @@ def _whole(path: Path) -> bool:
             return bool(list(file.keys()))
     except (OSError, SafetensorError):
         return False
-
-
-def _sync(path: Path) -> None:
-    """On the disk before the rename, so that a power cut cannot leave a finished directory with empty files."""
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
 
 
 def sha256(path: Path) -> str:

@@ -6,13 +6,14 @@ A fact is declared, or read off the data because the user said that it is public
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 from confide import rules
-from confide.data.preprocessing import Encoder, check_training
+from confide.data.preprocessing import Encoder, curator_notes
 from confide.data.schema import Schema, Task
 from confide.data.table import Array
-from confide.errors import DataError
+from confide.errors import CuratorNote, DataError
 from confide.workflow.request import Request
 
 
@@ -45,20 +46,20 @@ class Settled:
 
 
 def settle(request: Request) -> Settled:
-    """Fix the public facts, check the records for the curator and encode them."""
+    """Fix the public facts and encode the records by them; what the curator should know of the records is a note."""
     table, schema = request.data, request.facts
     if request.assume_public:
         schema = Schema.assume_public(table, declared=schema, task=request.task)
     else:
         _refuse_what_leaks(request)
     schema = schema.for_table(table)
-    check_training(table, schema)
     _check_sizes(request, schema)
     # A network of one's own sees pictures as pictures; confide's own are fully connected.
     pictures = request.module is not None and table.block is not None and table.block.ndim > 2
     encoder = Encoder(schema, "image" if pictures else "flat")
-    x, y = encoder.encode(table)
-    assert y is not None  # check_training refuses data without a target
+    x, y = encoder.training(table)
+    for note in curator_notes(table, schema, x, y):
+        warnings.warn(note, CuratorNote, stacklevel=2)
     return Settled(encoder, x, y)
 
 
@@ -83,9 +84,9 @@ def _refuse_what_leaks(request: Request) -> None:
 
 
 def _check_sizes(request: Request, schema: Schema) -> None:
-    rows = request.data.rows
-    size = schema.records or rows
-    if request.delta >= 1 / size:
+    rows, size = request.data.rows, schema.records
+    # Without a public size there is nothing to hold delta against: the true one is private.
+    if size is not None and request.delta >= 1 / size:
         raise DataError(
             f"delta={request.delta:g}: must be below 1 / records = {1 / size:.3g}, or a record could be published "
             f"outright; {rules.usual_delta(size):g} is a usual choice"
