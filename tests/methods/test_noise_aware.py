@@ -166,30 +166,28 @@ def test_errors_are_as_large_as_stated(cell: Cell) -> None:
     assert 0.4 < squared_errors(cell) < 1.9  # 40 numbers, 5 deviations of their mean square
 
 
-def test_batch_noise_is_counted_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = replace(QUICK, epsilon=3.0)
-    plan: dict[str, Any] = {"sampling": "poisson", "batch": 200, "steps": 20}
-    assert squared_errors(small, **plan) < 1.9
-    real = noise_aware._evidence
-
-    def forgotten(*arguments: Any) -> Any:
-        found = real(*arguments)
-        return replace(found, thinning=0 * found.thinning)
-
-    monkeypatch.setattr(noise_aware, "_evidence", forgotten)
-    assert squared_errors(small, **plan) > 2.5
-
-
-@pytest.mark.parametrize("part", ["score_noise", "curvature_noise"])
-def test_a_belief_that_forgets_a_noise_is_caught(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = noise_aware._evidence
+@pytest.mark.parametrize(
+    ("part", "epsilon", "plan"),
+    [
+        ("score_noise", 0.1, {}),
+        ("curvature_noise", 1.0, {"steps": 1}),
+        ("thinning", 30.0, {"sampling": "poisson", "batch": 20, "steps": 20}),
+    ],
+)
+def test_a_belief_that_forgets_a_noise_is_caught(
+    part: str, epsilon: float, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in a setting where it matters: one stage alone, small batches."""
+    cell, real = replace(QUICK, epsilon=epsilon), noise_aware._evidence
+    honest = squared_errors(cell, **plan)
+    assert honest < 1.9
 
     def forgotten(*arguments: Any) -> Any:
         found = real(*arguments)
         return replace(found, **{part: 1e-3 * getattr(found, part)})
 
     monkeypatch.setattr(noise_aware, "_evidence", forgotten)
-    assert squared_errors(replace(QUICK, epsilon=0.1)) > 2.5
+    assert squared_errors(cell, **plan) > 1.5 * honest
 
 
 def test_the_width_shrinks_with_the_budget_to_that_of_the_records() -> None:

@@ -36,7 +36,7 @@ DRIFT = {"gaussian": 0.0, "bernoulli": 0.1, "categorical": 0.3}
 formula for Gaussian inputs, so that only their shape counts; with several it is taken as it is."""
 SECOND_ORDER = 0.15
 """Of sum z w (1 - 2p) (z d)^2 / 2, in units of H: (3/4) E(1 - 2p)^2, which is 0.2 for logits of unit spread."""
-BEND = {"gaussian": 0.25, "bernoulli": 0.05, "categorical": 0.15}
+BEND = {"gaussian": 0.25, "bernoulli": 0.1, "categorical": 0.2}
 """Relative error of m_t: of the share that is clipped, where residuals are not Gaussian; of large distances else."""
 
 
