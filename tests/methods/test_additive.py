@@ -243,6 +243,15 @@ class TestStability:
         x, y = alike(2000, columns)
         assert log_loss(fitted(x, y, additive([0] * columns, 1, waves=4), epsilon=8.0).posterior, x, y) < 0.60
 
+    def test_columns_that_say_the_same_are_not_shrunk_one_by_one(self) -> None:
+        """Each of sixty weights is small beside its own doubt; together they are sure. More budget must not hurt."""
+        x, y = alike(2000, 60)
+        losses = [
+            log_loss(fitted(x, y, additive([0] * 60, 1, waves=4), epsilon=epsilon).posterior, x, y)
+            for epsilon in (1.0, 8.0)
+        ]
+        assert losses[1] < losses[0] + 0.02
+
     def test_without_the_rule_it_diverges(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The planted fault: one rate for any number of columns."""
         monkeypatch.setattr(Additive, "_rate", lambda *_: module.RATE)
@@ -394,3 +403,66 @@ def test_made_up_tables_are_reproducible() -> None:
         assert np.array_equal(first.y, second.y)
         assert len(first.schema.columns) == first.x.shape[1]
         assert len(first.x) == first.schema.records
+
+
+class TestDoors:
+    """Whoever names the method gets its network of columns and its releases about all records."""
+
+    schema = Schema(
+        records=1000,
+        classes=("no", "yes"),
+        columns=(Column("age", bounds=(0, 100)), Column("kind", categories=("a", "b"), missing="category")),
+    )
+
+    def request(self, **options: Any) -> Any:
+        from confide.data.table import Table
+        from confide.workflow.request import Request
+
+        random = np.random.default_rng(0)
+        age, kind = random.uniform(0, 100, 1000), random.choice(["a", "b"], 1000)
+        y = np.where(random.random(1000) < 1 / (1 + np.exp((50 - age) / 10)), "yes", "no")
+        table = Table({"age": age, "kind": kind}, labels=y)
+        return Request(table, facts=self.schema, **{"method": "additive", "epsilon": 2.0, "seed": 1, **options})
+
+    def test_a_request_by_name(self) -> None:
+        from confide.workflow.run import run_request
+
+        found = run_request(self.request())
+        assert found.run.plan.mechanism.sampling == "full-batch"
+        assert found.run.plan.steps == module.RELEASES
+        assert found.run.posterior.module.recipe.blocks == (0, 3)  # type: ignore[attr-defined]
+        assert found.hidden is None
+        assert found.run.privacy.epsilon() <= 2.0
+
+    def test_what_is_said_about_the_plan_counts(self) -> None:
+        from confide.workflow.facts import settle
+        from confide.workflow.run import job_of
+
+        for said in ({"batch": 100}, {"steps": 20}, {"sampling": "full-batch", "steps": 30}):
+            request = self.request(**said)
+            plan_made = job_of(request, settle(request)).plan
+            assert plan_made.mechanism.sampling == said.get("sampling", "poisson")
+        usual = self.request(method="sgld")
+        assert job_of(usual, settle(usual)).plan.mechanism.sampling == "poisson"
+
+    def test_records_that_are_counted_privately(self) -> None:
+        from confide.workflow.run import run_request
+
+        found = run_request(self.request(facts=replace(self.schema, records=None)))
+        assert found.run.plan.mechanism.rate == 1.0
+        assert found.run.privacy.epsilon() <= 2.0
+
+    def test_the_command_line(self, tmp_path: Path) -> None:
+        from typer.testing import CliRunner
+
+        from confide.cli.app import app
+
+        random = np.random.default_rng(0)
+        lines = [f"{age:.2f},{'yes' if age > 50 else 'no'}" for age in random.uniform(0, 100, 400)]
+        (tmp_path / "d.csv").write_text("age,bought\n" + "\n".join(lines), encoding="utf-8")
+        facts = 'records = 400\ntarget = "bought"\nclasses = ["no", "yes"]\n[columns.age]\nbounds = [0, 100]\n'
+        (tmp_path / "facts.toml").write_text(facts, encoding="utf-8")
+        command = ["fit", str(tmp_path / "d.csv"), "--facts", str(tmp_path / "facts.toml"), "--method", "additive"]
+        told = CliRunner().invoke(app, [*command, "--epsilon", "2", "--delta", "1e-4", "--out", str(tmp_path / "run")])
+        assert told.exit_code == 0, told.output
+        assert "Effect of age" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

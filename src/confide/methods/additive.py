@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
     TARGET_BINS,
@@ -25,7 +26,7 @@ from confide.methods._additive import (
     shrunk,
 )
 from confide.methods.base import Method, Problem
-from confide.models.additive import WAVES, AdditiveNetwork
+from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Probit
 from confide.posteriors.additive import AdditiveGaussian
 from confide.sources.queries import GradientQuery, Query, Release
@@ -34,6 +35,10 @@ CLIP, CLIP_GROWTH, MOST_CLIP = 0.7, 0.15, 1.5
 """The clip at n mu = 1000, in units of a record's usual norm times the largest residual of a class, or CUT deviations
 of a number. It grows with that power of n mu: noise counts less, and what the clip takes off counts more."""
 CUT = 1.0
+RELEASES = 17
+"""About all records: one histogram and sixteen steps, or thirteen and three."""
+FEW_WAVES = 3
+"""Of each number, where there are more than MANY_NUMBERS: no budget pays for more of them."""
 RATE, MOMENTUM, HORIZON = 0.3, 0.5, 4.8
 """Of the steps; where there are many, rates are such that they add up to HORIZON."""
 STABLE = 2.4
@@ -64,7 +69,8 @@ class State:
     response, covariance    of each weight's own dynamics, see `after`
     deviation   of the target around the network, for numbers
     before      position and gradient of the step before, for the curvature along the way
-    sharpest    curvature of the two steps before in units of the assumed one, 0 where it is not known
+    sharpest    curvature of the two steps before in units of the assumed one, at most
+    alike       the largest curvature so far that is no noise: how many columns move together, about
     """
 
     step: int
@@ -82,6 +88,7 @@ class State:
     covariance: Tensor = field(repr=False)
     before: tuple[Tensor, ...] = field(default=(), repr=False)
     sharpest: tuple[float, ...] = ()
+    alike: float = 1.0
     gathered: Tensor | None = field(default=None, repr=False)
 
 
@@ -124,6 +131,15 @@ class Additive(Method):
             raise Refusal(f"waves={self.waves}: must be at least 1")
         if self.noise not in ("learnt", "fixed"):
             raise Refusal(f"noise={self.noise!r}: must be learnt or fixed")
+
+    @property
+    def releases(self) -> int:
+        return RELEASES
+
+    def network(self, schema: Schema, inputs: int, outputs: int) -> AdditiveNetwork:
+        blocks = blocks_of(schema, inputs)
+        few = len([width for width in blocks if width == NUMBER]) > MANY_NUMBERS
+        return additive(blocks, outputs, min(self.waves, FEW_WAVES) if few else self.waves)
 
     @property
     def learns_noise(self) -> bool:
@@ -299,7 +315,7 @@ class Additive(Method):
         gradient = release.sum.double().view(position.shape) * gain
         noise = release.noise_std * gain
         curvature, prior, divisor = self._curvatures(problem, state, noise)
-        sharpest = self._sharpness(state, position, gradient, divisor, noise)
+        sharpest, alike = self._sharpness(state, position, gradient, divisor, noise)
         rate = self._rate(problem, sharpest, curvature / divisor)
         done = self._schedule(problem).learnt(state.step) + 1
         counted = done - int((1 - AVERAGED) * self._schedule(problem).learning)
@@ -312,6 +328,7 @@ class Additive(Method):
         state = replace(
             state, step=state.step + 1, velocity=velocity, average=torch.lerp(state.average, moved, averaging),
             response=response, covariance=covariance, before=(position, gradient), sharpest=sharpest,
+            alike=alike,
         )  # fmt: skip
         return self._ready(problem, state)
 
@@ -345,16 +362,19 @@ class Additive(Method):
 
     def _sharpness(
         self, state: State, position: Tensor, gradient: Tensor, divisor: Tensor, noise: float
-    ) -> tuple[float, ...]:
-        """Curvature along the last step over the assumed one, with two deviations of its noise: at most two of them."""
+    ) -> tuple[tuple[float, ...], float]:
+        """Curvature along the last two steps over the assumed one, and the largest so far that is no noise.
+
+        The former with two deviations of noise on top, the latter with as many taken off.
+        """
         if not state.before:
-            return ()
+            return (), 1.0
         way, change = position - state.before[0], gradient - state.before[1]
         assumed = float((divisor * way.square()).sum())
         if assumed <= 0:
-            return state.sharpest
-        found = (float((way * change).sum()) + 2 * math.sqrt(2) * noise * float(way.norm())) / assumed
-        return (*state.sharpest, found)[-2:]
+            return state.sharpest, state.alike
+        found, doubt = float((way * change).sum()) / assumed, 2 * math.sqrt(2) * noise * float(way.norm()) / assumed
+        return (*state.sharpest, found + doubt)[-2:], max(state.alike, found - doubt)
 
     def _rate(self, problem: Problem, sharpest: tuple[float, ...], pull: Tensor) -> float:
         """At most STABLE over the sharpest curvature there can be.
@@ -379,9 +399,14 @@ class Additive(Method):
         origin = self._origin(state)
         found = (state.average - origin) / gain
         sampling = square / curvature.clamp(min=1e-12)
-        variance = sampling + state.covariance[..., 2, 2] / gain.square()
+        noise = state.covariance[..., 2, 2] / gain.square()
+        variance = sampling + noise
         groups = _network(problem).recipe.groups()
-        mean, doubt, scales = shrunk(found, variance, groups, USUAL_EFFECT * self._spread(problem, state))
+        usual = USUAL_EFFECT * self._spread(problem, state)
+        # Records say more of columns that move together than of each by itself: the former decides how much of them
+        # is believed, the latter how wide a band is. Noise is alike for all.
+        mean, _, scales = shrunk(found, sampling / state.alike + noise, groups, usual)
+        _, doubt, _ = shrunk(found, variance, groups, usual)
         unused = state.variances == 0
         mean[:, unused], doubt[:, unused] = 0.0, 0.0
         gain = state.start_doubt**2 / (state.start_doubt**2 + variance[:, 0])

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from confide.data.schema import Schema
 from confide.mechanism.plan import Plan
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.base import Posterior
@@ -97,6 +98,18 @@ class Method(ABC):
 
     def draws_of(self, steps: int) -> int | None:
         """How many draws a run of so many steps keeps; None for a method that is no sampler, so has no chains."""
+        return None
+
+    @property
+    def releases(self) -> int | None:
+        """Releases of a run, each about all records, where nothing was said about batches and steps.
+
+        None: sampled batches by the public rule, which most methods want.
+        """
+        return None
+
+    def network(self, schema: Schema, inputs: int, outputs: int) -> nn.Module | None:
+        """A network of the method's own for records with these public facts; None: the public rule's."""
         return None
 
     @property

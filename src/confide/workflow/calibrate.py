@@ -8,6 +8,7 @@ from functools import lru_cache
 from confide import rules
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan, plan
+from confide.methods.base import Method
 from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency, Event, Sampling
 from confide.workflow.request import Request
@@ -34,9 +35,9 @@ def one_release(request: Request, share: float) -> SampledGaussian:
     return SampledGaussian(multiplier, 1.0, 1.0, 1, "full-batch", secure=request.secure)
 
 
-def plan_of(request: Request, records: int, spent: tuple[Event, ...] = ()) -> Plan:
+def plan_of(request: Request, records: int, method: Method, spent: tuple[Event, ...] = ()) -> Plan:
     """The calibrated plan of one chain; all chains, and what is `spent` beside them, stay within epsilon."""
-    draft = _draft(request, records)
+    draft = _draft(_as_the_method_wants(request, method), records)
     mechanism, steps = draft.blocks[0]
     event = mechanism.event(steps)
     multiplier = multiplier_for(
@@ -56,6 +57,14 @@ def plan_of(request: Request, records: int, spent: tuple[Event, ...] = ()) -> Pl
         target_epsilon=request.epsilon,
         chains=request.chains,
         spent=spent,
+    )
+
+
+def _as_the_method_wants(request: Request, method: Method) -> Request:
+    """A method that wants releases about all records has them, unless batches, steps or a sampling were asked for."""
+    said = (request.batch, request.epochs, request.steps) != (None, None, None) or request.sampling != rules.SAMPLING
+    return (
+        request if said or method.releases is None else replace(request, sampling="full-batch", steps=method.releases)
     )
 
 

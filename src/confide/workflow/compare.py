@@ -57,7 +57,7 @@ class Comparison:
     baseline     what needs no learning: the most frequent class of the test records, or their mean
     name         of the data set
     hidden       widths of the hidden layers that all methods share; None for a network of the user's own
-    plan         of one fit; that of another method differs from it in its noise alone
+    plan         of one fit; that of another method differs in its noise, or in the releases that it wants
     noise_scale  of a regression target: given, or learnt in each fit
     """
 

@@ -8,6 +8,7 @@ from torch import nn
 from confide import rules
 from confide.data.schema import Schema
 from confide.errors import Refusal
+from confide.methods.base import Method
 from confide.models.likelihoods import Gaussian, Likelihood
 from confide.models.networks import MLP, Recipe
 from confide.running.fit import default_likelihood
@@ -17,10 +18,13 @@ MOST_WEIGHTS = 10**7
 """Of a network by widths alone: 40 MB, and a typing error in a width is far beyond it."""
 
 
-def network_of(request: Request, schema: Schema, features: int) -> nn.Module:
-    """The user's module, or a fully connected network; its first weights come from the seed, if there is one."""
+def network_of(request: Request, schema: Schema, features: int, method: Method) -> nn.Module:
+    """The user's module, the method's own, or a fully connected one; its first weights come from the seed, if any."""
     if request.module is not None:
         return request.module
+    own = method.network(schema, features, outputs_of(request, schema)) if request.hidden is None else None
+    if own is not None:
+        return own
     return MLP(
         Recipe(features, outputs_of(request, schema), hidden_of(request, schema, features)), generator_of(request.seed)
     )

@@ -25,6 +25,7 @@ from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
+from confide.models.networks import recipe_of
 from confide.privacy.events import Event
 from confide.running.chains import check_draws, fit_chains
 from confide.running.fit import Run, fit, rehearse
@@ -36,7 +37,7 @@ from confide.workflow import count, noise
 from confide.workflow.budget import check_room
 from confide.workflow.calibrate import plan_of
 from confide.workflow.facts import Settled, assumptions_of, settle
-from confide.workflow.network import hidden_of, likelihood_of, network_of
+from confide.workflow.network import likelihood_of, network_of
 from confide.workflow.request import Request, method_of
 
 REHEARSED_RECORDS = 1000
@@ -81,7 +82,7 @@ class Outcome:
     """A finished request. Holds no record.
 
     encoder  how raw records become inputs
-    hidden   widths of the hidden layers; None for a network of the user's own
+    hidden   widths of the hidden layers; None for a network of the user's or of the method's own
     """
 
     run: Run
@@ -99,12 +100,12 @@ def job_of(request: Request, settled: Settled) -> Job:
     """The model and the plan of a settled request. No record is read for it."""
     known = settled if settled.schema.records is not None else settled.with_records(REHEARSED_RECORDS)
     method = method_of(request, settled.task)
-    module = network_of(request, known.schema, settled.features)
+    module = network_of(request, known.schema, settled.features, method)
     counting, histogram = count.mechanism_of(request), noise.mechanism_of(request, settled.task, method)
     spent = tuple(mechanism.event() for mechanism in (counting, histogram) if mechanism is not None)
     records = known.schema.records
     assert records is not None  # declared, assumed, counted or made up for the rehearsal
-    plan = plan_of(request, records, spent)
+    plan = plan_of(request, records, method, spent)
     return Job(
         request, settled, method, module, likelihood_of(request, settled.schema, module), plan, counting, histogram
     )
@@ -135,8 +136,8 @@ def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = 
     assumptions = (*run.privacy.assumptions, *assumptions_of(job.settled.schema))
     privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=assumptions)
     run = replace(run, privacy=privacy, seconds=time.perf_counter() - started)
-    hidden = None if job.request.module is not None else hidden_of(job.request, job.settled.schema, job.features)
-    return Outcome(run, job.settled.encoder, hidden)
+    recipe = None if job.request.module is not None else recipe_of(job.module)
+    return Outcome(run, job.settled.encoder, None if recipe is None else recipe.hidden)
 
 
 def _fitted(job: Job, data: PrivateData, progress: Progress | None, purse: Purse | None) -> Run:
