@@ -422,7 +422,8 @@ class TestDoors:
         age, kind = random.uniform(0, 100, 1000), random.choice(["a", "b"], 1000)
         y = np.where(random.random(1000) < 1 / (1 + np.exp((50 - age) / 10)), "yes", "no")
         table = Table({"age": age, "kind": kind}, labels=y)
-        return Request(table, facts=self.schema, **{"method": "additive", "epsilon": 2.0, "seed": 1, **options})
+        usual = {"facts": self.schema, "method": "additive", "epsilon": 2.0, "seed": 1}
+        return Request(table, **{**usual, **options})
 
     def test_a_request_by_name(self) -> None:
         from confide.workflow.run import run_request
