@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from confide.cli.app import main
+from tests.privacy.ledger.conftest import server  # noqa: F401 (a fixture)
 
 
 @dataclass(frozen=True)

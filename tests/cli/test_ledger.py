@@ -12,7 +12,8 @@ import pytest
 
 from confide.privacy.events import GaussianEvent
 from confide.privacy.ledger import Ledger
-from tests.cli.conftest import Result, is_refusal
+from tests.cli.conftest import Result, is_refusal, patients
+from tests.privacy.ledger.servers import Server, emptied
 
 Run = Callable[..., Result]
 
@@ -38,11 +39,15 @@ def test_a_ceiling_refuses_before_anything_is_spent_or_written(run: Run, files: 
     assert len(Ledger(files / "budget.db").entries()) == 2
 
 
-def test_budgets_add_up_by_name(run: Run, files: Path) -> None:
-    """The same name shares a budget, another name has its own."""
+def test_budgets_add_up_by_name_and_by_records(run: Run, files: Path) -> None:
+    """The same name shares a budget; so does a copy under another name, and other records have their own."""
     run("ledger", "limit", files / "budget.db", "--epsilon", 2.5, "--delta", 1e-3)
     assert run(*fit_words(files, "one"), "--name", "patients").code == 0
     assert run(*fit_words(files, "two"), "--name", "patients").code == 3
+    copied = run(*fit_words(files, "two"), "--name", "others")
+    assert copied.code == 3
+    assert "'patients'" in copied.err
+    (files / "train.csv").write_text(patients(120, seed=5))
     assert run(*fit_words(files, "two"), "--name", "others").code == 0
 
 
@@ -54,7 +59,7 @@ def test_show_lists_charges_and_what_remains(run: Run, files: Path, monkeypatch:
     assert values["limit"] == {"epsilon": 3.0, "delta": 1e-3, "adjacency": "add-remove"}
     assert values["datasets"]["train.csv"]["epsilon"] == pytest.approx(spent, rel=1e-6)
     assert values["datasets"]["train.csv"]["remaining"] == pytest.approx(3 - spent, rel=1e-6)
-    assert [row["kind"] for row in values["entries"]] == ["limit", "charge"]
+    assert [row["kind"] for row in values["entries"]] == ["limit", "dataset", "charge"]
 
     shown = run("ledger", "show", files / "budget.db")
     assert shown.code == 0
@@ -175,3 +180,40 @@ def test_a_key_is_made_once(run: Run, tmp_path: Path) -> None:
     assert run(*words, tmp_path / "key").code == 0
     assert run("ledger", "key", tmp_path / "other").code == 0
     assert is_refusal(run(*words, tmp_path / "other"))
+
+
+def test_a_run_keeps_the_head_that_shows_a_ledger_rolled_back(run: Run, files: Path) -> None:
+    run("ledger", "limit", files / "budget.db", "--epsilon", 9, "--delta", 1e-3)
+    shutil.copy(files / "budget.db", files / "older.db")
+    assert run(*fit_words(files, "one")).code == 0
+    noted = json.loads((files / "one" / "run.json").read_text())["ledger"]["head"]
+    assert noted["count"] == Ledger(files / "budget.db").head.count
+    assert run("ledger", "verify", files / "budget.db", "--head", files / "one").code == 0
+    assert run("ledger", "verify", files / "budget.db", "--head", files / "one" / "run.json").code == 0
+    shutil.copy(files / "older.db", files / "budget.db")
+    assert is_refusal(run("ledger", "verify", files / "budget.db", "--head", files / "one"))
+
+
+def test_a_run_without_a_ledger_says_so(run: Run, files: Path) -> None:
+    words = [word for word in fit_words(files, "one") if word not in ("--ledger", files / "budget.db", "--json")]
+    said = run(*words)
+    assert said.code == 0
+    assert "No --ledger: nothing adds this run up with others on the same records." in said.out
+    assert "none was kept, so nothing adds this run up" in (files / "one" / "report.html").read_text()
+    with_one = run(*fit_words(files, "two")[:-1])
+    assert "No --ledger" not in with_one.out
+    assert is_refusal(run("ledger", "verify", files / "budget.db", "--head", files / "one"))
+
+
+def test_fit_charges_a_server(run: Run, files: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = emptied(server.address)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(files / "settings"))
+    words = [place if word == files / "budget.db" else word for word in fit_words(files, "one")]
+    assert run("ledger", "limit", place, "--epsilon", 2.5, "--delta", 1e-3).code == 0
+    assert run(*words).code == 0
+    again = [files / "two" if word == files / "one" else word for word in words]
+    assert run(*again, "--name", "a copy").code == 3
+    shown = run("ledger", "show", place, "--json").json
+    assert list(shown["datasets"]) == ["train.csv"]
+    assert [row["kind"] for row in shown["entries"]] == ["limit", "dataset", "charge"]
+    assert run("ledger", "verify", place, "--head", files / "one").code == 0

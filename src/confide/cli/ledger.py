@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +42,7 @@ NotedHead = Annotated[
     typer.Option(
         "--head",
         metavar="COUNT:HASH",
-        help="A head that was noted before, by `ledger head` or in a run's record; the ledger must still hold it.",
+        help="A head that was noted before, by `ledger head`; or a run's folder, which keeps one. It must still hold.",
         show_default=False,
     ),
 ]
@@ -149,7 +150,7 @@ def verify(
     _check_exists(file)
     if witness is not None and not witness.exists():
         raise CommandError(f"--witness={witness}: no such file")
-    noted = None if head is None else Head.read(head)
+    noted = None if head is None else _noted(head)
     secret = None if key is None else read_key(key)
     with for_reading(file) as readable, Ledger(readable, witness=witness, key=secret) as ledger:
         found = ledger.verify(noted, sums=True)
@@ -172,6 +173,19 @@ def key(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.",
 def _check_exists(file: Path) -> None:
     if not is_server(file) and not file.exists():
         raise CommandError(f"{file}: no such ledger; `confide fit --ledger` or `confide ledger limit` makes one")
+
+
+def _noted(head: str) -> Head:
+    """The head itself, or the one that a run's folder or its record holds."""
+    path = Path(head)
+    record = path / "run.json" if path.is_dir() else path
+    if not record.is_file():
+        return Head.read(head)
+    try:
+        found = json.loads(record.read_text("utf-8"))["ledger"]["head"]
+        return Head.read(f"{found['count']}:{found['hash']}")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CommandError(f"--head={head}: holds no head of a ledger; the run was made without one") from None
 
 
 def _passphrase(file: Path | None) -> str | None:

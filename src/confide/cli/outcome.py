@@ -111,6 +111,9 @@ def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evalua
     console.print(epsilon_table(summary))
     console.print()
     console.print(escape(run.privacy.statement()))
+    if run.ledger is None:
+        console.print()
+        console.print("No --ledger: nothing adds this run up with others on the same records.")
     _show_cautions(console, summary)
     console.print()
     console.print(f"Written to {escape(one_line(summary['out']))}: {POSTERIOR}, {RECORD}, {REPORT}")

@@ -7,6 +7,8 @@ The same records under two names are two budgets. `fingerprint` gives the very s
 `registered_name` goes further: it keeps a sketch of the records in the ledger and finds the name under which they, or a
 good part of them, are known already, whatever the order of rows and columns, the type of the numbers or the file.
 
+`PrivateData` does that by itself, with the key that `key_for` finds, for every ledger that outlives the process.
+
 Both need a key that the curator keeps. A fingerprint is HMAC-SHA-256; a sketch is encrypted (AES-256-GCM, one size for
 all tables), so whoever lacks the key learns nothing from the ledger, not even how many records there are. What a sketch
 cannot know: records that were changed (scaled, noise added, encoded otherwise), and tables registered with another key.
@@ -40,6 +42,8 @@ SHARED = 0.02
 # Records are worked on in pieces of so many numbers, 32 MB as codes.
 _PIECE = 1 << 22
 _ABOUT = b"confide sketch 1"
+# Names the file of the curator's key; for a team whose ledger is kept by a server.
+KEY_VARIABLE = "CONFIDE_KEY"
 
 
 def fingerprint(x: Any, y: Any, key: bytes) -> str:
@@ -61,7 +65,43 @@ def registered_name(ledger: Ledger, x: Any, y: Any, *, key: bytes, name: str) ->
     def same(sealed: bytes) -> bool:
         return resemblance(mine, unsealed(sealed, key)) >= SHARED
 
-    return ledger.register(name, key_id(key), sealed(mine, key), same)
+    return ledger.records.register(name, key_id(key), sealed(mine, key), same)
+
+
+def known_name(ledger: Ledger, x: Any, y: Any, *, key: bytes) -> str | None:
+    """The name that these records are known by; nothing is written."""
+    mine = sketch(x, y, key)
+    return ledger.records.find(key_id(key), lambda sealed: resemblance(mine, unsealed(sealed, key)) >= SHARED)
+
+
+def key_for(ledger: Ledger, make: bool = True) -> bytes | None:
+    """The curator's key for a ledger; `make`: a new one, if the ledger knows no records yet.
+
+    That is the key it was opened with, the one in the file that $CONFIDE_KEY names, or the one at its usual place. A
+    ledger that knows records by another key is refused: with a new one every copy would get a new budget.
+    """
+    records = ledger.records
+    if records.key is not None:
+        return records.key
+    named = os.environ.get(KEY_VARIABLE)
+    place, known = Path(named) if named else records.key_place, records.key_ids()
+    if not (named or known or place.exists()):
+        if not make:
+            return None
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            make_key(place)
+        except Refusal:
+            if not place.exists():  # or another process was quicker
+                raise
+    if named or place.exists():
+        key = read_key(place)
+        if not known or key_id(key) in known:
+            return key
+    raise Refusal(
+        f"key={str(place)!r}: not the one that {records.ledger} knows its data sets by; put that one there, or name it "
+        f"by {KEY_VARIABLE}"
+    )
 
 
 def read_key(path: str | os.PathLike[str]) -> bytes:
@@ -76,14 +116,18 @@ def read_key(path: str | os.PathLike[str]) -> bytes:
 
 def make_key(path: str | os.PathLike[str]) -> None:
     """A new key in a new file that only its owner can read."""
+    draft = f"{os.fspath(path)}.{secrets.token_hex(8)}.partial"
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)  # whole or not at all, and never over another
+        finally:
+            os.unlink(draft)
     except OSError as error:
         raise Refusal(f"key={str(path)!r}: cannot be made ({error.strerror}); give the path of a new file") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(secrets.token_bytes(32))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def key_id(key: bytes) -> str:

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from confide._native.process import ForkAwareLock, mark
+from confide.data.fingerprint import key_for, known_name, registered_name
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.errors import Refusal
@@ -43,6 +44,7 @@ from confide.mechanism.sampling import BatchSampler
 from confide.mechanism.secure import LatticeNoise
 from confide.privacy.events import Event, NonPrivateEvent, merged
 from confide.privacy.ledger import Ledger
+from confide.privacy.ledger.places import is_server
 from confide.sources.base import Part, Receipt, Stretch, leased, priced
 from confide.sources.crew import ALONE, Crew, check_alone
 from confide.sources.queries import GradientQuery, Query, Release
@@ -68,7 +70,8 @@ class PrivateData:
     schema    the public facts: classes, nominal number of records, bounds
     ledger    where every answer is charged, or the path of its file, which is then made at the first charge; in memory
               unless given
-    name      the data set's name in the ledger, so that budgets add up over runs
+    name      the data set's name in the ledger, so that budgets add up over runs. In a ledger that outlives the process
+              the records are known by a keyed sketch too, and a copy under another name has the name they are known by
     watch     called inside the boundary with every answer's mechanism and per-record norms, for accountants that know
               the data; what it gathers is private and must stay on the trusted side
     seed      for tests only: makes sampling and noise reproducible, so that nothing may be claimed for the run
@@ -98,7 +101,8 @@ class PrivateData:
         features, targets, valid = (x.features, x.targets, x.usable) if mapped else _as_records(x, y, schema)
         self.schema = schema
         self.__ledger = Ledger() if ledger is None else ledger
-        self.name = name
+        self.__name = name
+        self.__registered = False
         self.seeded = seed is not None
         self.crew, self.assumptions = crew, tuple(vouched)
         self.__features = features
@@ -121,6 +125,33 @@ class PrivateData:
         if not isinstance(self.__ledger, Ledger):
             self.__ledger = Ledger(self.__ledger)
         return self.__ledger
+
+    @property
+    def name(self) -> str:
+        """In the ledger: the name that the records are known by there, or else the one that was given."""
+        if not self.__registered and self.__recognises():
+            self.__look_up(register=False)
+        return self.__name
+
+    def __recognises(self) -> bool:
+        """Whether the ledger is there already, and knows records by sketches."""
+        if self.seeded or not self.crew.leads:
+            return False
+        kept = self.__ledger
+        exists = isinstance(kept, Ledger) or is_server(kept) or os.path.exists(kept)
+        return exists and self.ledger.outlives_the_process
+
+    def __look_up(self, register: bool) -> None:
+        """Find the name of the records, whoever named them; `register`: make them known if they are not."""
+        key = key_for(self.ledger, make=register)
+        if key is None:
+            return
+        records = self.__features.numpy(), self.__targets.numpy()
+        if register:
+            self.__name = registered_name(self.ledger, *records, key=key, name=self.__name)
+            self.__registered = True
+        else:
+            self.__name = known_name(self.ledger, *records, key=key) or self.__name
 
     def within(self, plan: Plan) -> Plan:
         """As it is: nothing is charged beside a plan."""
@@ -168,6 +199,8 @@ class PrivateData:
     def __book(self, events: Sequence[Event], purpose: str, stretch: Stretch | None) -> None:
         """Write down what is paid and which steps of a run are taken, in one go."""
         written = self.__booked(events)
+        if not (self.__registered or self.seeded) and self.ledger.outlives_the_process:
+            self.__look_up(register=True)
         if stretch is None:
             self.ledger.charge_all(written, purpose, self.name)
             return

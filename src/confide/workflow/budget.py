@@ -24,14 +24,8 @@ def opened(ledger: Ledger | str | os.PathLike[str] | None) -> Iterator[Ledger | 
         yield None
 
 
-def check_room(ledger: Ledger | str | os.PathLike[str] | None, name: str, events: Sequence[Event]) -> None:
+def check_room(ledger: Ledger | str | os.PathLike[str] | None, name: str, plans: Sequence[Sequence[Event]]) -> None:
     """Refuse what the ledger could not pay for in full: found out halfway, the first part would have been spent."""
     with opened(ledger) as book:
-        if book is None or book.ceiling is None:
-            return
-        ceiling, spent = book.ceiling, book.events(name)
-    trial = Ledger()
-    trial.limit(ceiling.epsilon, ceiling.delta, ceiling.adjacency)
-    if spent:
-        trial.charge_all(spent, purpose="spent before", dataset=name)
-    trial.charge_all(tuple(events), purpose="asked for", dataset=name)
+        if book is not None:
+            book.check_room(plans, name)

@@ -48,6 +48,14 @@ CHECKED_DRAWS = 16
 Progress = Callable[[int, int], None]
 
 
+FOLLOWS_THE_COUNT = (
+    "the steps, whose rate follows from the noisy count of the records, compose with that count as if they had been "
+    "fixed before it",
+)
+"""What the epsilon of a fit with counted records rests on: the plan comes after the count. Under a ceiling the ledger's
+filter does without it."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A settled request with its model and its price: what is fitted, and what will be released.
@@ -125,16 +133,17 @@ def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = 
     spent: tuple[Event, ...] = ()
     if job.counting is not None:
         rehearse_job(job)
-        request, price = job.request, priced(job.parts)
-        data.crew.led(f"room {price}", lambda: check_room(request.ledger, request.name, price))
         spent = (job.counting.event(),)
+        request, plans = job.request, [spent, priced([part for part in job.parts if part[0] is not job.counting])]
+        name = data.name
+        data.crew.led(f"room {plans}", lambda: check_room(request.ledger, name, plans))
         records = count.count_records(data, job.counting)
         job = job_of(job.request, job.settled.with_records(records))
         data = records_of(job)
     run = _fitted(job, data, progress, purse)
     _check_finite(run)
-    assumptions = (*run.privacy.assumptions, *assumptions_of(job.settled.schema))
-    privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=assumptions)
+    vouched = (*run.privacy.assumptions, *assumptions_of(job.settled.schema), *(FOLLOWS_THE_COUNT if spent else ()))
+    privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=vouched)
     run = replace(run, privacy=privacy, seconds=time.perf_counter() - started)
     recipe = None if job.request.module is not None else recipe_of(job.module)
     return Outcome(run, job.settled.encoder, None if recipe is None else recipe.hidden)

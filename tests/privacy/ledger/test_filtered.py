@@ -113,6 +113,24 @@ def test_a_ceiling_below_what_was_charged_proves_nothing(ledger: Ledger) -> None
     assert "proves nothing here" in ledger.standing("d").sentence()
 
 
+def test_whether_there_is_room_can_be_asked_for_several_plans(ledger: Ledger) -> None:
+    """Two plans one after the other need more than one; nothing is written, and the answer is that of the charges."""
+    two = sound_epsilon([MNIST, MNIST], DELTA)
+    ledger.check_room([[MNIST]] * 50)  # no ceiling
+    ledger.limit(1.02 * two, DELTA)
+    ledger.check_room([[MNIST, MNIST]])
+    with pytest.raises(BudgetExceeded, match=r"3516 Gaussian steps.* and 3516"):
+        ledger.check_room([[MNIST], [MNIST]])
+    ledger.charge(MNIST)
+    with pytest.raises(BudgetExceeded):
+        ledger.check_room([[MNIST]])
+    ledger.limit(1.07 * two, DELTA)
+    ledger.check_room([[MNIST]])
+    ledger.check_room([])
+    assert len(ledger.entries()) == 1
+    ledger.charge(MNIST)
+
+
 # -- partitions ----------------------------------------------------------------------------------------------
 
 

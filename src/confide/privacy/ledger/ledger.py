@@ -7,11 +7,10 @@ data set is known to it by the name the caller gives, and by a sketch that only 
 
 from __future__ import annotations
 
-import base64
 import getpass
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import count as count_up
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, NoReturn
 
 from confide.errors import BudgetExceeded, LedgerError, Refusal, StepsClaimed
 from confide.privacy.events import Adjacency, Event, NonPrivateEvent, event_to_dict
-from confide.privacy.filters import FIXED, History, Verdict
+from confide.privacy.filters import FIXED, History, Log, Verdict, plan_of
 from confide.privacy.ledger.book import Book
 from confide.privacy.ledger.entries import (
     Entry,
@@ -37,6 +36,7 @@ from confide.privacy.ledger.keys import Seal, check_key, sign_head
 from confide.privacy.ledger.names import key_of
 from confide.privacy.ledger.places import is_server
 from confide.privacy.ledger.pricing import Pricing
+from confide.privacy.ledger.registry import Registry
 from confide.privacy.ledger.sqlite import SqliteStore
 from confide.privacy.ledger.standing import Standing, refusal
 from confide.privacy.ledger.store import Head, LedgerStore
@@ -157,9 +157,24 @@ class Ledger:
                 return entries
             assert limit is not None
             if within is False:
-                self._refuse(plain, dataset, partition, limit)
+                self._refuse(plain, dataset, partition, limit, histories)
             self._pricing.judge(histories, limit)
         raise AssertionError("unreachable")
+
+    def check_room(self, plans: Sequence[Sequence[Event]], dataset: str = "") -> None:
+        """Raises `BudgetExceeded` if these plans, charged one after the other, would be refused. Writes nothing."""
+        with self._store.lock:
+            self._book.refresh()
+            limit, account = self._book.state.limit, self._book.state.account(dataset)
+            histories = [] if limit is None else account.histories(limit.adjacency)
+        if limit is None:
+            return
+        *before, last = [[plain_event(event_to_dict(event), 1) for event in plan] for plan in plans if plan] or [[]]
+        planned = Log(map(plan_of, before))
+        planned.numbers = [account.plans + number for number in range(len(before))]
+        after = [History((*history.logs, planned), plan_of(last)) for history in histories]
+        if not self._pricing.judge(after, limit).within:
+            self._refuse([event for plan in (*before, last) for event in plan], dataset, None, limit, after)
 
     def claim(self, run: str, first_step: int, last_step: int, purpose: str = "", dataset: str = "") -> Entry:
         """Takes steps that the run has paid for before, so that no other attempt can release them at the same price.
@@ -210,28 +225,6 @@ class Ledger:
         self._book.write(set_limit)
         return limit
 
-    def register(self, dataset: str, key_id: str, sketch: bytes, same: Callable[[bytes], bool]) -> str:
-        """The name under which these records are to be charged: the one they are known by, or else `dataset`.
-
-        key_id, sketch   of the key and of the records; see `confide.data.fingerprint`
-        same             whether a sketch made with this key is of the same records
-        """
-        check_names("", dataset, None)
-        found = dataset
-
-        def look_up(head: Head) -> tuple[Entry, ...]:
-            nonlocal found
-            known = [one for one in self._book.state.known if one.key_id == key_id and same(one.sketch)]
-            if known:
-                found = known[0].dataset
-                return ()
-            self._book.state.check_names(dataset, None)
-            values = {"dataset": dataset, "key_id": key_id, "sketch": base64.b64encode(sketch).decode()}
-            return (self._book.append("dataset", values, head),)
-
-        self._book.write(look_up)
-        return found
-
     # -- reading ---------------------------------------------------------------------------------------------
 
     @property
@@ -239,6 +232,11 @@ class Ledger:
         """The ceiling in force, None if there is none."""
         self._book.refresh()
         return self._book.state.limit
+
+    @property
+    def records(self) -> Registry:
+        """The records that are known here by keyed sketches, whatever the names of their tables."""
+        return Registry(self._book, self._store, self._key)
 
     @property
     def outlives_the_process(self) -> bool:
@@ -405,13 +403,15 @@ class Ledger:
         asked = Limit(1.0, default.delta if delta is None else delta, adjacency or default.adjacency)
         return asked.delta, asked.adjacency
 
-    def _refuse(self, events: Sequence[Event], dataset: str, partition: str | None, limit: Limit) -> NoReturn:
+    def _refuse(
+        self, events: Sequence[Event], dataset: str, partition: str | None, limit: Limit, after: list[History]
+    ) -> NoReturn:
         if any(isinstance(event, NonPrivateEvent) for event in events):
             message = f"a non-private event has no place under {limit.words()}; use a ledger without a ceiling"
             raise BudgetExceeded(message, math.inf, limit.epsilon, limit.delta)
         with self._store.lock:
             account, part = self._book.state.account(dataset), self._book.state.part(dataset, partition)
-            before, after = account.histories(limit.adjacency), account.histories(limit.adjacency, events, part)
+            before = account.histories(limit.adjacency)
             together = account.worlds(limit.adjacency, events, part)
         verdict = self._pricing.needed(after, limit)
         left = max(0.0, limit.epsilon - self._pricing.costs(before, limit).epsilon)

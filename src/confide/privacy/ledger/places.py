@@ -201,6 +201,14 @@ def for_reading(path: str | os.PathLike[str]) -> Iterator[Path | str]:
         yield copy
 
 
+def key_place(place: str | None, identity: str) -> Path:
+    """Where the curator's key of a ledger is kept unless somebody says otherwise."""
+    if place is not None and not is_server(place):
+        return Path(f"{place}.key")
+    settings = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(settings) / "confide" / f"{identity}.key"
+
+
 def is_server(place: object) -> bool:
     """Whether this is the address of a PostgreSQL server and not the path of a file.
 
