@@ -72,7 +72,7 @@ class TestSums:
     def test_as_in_one_process(self, said: list[Any], folder: Path, label: str, kind: str) -> None:
         assert off(folder / label, kind) < TOLERANCE[kind]
         assert said[0][label] == said[1][label]  # the same bits
-        assert said[0][label][f"{kind}, count"] == [problems.RECORDS]
+        assert said[0][label][f"{kind}, count"] == pytest.approx([problems.RECORDS])  # clipping aims a little below 1
 
     @pytest.mark.parametrize("kind", TOLERANCE)
     def test_division_by_a_local_batch_is_caught(self, said: list[Any], folder: Path, kind: str) -> None:
