@@ -21,7 +21,7 @@ from confide.auditing.faults import FAULTS, FaultyData
 from confide.auditing.problems import problem_for
 from confide.auditing.self_test import SETTINGS, faults_of
 from confide.mechanism import sampling
-from confide.mechanism.clipping import engine, rows
+from confide.mechanism.clipping import certified, rows
 from confide.mechanism.clipping.anatomy import anatomy_of
 from confide.mechanism.noise import NoiseStream
 
@@ -61,8 +61,9 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "noise halved":
         monkeypatch.setattr(NoiseStream, "normal_", lambda self, out, std: normal(self, out, std / 2))
     elif fault == "no clip":
-        for module in (engine, rows):
-            monkeypatch.setattr(module, "clip_factors", lambda norms, *_: torch.ones_like(norms))
+        monkeypatch.setattr(certified, "clip_factors", lambda norms, *_: torch.ones_like(norms))
+        for module in (certified, rows):
+            monkeypatch.setattr(module, "row_factors", lambda sizes, scale, *_: scale)
     elif fault == "clip per layer":
         right = boundary.clipped_sum  # type: ignore[attr-defined]
 

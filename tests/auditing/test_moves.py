@@ -17,6 +17,7 @@ from confide.auditing.hostile_records import RECORDS
 from confide.auditing.moves import Move, MovesBench, _examples
 from confide.cli.audit import FAILED
 from confide.errors import Refusal
+from confide.mechanism.clipping.rounding import SHARE
 from confide.sources.queries import StatisticQuery
 from tests.auditing.mixers import CLASSES, MIXERS, SOUND, WIDTH, Believing
 from tests.cli.conftest import Result, is_refusal, run
@@ -117,7 +118,7 @@ def test_the_boundary_keeps_its_claim() -> None:
     assert found.passed, found.caught_by
     assert [check.name for check in found.checks] == ["moves", "memory", "left state", "errors", "as written"]
     assert {move.record for move in found.largest} == set(RECORDS)
-    assert found.largest[0].size == pytest.approx(1.0, abs=1e-3), "an audit that moves nothing proves nothing"
+    assert 1 - SHARE - 1e-3 < found.largest[0].size <= 1, "an audit that moves nothing proves nothing"
 
 
 def test_a_real_target_and_a_statistic() -> None:

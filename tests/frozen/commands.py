@@ -48,7 +48,14 @@ OPEN_KINDS = {
     "peak_mb": "<any>",
 }
 """What time, user and machine decide: the keys and types are frozen, the values are not."""
-NOISY_KINDS = {**OPEN_KINDS, "metrics": kinds, "facts": lambda facts: kinds({**facts, "warning": ""})}
+
+
+def kinds_of_facts(facts: Any) -> Any:
+    """The facts of a posterior, with room for a warning; a configuration's `facts` is the name of a file."""
+    return kinds({**facts, "warning": ""}) if isinstance(facts, dict) else facts
+
+
+NOISY_KINDS = {**OPEN_KINDS, "metrics": kinds, "facts": kinds_of_facts}
 """What fresh noise decides as well, also whether a chain mixed and so whether it warns."""
 COUNTED_KINDS = {**NOISY_KINDS, "records": kinds, "noise": kinds}
 """Where records are counted privately, everything that is divided by their number is noisy too."""
