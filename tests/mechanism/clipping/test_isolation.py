@@ -375,16 +375,16 @@ def test_a_statistic_that_raises_for_a_record_is_zero_there() -> None:
 
 
 def test_what_is_believed_of_a_statistic_is_its_proven_module() -> None:
+    """One that is not believed sees batches of one."""
     x, y = records()
-    seen: list[int] = []
 
-    def predicted(x: Tensor, y: Tensor) -> Tensor:
-        seen.append(len(x))
-        return x
+    def sized(x: Tensor, y: Tensor) -> Tensor:
+        return x * len(x)
 
-    isolated_rows(Recordwise(predicted, nn.Linear(WIDTH, 1)), x, y, WIDTH)
-    isolated_rows(Recordwise(predicted, Net(lambda self, x: x)), x, y, WIDTH)
-    assert seen == [RECORDS, 1]
+    believed = isolated_rows(Recordwise(sized, nn.Linear(WIDTH, 1)), x, y, WIDTH)
+    not_believed = isolated_rows(Recordwise(sized, Net(lambda self, x: x)), x, y, WIDTH)
+    assert torch.equal(believed, x * RECORDS)
+    assert torch.equal(not_believed, x)
 
 
 class Lazy(OrderedDict[str, Any]):

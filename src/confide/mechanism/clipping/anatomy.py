@@ -19,7 +19,7 @@ from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, bayesian_layers
 from confide.mechanism.clipping.proven import listens
 from confide.mechanism.clipping.rules.explicit import Explicit, find_explicit
-from confide.mechanism.clipping.rules.refusals import refuse
+from confide.mechanism.clipping.rules.refusals import reason_to_refuse, refuse
 from confide.mechanism.clipping.rules.registry import Rule, find_rule
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def signature_of(module: nn.Module) -> list[Any]:
     facts: list[Any] = []
     for layer in module.modules():
         draws = layer.draws if isinstance(layer, BayesianLayer) else 1
-        facts.append((id(layer), type(layer), layer.training, draws, listens(layer)))
+        facts.append((id(layer), type(layer), layer.training, draws, listens(layer), reason_to_refuse(layer)))
         for name, parameter in layer._parameters.items():
             if parameter is not None:
                 facts.append((name, id(parameter), parameter.requires_grad))

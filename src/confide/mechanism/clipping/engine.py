@@ -27,7 +27,7 @@ from confide.mechanism.clipping.calls import Cluster, Found, clusters_of
 from confide.mechanism.clipping.certified import add_certified, exact_products, views_of
 from confide.mechanism.clipping.chain import LayerChain
 from confide.mechanism.clipping.factors import Style
-from confide.mechanism.clipping.isolation import NotIsolable
+from confide.mechanism.clipping.isolation import NotIsolable, forget
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.rounding import IN_DOUBLE, SHARE, Tally, working_type
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
@@ -118,7 +118,10 @@ class Engine:
         dtype = working_type(anatomy.parameters)
         bound = replace(bound, allowed=SHARE[dtype] * (1 - IN_DOUBLE[dtype]))
         pieces = asked.pieces(self._largest_piece(anatomy, examined, records, bound))
-        return self._added_up(pieces, bound, lambda piece, part: self._answered(anatomy, examined, piece, part))
+        try:
+            return self._added_up(pieces, bound, lambda piece, part: self._answered(anatomy, examined, piece, part))
+        finally:
+            forget()
 
     def _added_up(
         self, pieces: Sequence[Batch], bound: ClipBound, answer: Callable[[Batch, ClipBound], Tensor]

@@ -5,10 +5,12 @@ code sees a batch of one record, whatever it does. Neither the number of records
 be reached, and the derivative of such a map is block-diagonal, so the backward pass keeps records apart too. What this
 trusts: torch's batching rules. What vmap leaves open is closed by `_Guard`, which sees every operation inside:
 
-    memory       a stack kept from another pass (in an attribute, a list, a global) is refused where it is used
+    memory       a stack kept from another pass (in an attribute, a list, a global) is refused where it is used, and
+                 emptied when the step is over
     randomness   numbers come from torch's own generator, which nobody may set in between; drawn with a generator of
                  the module's own they are the same for all records; so no mask depends on a record's position
-    windows      what shows a whole stack (repr), or lets user code handle one (its own vmap rules), is refused
+    windows      what shows a whole stack (repr), how it lies in memory (strides, offsets, resizing), or lets user code
+                 handle one (its own vmap rules), is refused
 
 Refused means `NotIsolable`: the engine then takes the records one by one. This file is the only one that speaks to the
 private parts of torch.func.
@@ -17,6 +19,7 @@ private parts of torch.func.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import FunctionType
@@ -47,6 +50,7 @@ class Region:
         self.records, self.rows = records, rows
         self.level = -1
         self.pass_mark = object()
+        self.stacks: list[weakref.ref[Tensor]] = []
 
     @contextmanager
     def entered(self) -> Iterator[Region]:
@@ -60,8 +64,9 @@ class Region:
             stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks("saved-tensor hooks of a module"))
             self.level = functorch._vmap_increment_nesting(self.records, "different")
             stack.callback(functorch._vmap_decrement_nesting)
-            guard = stack.enter_context(_Guard(self.pass_mark))
+            guard = stack.enter_context(_Guard(self.pass_mark, self.stacks))
             before = _ACTIVE.guard
+            _ACTIVE.passed.append(self.stacks)
             stack.callback(setattr, _ACTIVE, "guard", before)
             _ACTIVE.guard = guard
             yield self
@@ -71,6 +76,7 @@ class Region:
         """(records, ...) as what one record has of it."""
         wrapped: Tensor = functorch._add_batch_dim(values, 0, self.level)
         wrapped._confide_pass = self.pass_mark  # type: ignore[attr-defined]
+        self.stacks.append(weakref.ref(wrapped))
         return wrapped
 
     def one_each(self, tree: Any) -> Any:
@@ -110,10 +116,22 @@ def unguarded() -> Iterator[None]:
 
 
 class _Active(threading.local):
-    guard: _Guard | None = None
+    def __init__(self) -> None:
+        self.guard: _Guard | None = None
+        self.passed: list[list[weakref.ref[Tensor]]] = []
 
 
 _ACTIVE = _Active()
+
+
+def forget() -> None:
+    """Empty every stack that outlived its pass, wherever user code has kept it: a list, a cache, a global."""
+    passed, _ACTIVE.passed = _ACTIVE.passed, []
+    for stacks in passed:
+        for reference in stacks:
+            kept = reference()
+            if kept is not None and functorch.is_batchedtensor(kept):
+                functorch.get_unwrapped(kept).data = torch.empty(0, dtype=kept.dtype)
 
 
 # what every operation passes ------------------------------------------------------------------------------------
@@ -125,11 +143,17 @@ _REFUSED = {
     Tensor.retain_grad: "asks for a gradient in its forward",
     Tensor.backward: "runs a backward pass of its own",
     torch.autograd.grad: "runs a backward pass of its own",
+    Tensor.storage_offset: "looks at how a tensor lies in memory",
+    **dict.fromkeys(
+        (Tensor.resize_, Tensor.resize_as_, Tensor.resize, Tensor.resize_as, torch.resize_as_),
+        "resizes a tensor, which would show the memory behind it",
+    ),
 }
+_LAYOUT = frozenset({Tensor.stride, Tensor.is_contiguous})
 _FRESH = (
     "rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like dropout "
     "dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ feature_alpha_dropout "
-    "feature_alpha_dropout_ native_dropout rrelu rrelu_ binomial"
+    "feature_alpha_dropout_ native_dropout rrelu rrelu_ binomial _standard_gamma _sample_dirichlet"
 )
 _IN_PLACE = "normal_ uniform_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_ random_ bernoulli multinomial"
 _COMPOSED = (
@@ -145,12 +169,22 @@ RANDOM: frozenset[Any] = frozenset(
 )
 
 
+_SINGLE = frozenset({torch.rand, torch.randn, torch.randint})
+
+
+def _lies_as_alone(values: Tensor) -> bool:
+    """Whether its strides are those of one record's tensor, whatever the number of records."""
+    if not functorch.is_batchedtensor(values):
+        return True
+    return bool(functorch.maybe_get_bdim(values) == 0 and functorch.get_unwrapped(values).is_contiguous())
+
+
 class _Guard(TorchFunctionMode):
     """Looks at every operation inside a region; see above."""
 
-    def __init__(self, pass_mark: object) -> None:
+    def __init__(self, pass_mark: object, stacks: list[weakref.ref[Tensor]]) -> None:
         super().__init__()
-        self.pass_mark = pass_mark
+        self.pass_mark, self.stacks = pass_mark, stacks
         self.state = torch.default_generator.get_state()
 
     def __torch_function__(
@@ -165,11 +199,13 @@ class _Guard(TorchFunctionMode):
                 return self._same_for_all(function, args, kwargs)
         if function in _REFUSED:
             raise NotIsolable(_REFUSED[function])
+        if function in _LAYOUT and not _lies_as_alone(args[0]):
+            raise NotIsolable("looks at how a tensor lies in memory")
         if isinstance(function, OpOverload | OpOverloadPacket) and not str(function).startswith("aten."):
             raise NotIsolable(f"calls {function}, an operator that may have a vmap rule of its own")
         if function in RANDOM:
             self.check_generator()
-            result = _INSTEAD.get(function, function)(*args, **kwargs)
+            result = self._draw(function, args, kwargs)
             self.state = torch.default_generator.get_state()
         else:
             result = _INSTEAD.get(function, function)(*args, **kwargs)
@@ -181,8 +217,10 @@ class _Guard(TorchFunctionMode):
             if isinstance(value, Tensor):
                 if functorch.is_batchedtensor(value) and value.__dict__.get("_confide_pass") is not self.pass_mark:
                     raise NotIsolable("uses a tensor that another pass, or an inner transform, left behind")
-            elif type(value) in (tuple, list):
+            elif isinstance(value, tuple | list):
                 self._check_arguments(function, value)
+            elif isinstance(value, dict):
+                self._check_arguments(function, value.values())
             elif type(value) is FunctionType and type(function) is FunctionType:
                 raise NotIsolable(f"gives a function to {function.__name__}")
 
@@ -190,6 +228,7 @@ class _Guard(TorchFunctionMode):
         if isinstance(result, Tensor):
             if functorch.is_batchedtensor(result):
                 result.__dict__["_confide_pass"] = self.pass_mark
+                self.stacks.append(weakref.ref(result))
         elif isinstance(result, tuple | list):
             for part in result:
                 self.mark(part)
@@ -198,6 +237,12 @@ class _Guard(TorchFunctionMode):
         """Nobody has set or used the generator in a way that was not seen: its numbers stay free of any position."""
         if not torch.equal(torch.default_generator.get_state(), self.state):
             raise NotIsolable("sets torch's random numbers in its forward")
+
+    def _draw(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A single number (which layers to skip in this pass) is drawn once for all records, as in any batch."""
+        if function in _SINGLE and (args[-1:] or (kwargs.get("size"),))[0] in ((), [], torch.Size([])):
+            return self._same_for_all(function, args, kwargs)
+        return _INSTEAD.get(function, function)(*args, **kwargs)
 
     def _same_for_all(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Numbers from a generator of the module's own: as one record alone would have drawn them."""
@@ -263,7 +308,13 @@ def _attention(
         return F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **more)
 
 
+def _group_norm(input: Tensor, *rest: Any, **more: Any) -> Tensor:
+    """The same as torch's, which asks a transposed input for a layout that vmap cannot tell."""
+    return F.group_norm(input.contiguous(), *rest, **more)
+
+
 _INSTEAD: dict[Any, Callable[..., Any]] = {
+    F.group_norm: _group_norm,
     F.cross_entropy: _cross_entropy,
     F.nll_loss: _nll_loss,
     F.scaled_dot_product_attention: _attention,

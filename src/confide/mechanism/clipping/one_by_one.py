@@ -54,6 +54,11 @@ def for_each(
     records = records_of(x)
     starts = randomness.seeds(records)
     seal = Reachable(*owners)
+    if seal.iterators:
+        raise Refusal(
+            f"module: it, its loss or its statistic reaches an iterator ({seal.iterators[0]}), which cannot be put "
+            "back after a record; use a list or a number"
+        )
     with randomness.restored():
         for record in range(records):
             one_x, one_y = map_tensors(lambda tensor, at=record: tensor[at : at + 1].clone(), (x, y))

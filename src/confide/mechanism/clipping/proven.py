@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import _has_any_global_hook
 
 from confide.layers.bayesian import (
@@ -35,6 +37,46 @@ def _elementwise(layer: Any, axes: int) -> int | None:
 
 def _features_last(layer: Any, axes: int) -> int | None:
     return axes if axes >= 2 else None
+
+
+def _linear(layer: Any, axes: int) -> int | None:
+    """A weight with one axis would take the features away, and what comes next would see the records as features."""
+    shape, bias = (layer.out_features, layer.in_features), layer.bias
+    fits = layer.weight.shape == shape and (bias is None or bias.shape == shape[:1])
+    return axes if axes >= 2 and fits else None
+
+
+def _looked_up(layer: Any, axes: int) -> int | None:
+    """Not with what rescales rows in place, or gradients by how often a batch has a row."""
+    plain = layer.max_norm is None and not layer.scale_grad_by_freq
+    if isinstance(layer, nn.EmbeddingBag):
+        return 2 if plain and axes == 2 and not layer.include_last_offset else None
+    return axes + 1 if plain else None
+
+
+def _attention(layer: Any, axes: int) -> int | None:
+    """Over positions, the records first."""
+    width, ends = layer.embed_dim, layer._modules.keys() == {"out_proj"} and axes_after(layer.out_proj, 3) == 3
+    weight = layer.in_proj_weight
+    fits = weight is not None and weight.shape == (3 * width, width)
+    return 3 if axes == 3 and layer.batch_first and ends and fits else None
+
+
+def _encoder_layer(layer: Any, axes: int) -> int | None:
+    parts, kind = layer._modules, type(layer)
+    inner = parts.keys() == _ENCODER_PARTS and all(axes_after(child, 3) == 3 for child in parts.values())
+    blocks = (kind._sa_block, kind._ff_block) == _BLOCKS and not {"_sa_block", "_ff_block"} & layer.__dict__.keys()
+    return 3 if axes == 3 and inner and blocks and layer.activation in (F.relu, F.gelu) else None
+
+
+def _encoder(layer: Any, axes: int) -> int | None:
+    """Layers one after the other. A container gives no mask, so there are no nested tensors either."""
+    if axes != 3 or layer._modules.keys() - {"norm"} != {"layers"} or layer.norm is not layer._modules.get("norm"):
+        return None
+    if type(layer.layers) is not nn.ModuleList or listens(layer.layers):
+        return None
+    inner = [*layer.layers, *([] if layer.norm is None else [layer.norm])]
+    return 3 if all(axes_after(child, 3) == 3 for child in inner) else None
 
 
 def _exactly(count: int, gives: int | None = None) -> Axes:
@@ -82,6 +124,8 @@ def _beside_noise(layer: Any, axes: int) -> int | None:
     return 2 if axes_after(layer.network, axes) == 2 and axes_after(layer.raw, 2) == 2 else None
 
 
+_ENCODER_PARTS = frozenset(["self_attn", "linear1", "linear2", "dropout", "dropout1", "dropout2", "norm1", "norm2"])
+_BLOCKS = nn.TransformerEncoderLayer._sa_block, nn.TransformerEncoderLayer._ff_block
 _KNOWN: dict[type[nn.Module], Axes] = {
     nn.Sequential: _sequence,
     MLP: lambda layer, axes: _sequence(layer, 2) if axes >= 2 else None,
@@ -93,14 +137,16 @@ _KNOWN: dict[type[nn.Module], Axes] = {
          nn.LeakyReLU, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.LogSigmoid, nn.Dropout),
         _elementwise,
     ),
-    nn.Linear: _features_last,
+    **dict.fromkeys((nn.Linear, NonDynamicallyQuantizableLinear), _linear),
+    nn.MultiheadAttention: _attention,
+    nn.TransformerEncoderLayer: _encoder_layer,
+    nn.TransformerEncoder: _encoder,
     type(LearntNoise(nn.Linear(1, 1)).raw): _features_last,
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax), _along),
     **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _over_last),
     nn.GroupNorm: _features_last,
     nn.Flatten: _flattened,
-    nn.Embedding: lambda layer, axes: axes + 1 if layer.max_norm is None else None,
-    nn.EmbeddingBag: _exactly(2),
+    **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), _looked_up),
     nn.BatchNorm1d: _fixed((2, 3)),
     nn.BatchNorm2d: _fixed((4,)),
     nn.BatchNorm3d: _fixed((5,)),

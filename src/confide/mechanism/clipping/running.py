@@ -18,7 +18,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from confide.errors import Refusal
 from confide.layers.bayesian import observed
 from confide.mechanism.clipping.anatomy import Anatomy
-from confide.mechanism.clipping.isolation import Region
+from confide.mechanism.clipping.isolation import NotIsolable, Region
 from confide.mechanism.clipping.losses import check_losses
 from confide.mechanism.clipping.proven import is_proven_loss
 from confide.mechanism.clipping.sealed import Attributes
@@ -140,7 +140,7 @@ def isolated_pass(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y:
     records = records_of(x)
     copies = {index: _copy(anatomy.parameters[index], records) for slot in anatomy.copied for index in slot.parameters}
     region, attributes = Region(records, anatomy.draws), Attributes(module)
-    tape = Tape(anatomy, records, region)
+    tape, before = Tape(anatomy, records, region), _versions(module)
     try:
         with _noticed(anatomy, False), region.entered():
             given = region.one_each(x if isinstance(x, tuple) else (x,))
@@ -149,9 +149,16 @@ def isolated_pass(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y:
                 losses = _one_value(region, loss(module(*given), targets))
     finally:
         attributes.restore()
+    if _versions(module) != before:
+        raise NotIsolable("writes to a parameter or a buffer")
     for entry in tape.entries:
         check_unchanged(entry)
     return Pass(tape, losses, copies)
+
+
+def _versions(module: nn.Module) -> list[int]:
+    """How often every parameter and buffer was written to."""
+    return [value._version for value in (*module.parameters(), *module.buffers()) if not value.is_inference()]
 
 
 def _copy(parameter: Tensor, records: int) -> Tensor:

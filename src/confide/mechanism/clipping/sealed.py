@@ -4,16 +4,23 @@
 There the values of records are stacks that cannot be written into an ordinary tensor, so references are all there is.
 
 `Reachable` is the thorough one, for records that run one by one: besides attributes what the functions of the module
-and the loss can reach by name (closures, globals, class attributes, caches), the contents of tensors and arrays, and
-random states. It stops at the standard library, torch and numpy: their own state is theirs.
+and the loss can reach by name (closures, globals, class attributes, caches, modules that a function imports), the
+contents of tensors, arrays and text buffers, and random states. It stops at the standard library, torch and numpy:
+their own state is theirs, but an object of their types that user code holds is put back. What cannot be put back, an
+iterator, is refused.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import io
+import logging
 import random
 import sys
+import sysconfig
 import types
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -23,12 +30,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# Beyond this many places a search has left the user's code.
-MOST_PLACES = 200_000
+from confide.errors import Refusal
+
+# Beyond this many places a search takes longer than anybody would wait for at every step.
+MOST_PLACES = 2_000_000
 _CONTAINERS = (dict, list, set, deque, bytearray)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
-_OWN_STATE = frozenset({"torch", "numpy", "confide", "scipy", "sklearn", *sys.stdlib_module_names})
+_PACKAGES = frozenset({"torch", "numpy", "confide", "scipy", "sklearn"})
+_OWN_STATE = _PACKAGES | sys.stdlib_module_names
+_LIBRARY = sysconfig.get_path("stdlib")
+# Longer constants of a function are texts, not names.
+LONGEST_NAME = 60
 _CACHE = type(functools.lru_cache(lambda: None))
+_ITERATORS = (types.GeneratorType, *(type(iter(one)) for one in ((), [], {}, set(), range(0), "")))
+_ITERTOOLS = "itertools"
 
 
 def _contents(container: Any) -> Any:
@@ -120,16 +135,22 @@ class Reachable:
 
     def __init__(self, *roots: Any, contents: bool = True) -> None:
         self.contents = contents
+        self.iterators: list[str] = []
         self.undo: list[Callable[[], bool]] = []
         self.onwards: list[Callable[[], object]] = []
         seen: dict[int, Any] = {}
         waiting: list[Any] = list(roots)
-        while waiting and len(seen) < MOST_PLACES:
+        while waiting:
             value = waiting.pop()
             if id(value) in seen or isinstance(value, _PLAIN):
                 continue
             seen[id(value)] = value
             waiting.extend(self._keep(value))
+            if len(seen) > MOST_PLACES:
+                raise Refusal(
+                    f"module: it reaches more than {MOST_PLACES} objects, which cannot all be put back after every "
+                    "record; keep large tables in tensors or arrays"
+                )
         self.seen = seen  # alive, so that no identity is used twice
 
     def restore(self) -> bool:
@@ -154,6 +175,8 @@ class Reachable:
             return list(kept.values()) if isinstance(kept, dict) else list(kept)
         if isinstance(value, tuple | frozenset):
             return list(value)
+        if isinstance(value, types.ModuleType):
+            return () if _is_known(value) else (vars(value),)
         if isinstance(value, torch.Generator):
             state = value.get_state()
             self.undo.append(lambda: _quietly(value.set_state, state))
@@ -186,6 +209,12 @@ class Reachable:
         if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
             self._keep_random(value)
             return ()
+        if isinstance(value, io.StringIO | io.BytesIO | array | contextvars.ContextVar):
+            self._keep_text(value)
+            return ()
+        if isinstance(value, _ITERATORS) or (hasattr(value, "__next__") and type(value).__module__ == _ITERTOOLS):
+            self.iterators.append(type(value).__name__)
+            return ()
         if isinstance(value, _CACHE):
             size = value.cache_info()
             self.undo.append(lambda: value.cache_info() != size and _quietly(value.cache_clear))
@@ -215,6 +244,18 @@ class Reachable:
             self.undo.append(lambda: _quietly(value.setstate, found))
         self.onwards.append(value.random)
 
+    def _keep_text(self, value: Any) -> None:
+        """Buffers and context variables: by their own methods."""
+        if isinstance(value, contextvars.ContextVar):
+            before = value.get(_ABSENT)
+            self.undo.append(lambda: value.get(_ABSENT) is not before and _quietly(value.set, before))
+        elif isinstance(value, array):
+            content = value[:]
+            self.undo.append(lambda: _quietly(value.__setitem__, slice(None), content))
+        elif not value.closed:
+            text, place = value.getvalue(), value.tell()
+            self.undo.append(lambda: _quietly(_write_anew, value, text, place))
+
     def _keep_function(self, value: types.FunctionType) -> Iterator[Any]:
         yield from value.__defaults__ or ()
         yield value.__kwdefaults__ or ()
@@ -225,10 +266,16 @@ class Reachable:
             return
         names = _names(value.__code__)
         yield from self._keep_names(value.__globals__, names)
-        for name in names:
-            found = value.__globals__.get(name)
-            if isinstance(found, types.ModuleType) and not _is_known(found):
-                yield from self._keep_names(vars(found), names)
+        spaces = [value.__globals__.get(name, sys.modules.get(name)) for name in names]
+        waiting = [found for found in spaces if isinstance(found, types.ModuleType)]
+        done: set[int] = set()
+        while waiting:
+            module = waiting.pop()
+            if id(module) not in done and not _is_known(module):
+                done.add(id(module))
+                yield from self._keep_names(vars(module), names)
+                inner = (vars(module).get(name) for name in names)
+                waiting += [found for found in inner if isinstance(found, types.ModuleType)]
 
     def _keep_cell(self, cell: Any) -> Iterator[Any]:
         try:
@@ -279,11 +326,15 @@ class Reachable:
         yield from value.__bases__
 
     def _keep_instance(self, value: Any) -> Iterator[Any]:
-        if not isinstance(value, nn.Module) and _is_known(type(value)):
+        if isinstance(value, logging.Logger | logging.Handler):  # they remember who asked, not what
             return
         yield type(value)
         inner = getattr(value, "__dict__", None)
-        if isinstance(inner, dict):
+        if isinstance(inner, dict) and not isinstance(value, nn.Module) and _is_known(type(value)):
+            kept = _contents(inner)  # it may well remember something of its own: put back, but no reason to be slow
+            self.undo.append(lambda: _quietly(_restore_container, inner, kept))
+            yield from kept.values()
+        elif isinstance(inner, dict):
             yield inner
         for kind in type(value).__mro__:
             for name in _slots(kind):
@@ -303,6 +354,13 @@ def is_functorch_wrapped(value: Tensor) -> bool:
 def _quietly(function: Callable[..., object], *arguments: Any) -> bool:
     function(*arguments)
     return False
+
+
+def _write_anew(buffer: Any, text: Any, place: int) -> None:
+    buffer.seek(0)
+    buffer.truncate()
+    buffer.write(text)
+    buffer.seek(place)
 
 
 def _restore_container(container: Any, kept: Any) -> bool:
@@ -334,10 +392,23 @@ def _is_known(value: Any) -> bool:
         name = value.__name__
     else:
         name = getattr(value, "__module__", None) or ""
-    return name.partition(".")[0] in _OWN_STATE and name != "__main__"
+    first = name.partition(".")[0]
+    return first in _OWN_STATE and _is_the_real(first)
+
+
+@functools.cache
+def _is_the_real(name: str) -> bool:
+    """Not a file of the user's that happens to be called like one of the standard library (code.py, test.py)."""
+    if name in sys.builtin_module_names or name in _PACKAGES:
+        return name != "__main__"
+    origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
+    if origin in (None, "frozen", "built-in"):
+        return name != "__main__"
+    return origin.startswith(_LIBRARY) and "site-packages" not in origin[len(_LIBRARY) :]
 
 
 def _names(code: types.CodeType) -> frozenset[str]:
-    """Global names and attributes that a function, or one defined inside it, may use."""
+    """Global names and attributes that a function, or one defined inside it, may use, also spelt out as text."""
     inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return frozenset(code.co_names).union(*inner)
+    spelt = [constant for constant in code.co_consts if isinstance(constant, str) and len(constant) <= LONGEST_NAME]
+    return frozenset(code.co_names).union(spelt, *inner)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from confide.errors import Refusal, SpeedWarning
 from confide.mechanism.clipping import one_by_one
-from confide.mechanism.clipping.isolation import Region
+from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.proven import is_proven
+from confide.mechanism.clipping.sealed import Reachable
 
 Statistic: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,10 +59,17 @@ def isolated_rows(function: Statistic, x: Tensor, y: Tensor, size: int, rehearsa
 
 
 def _rows_at_once(function: Statistic, x: Tensor, y: Tensor, size: int) -> Tensor:
-    region = Region(len(x))
-    with region.entered():
-        row = _row(function(region.one_each(x), region.one_each(y)), size)
-        return region.stacked(row).contiguous()
+    region, seal = Region(len(x)), Reachable(function, contents=False)
+    try:
+        with region.entered():
+            row = _row(function(region.one_each(x), region.one_each(y)), size)
+            rows = region.stacked(row).clone()  # its own: what is kept by user code is emptied
+    finally:
+        changed = seal.restore()
+        forget()
+    if changed:
+        raise NotIsolable("writes to a global, a closure or a class")
+    return rows
 
 
 def _rows_one_by_one(function: Statistic, x: Tensor, y: Tensor, size: int, strict: bool) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,13 +96,23 @@ def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
         return _one_by_one(asked, anatomy, "it has hooks on gradients")
     if any(isinstance(layer, torch.jit.ScriptModule) for layer in asked.module.modules()):
         return _one_by_one(asked, anatomy, "it is scripted or traced")
+    before = _checksums(asked.module)
     try:
         anatomy, examined = _covered(asked, anatomy)
         why = "it writes to a global, a closure or a class" if asked.outside.restore() else examined.why
+        if _checksums(asked.module) != before:
+            why = "it writes to a parameter or a buffer"
     except Exception as error:  # whatever vmap cannot do; an error of the module itself comes up again
         asked.outside.restore()
         why = _reason(asked.module, error)
     return _one_by_one(asked, anatomy, why) if why else (anatomy, examined)
+
+
+def _checksums(module: nn.Module) -> list[int]:
+    """Of all parameters and buffers, also for what is written behind autograd's back (`.data`)."""
+    values = [value.detach() for value in (*module.parameters(), *module.buffers())]
+    held = [value for value in values if value.layout == torch.strided and value.device.type != "meta"]
+    return [zlib.crc32(value.reshape(-1).view(torch.uint8).cpu().numpy()) for value in held]
 
 
 def _covered(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:

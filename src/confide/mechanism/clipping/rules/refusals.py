@@ -13,12 +13,12 @@ from confide.errors import UnclippableError
 
 def refuse(layer: nn.Module) -> None:
     """Raise for a layer that mixes records or keeps statistics of them; the reason is structural, never a record."""
-    reason = _reason(layer)
+    reason = reason_to_refuse(layer)
     if reason is not None:
         raise UnclippableError(f"{type(layer).__name__}: {reason}")
 
 
-def _reason(layer: Any) -> str | None:
+def reason_to_refuse(layer: Any) -> str | None:
     if isinstance(layer, _InstanceNorm):
         if layer.track_running_stats and layer.training:
             return "keeps running statistics of private records; use track_running_stats=False"
