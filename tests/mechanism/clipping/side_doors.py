@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ CHAIN: ChainMap[str, float] = ChainMap({"total": 0.0})
 WEAK: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 TEXT = io.StringIO()
 NUMBERS = array("d", [0.0])
+OBJECTS = np.array([0.0], dtype=object)
+COMPUTED = torch.zeros(1, dtype=torch.float64, requires_grad=True) * 1.0
 COUNT = itertools.count()
 CALLS = itertools.count()
 KEPT: list[Any] = []
@@ -182,6 +185,38 @@ def in_a_text(x: Tensor) -> float:
     return NUMBERS[0]
 
 
+def in_an_array_of_objects(x: Tensor) -> float:
+    OBJECTS[0] = OBJECTS[0] + x.sum().item()
+    return OBJECTS[0]
+
+
+def defaulted(total: float = 0.0) -> float:
+    return total
+
+
+def in_a_default(x: Tensor) -> float:
+    defaulted.__defaults__ = (defaulted() + x.sum().item(),)
+    return defaulted()
+
+
+def in_a_computed_tensor(x: Tensor) -> Tensor:
+    COMPUTED.data[0] += x.sum()
+    return COMPUTED.detach().clone()
+
+
+class Kinds(type):
+    total = 0.0
+
+
+class Kind(metaclass=Kinds):
+    pass
+
+
+def in_a_metaclass(x: Tensor) -> float:
+    type(Kind).total += x.sum().item()
+    return Kinds.total
+
+
 def in_an_iterator(x: Tensor) -> float:
     return next(COUNT) if x.sum().item() > 0 else 0.0
 
@@ -205,6 +240,7 @@ def by_a_spelt_name(x: Tensor) -> float:
 
 for place in (
     in_a_namespace, in_a_thread_local, in_a_context, in_a_user_dict, in_a_weak_dict, in_a_text, in_an_iterator,
+    in_an_array_of_objects, in_a_default, in_a_computed_tensor, in_a_metaclass,
     in_a_module_imported_inside, in_a_module_by_its_path, by_a_spelt_name,
 ):  # fmt: skip
     remembering(place.__name__, place)
@@ -457,7 +493,9 @@ def forget_all() -> None:
     WEAK.clear()
     TEXT.seek(0)
     TEXT.truncate()
-    NUMBERS[0] = 0.0
+    NUMBERS[0] = OBJECTS[0] = Kinds.total = 0.0
+    COMPUTED.data.zero_()
+    defaulted.__defaults__ = (0.0,)
     KEPT.clear()
     globals().update(HIDDEN=0.0, COUNT=itertools.count(), CALLS=itertools.count())
     Remembering.total = 0.0

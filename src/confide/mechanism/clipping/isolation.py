@@ -131,7 +131,8 @@ def forget() -> None:
         for reference in stacks:
             kept = reference()
             if kept is not None and functorch.is_batchedtensor(kept):
-                functorch.get_unwrapped(kept).data = torch.empty(0, dtype=kept.dtype)
+                below = functorch.get_unwrapped(kept)
+                below.data = below.new_empty(0)
 
 
 # what every operation passes ------------------------------------------------------------------------------------

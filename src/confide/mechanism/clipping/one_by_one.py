@@ -7,6 +7,7 @@ gradient hooks, autograd functions of one's own, scripted modules. A record for 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def for_each(
             one_x, one_y = map_tensors(lambda tensor, at=record: tensor[at : at + 1].clone(), (x, y))
             randomness.start_from(starts[record])
             try:
-                store(record, function(one_x, one_y))
+                store(record, copy_context().run(function, one_x, one_y))
             except Exception:
                 if strict:
                     raise

@@ -12,7 +12,6 @@ iterator, is refused.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import io
 import logging
@@ -168,7 +167,7 @@ class Reachable:
             return self._keep_tensor(value)
         if isinstance(value, np.ndarray):
             self._keep_array(value)
-            return ()
+            return list(value.flat) if value.dtype == object else ()
         if isinstance(value, _CONTAINERS):
             kept = _contents(value)
             self.undo.append(partial(_restore_container, value, kept))
@@ -186,14 +185,15 @@ class Reachable:
 
     def _keep_tensor(self, value: Tensor) -> Iterable[Any]:
         ordinary = value.layout == torch.strided and value.device.type != "meta" and not is_functorch_wrapped(value)
-        if self.contents and value.is_leaf and ordinary:
-            data, before = value.detach(), value.grad
+        if self.contents and ordinary:
+            data, before = value.detach(), value.grad if value.is_leaf else None
             kept = data.clone()
 
             def put_back() -> bool:
                 if not torch.equal(data, kept):
                     data.copy_(kept)
-                value.grad = before
+                if value.is_leaf:
+                    value.grad = before
                 return False
 
             self.undo.append(put_back)
@@ -201,7 +201,7 @@ class Reachable:
         return (inner,) if inner else ()
 
     def _keep_array(self, value: Any) -> None:
-        if self.contents and value.flags.writeable and value.dtype != object:
+        if value.flags.writeable and (self.contents or value.dtype == object):
             kept = value.copy()
             self.undo.append(lambda: _quietly(np.copyto, value, kept))
 
@@ -209,10 +209,10 @@ class Reachable:
         if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
             self._keep_random(value)
             return ()
-        if isinstance(value, io.StringIO | io.BytesIO | array | contextvars.ContextVar):
+        if isinstance(value, io.StringIO | io.BytesIO | array):
             self._keep_text(value)
             return ()
-        if isinstance(value, _ITERATORS) or (hasattr(value, "__next__") and type(value).__module__ == _ITERTOOLS):
+        if isinstance(value, _ITERATORS) or (hasattr(type(value), "__next__") and type(value).__module__ == _ITERTOOLS):
             self.iterators.append(type(value).__name__)
             return ()
         if isinstance(value, _CACHE):
@@ -245,11 +245,7 @@ class Reachable:
         self.onwards.append(value.random)
 
     def _keep_text(self, value: Any) -> None:
-        """Buffers and context variables: by their own methods."""
-        if isinstance(value, contextvars.ContextVar):
-            before = value.get(_ABSENT)
-            self.undo.append(lambda: value.get(_ABSENT) is not before and _quietly(value.set, before))
-        elif isinstance(value, array):
+        if isinstance(value, array):
             content = value[:]
             self.undo.append(lambda: _quietly(value.__setitem__, slice(None), content))
         elif not value.closed:
@@ -257,7 +253,9 @@ class Reachable:
             self.undo.append(lambda: _quietly(_write_anew, value, text, place))
 
     def _keep_function(self, value: types.FunctionType) -> Iterator[Any]:
-        yield from value.__defaults__ or ()
+        defaults = value.__defaults__
+        self.undo.append(partial(_set_defaults, value, defaults))
+        yield from defaults or ()
         yield value.__kwdefaults__ or ()
         yield value.__dict__
         for cell in value.__closure__ or ():
@@ -324,6 +322,7 @@ class Reachable:
         self.undo.append(put_back)
         yield from kept.values()
         yield from value.__bases__
+        yield type(value)
 
     def _keep_instance(self, value: Any) -> Iterator[Any]:
         if isinstance(value, logging.Logger | logging.Handler):  # they remember who asked, not what
@@ -354,6 +353,13 @@ def is_functorch_wrapped(value: Tensor) -> bool:
 def _quietly(function: Callable[..., object], *arguments: Any) -> bool:
     function(*arguments)
     return False
+
+
+def _set_defaults(function: types.FunctionType, kept: Any) -> bool:
+    changed = function.__defaults__ is not kept
+    if changed:
+        function.__defaults__ = kept
+    return changed
 
 
 def _write_anew(buffer: Any, text: Any, place: int) -> None:
