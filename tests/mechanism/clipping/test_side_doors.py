@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
 from tests.mechanism.clipping import side_doors
 from tests.mechanism.clipping.mixers import CLASSES, WIDTH, Net, plain
-from tests.mechanism.clipping.side_doors import DOORS, KEPT, SPACE, STATISTICS
+from tests.mechanism.clipping.side_doors import DOORS, KEPT, SPACE
+from tests.mechanism.clipping.side_doors_more import STATISTICS, Last, Remembering
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning"),
@@ -31,6 +33,7 @@ ROUNDING = 1 + 1e-5
 @pytest.fixture(autouse=True)
 def forgotten() -> None:
     side_doors.forget_all()
+    Remembering.total = 0.0
 
 
 def records() -> tuple[Tensor, Tensor]:
@@ -126,7 +129,7 @@ def test_nothing_stays_behind(name: str) -> None:
     assert (SPACE.total, side_doors.mixer_state.SEEN, side_doors.mixer_state.TOTAL) == (0.0, [], 0.0)
     assert side_doors.TEXT.getvalue() == ""
     assert (side_doors.HIDDEN, side_doors.CONTEXT.get(), side_doors.NUMBERS[0]) == (0.0, 0.0, 0.0)
-    if isinstance(loss, nn.Module | side_doors.Last):
+    if isinstance(loss, nn.Module | Last):
         assert numbers_kept(vars(loss).get("kept", [])) == 0
         assert vars(loss).get("last") is None
         assert not any(value.any() for value in getattr(loss, "buffers", list)())
@@ -151,7 +154,7 @@ def test_what_is_replaced_after_the_examination_runs_isolated(kind: str) -> None
     answer(GradientQuery(net, plain), x, y)
     mixing = {
         "lambda": lambda hidden: hidden * len(hidden) ** 4,
-        "partial": side_doors.functools.partial(torch.cumsum, dim=0),
+        "partial": functools.partial(torch.cumsum, dim=0),
         "method": lambda hidden: Tensor.sub(hidden, hidden.mean(0)),
         "child": nn.Softmax(0),
         "closure": (lambda total: lambda hidden: hidden * total.append(len(hidden)) if False else hidden.flip(0))([]),
