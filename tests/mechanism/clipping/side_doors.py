@@ -79,6 +79,12 @@ def resized(self: Any, x: Tensor) -> Tensor:
     return x - seen.sum(0)
 
 
+@door()
+def never_written(self: Any, x: Tensor) -> Tensor:
+    found = torch.empty_like(x) + x.new_empty(1, WIDTH) + torch.empty(3, WIDTH, dtype=x.dtype).sum(0)
+    return x + found.nan_to_num(0.0, 0.0, 0.0)
+
+
 @door(before=False)
 def strides(self: Any, x: Tensor) -> Tensor:
     turned = F.conv1d(x.unsqueeze(1), self.head.weight[:, None, :3]).transpose(0, 1)

@@ -160,5 +160,6 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "largest": lambda x, y: x / x.abs().max().item(),
     "number of rows": lambda x, y: x * rows(x),
     "running total": lambda x, y: x - in_a_namespace(x),
-    "counter": lambda x, y: x * next(side_doors.COUNT),
+    "counter": lambda x, y: x * side_doors.in_an_iterator(x),
+    "never written": lambda x, y: x - torch.empty(5 * len(x), WIDTH, dtype=x.dtype).sum(0),
 }

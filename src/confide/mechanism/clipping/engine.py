@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -107,7 +108,13 @@ class Engine:
         return self.anatomy
 
     def step(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: ClipBound) -> Tensor:
-        """Add the clipped sum onto the buffer; the norms come back, zero for records that count as zero."""
+        """Add the clipped sum onto the buffer; the norms come back, zero for records that count as zero.
+
+        Context variables that user code sets are its own: it runs in a copy of the context.
+        """
+        return copy_context().run(self._step, module, loss, x, y, bound)
+
+    def _step(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: ClipBound) -> Tensor:
         anatomy = self.current_anatomy(module, loss, x, y)
         check_buffer(bound.out, anatomy)
         records = records_of(x)

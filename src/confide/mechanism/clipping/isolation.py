@@ -150,11 +150,17 @@ _REFUSED = {
         "resizes a tensor, which would show the memory behind it",
     ),
 }
+# What these give has never been written to: whatever another record left in that memory.
+UNWRITTEN: frozenset[Any] = frozenset(
+    {torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty, Tensor.new}
+    | {Tensor.new_empty_strided}
+)
 _LAYOUT = frozenset({Tensor.stride, Tensor.is_contiguous})
 _FRESH = (
     "rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like dropout "
     "dropout_ alpha_dropout alpha_dropout_ feature_dropout feature_dropout_ feature_alpha_dropout "
-    "feature_alpha_dropout_ native_dropout rrelu rrelu_ binomial _standard_gamma _sample_dirichlet"
+    "feature_alpha_dropout_ native_dropout rrelu rrelu_ binomial _standard_gamma _sample_dirichlet "
+    "lstm gru rnn_tanh rnn_relu"
 )
 _IN_PLACE = "normal_ uniform_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_ random_ bernoulli multinomial"
 _COMPOSED = (
@@ -210,6 +216,8 @@ class _Guard(TorchFunctionMode):
             self.state = torch.default_generator.get_state()
         else:
             result = _INSTEAD.get(function, function)(*args, **kwargs)
+            if function in UNWRITTEN:
+                result.zero_()
         self.mark(result)
         return result
 

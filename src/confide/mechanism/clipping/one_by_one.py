@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
+from confide.mechanism.clipping.isolation import UNWRITTEN
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.trees import map_tensors
@@ -60,7 +62,7 @@ def for_each(
             f"module: it, its loss or its statistic reaches an iterator ({seal.iterators[0]}), which cannot be put "
             "back after a record; use a list or a number"
         )
-    with randomness.restored():
+    with randomness.restored(), _Written():
         for record in range(records):
             one_x, one_y = map_tensors(lambda tensor, at=record: tensor[at : at + 1].clone(), (x, y))
             randomness.start_from(starts[record])
@@ -72,6 +74,18 @@ def for_each(
             finally:
                 seal.restore()
     seal.move_on()
+
+
+class _Written(TorchFunctionMode):
+    """No record finds what another left in memory: new tensors are zero, and none grows in place."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.resize_, Tensor.resize_as_, torch.resize_as_):
+            raise Refusal("module: resizes a tensor in place, which shows memory that others wrote; use torch.zeros")
+        result = function(*args, **kwargs or {})
+        if function in UNWRITTEN:
+            result.zero_()
+        return result
 
 
 def _loss(module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int) -> Tensor:

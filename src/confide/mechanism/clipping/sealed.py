@@ -43,6 +43,8 @@ LONGEST_NAME = 60
 _CACHE = type(functools.lru_cache(lambda: None))
 _ITERATORS = (types.GeneratorType, *(type(iter(one)) for one in ((), [], {}, set(), range(0), "")))
 _ITERTOOLS = "itertools"
+# Where the types live that hold what user code puts into them.
+_HOLDERS = frozenset({"builtins", "collections", "functools", "types", "_thread", "argparse"})
 
 
 def _contents(container: Any) -> Any:
@@ -129,22 +131,25 @@ class Attributes:
 class Reachable:
     """Everything found from `roots`, as it was; `restore` puts it back and says whether a reference had changed.
 
-    Without `contents` tensors and arrays are left alone.
+    Without `contents` tensors and arrays are left alone; so are tensors `apart`, by identity.
     """
 
-    def __init__(self, *roots: Any, contents: bool = True) -> None:
-        self.contents = contents
+    def __init__(self, *roots: Any, contents: bool = True, apart: frozenset[int] = frozenset()) -> None:
+        self.contents, self.apart = contents, apart
         self.iterators: list[str] = []
         self.undo: list[Callable[[], bool]] = []
         self.onwards: list[Callable[[], object]] = []
         seen: dict[int, Any] = {}
-        waiting: list[Any] = list(roots)
+        waiting: list[tuple[Any, bool]] = [(root, True) for root in roots]
         while waiting:
-            value = waiting.pop()
+            value, ours = waiting.pop()
             if id(value) in seen or isinstance(value, _PLAIN):
                 continue
             seen[id(value)] = value
-            waiting.extend(self._keep(value))
+            if ours and _is_iterator(value):
+                self.iterators.append(type(value).__name__)
+            ours = ours and not _is_foreign(value)
+            waiting.extend((found, ours) for found in self._keep(value))
             if len(seen) > MOST_PLACES:
                 raise Refusal(
                     f"module: it reaches more than {MOST_PLACES} objects, which cannot all be put back after every "
@@ -185,7 +190,7 @@ class Reachable:
 
     def _keep_tensor(self, value: Tensor) -> Iterable[Any]:
         ordinary = value.layout == torch.strided and value.device.type != "meta" and not is_functorch_wrapped(value)
-        if self.contents and ordinary:
+        if self.contents and ordinary and id(value) not in self.apart:
             data, before = value.detach(), value.grad if value.is_leaf else None
             kept = data.clone()
 
@@ -212,8 +217,7 @@ class Reachable:
         if isinstance(value, io.StringIO | io.BytesIO | array):
             self._keep_text(value)
             return ()
-        if isinstance(value, _ITERATORS) or (hasattr(type(value), "__next__") and type(value).__module__ == _ITERTOOLS):
-            self.iterators.append(type(value).__name__)
+        if _is_iterator(value):
             return ()
         if isinstance(value, _CACHE):
             size = value.cache_info()
@@ -329,7 +333,7 @@ class Reachable:
             return
         yield type(value)
         inner = getattr(value, "__dict__", None)
-        if isinstance(inner, dict) and not isinstance(value, nn.Module) and _is_known(type(value)):
+        if isinstance(inner, dict) and not isinstance(value, nn.Module) and _of_a_package(type(value)):
             kept = _contents(inner)  # it may well remember something of its own: put back, but no reason to be slow
             self.undo.append(lambda: _quietly(_restore_container, inner, kept))
             yield from kept.values()
@@ -400,6 +404,22 @@ def _is_known(value: Any) -> bool:
         name = getattr(value, "__module__", None) or ""
     first = name.partition(".")[0]
     return first in _OWN_STATE and _is_the_real(first)
+
+
+def _is_iterator(value: Any) -> bool:
+    return isinstance(value, _ITERATORS) or type(value).__module__ == _ITERTOOLS
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether what it leads to is the business of a package or of the standard library."""
+    if isinstance(value, types.FunctionType):
+        return _is_known(value)
+    kind = type(value)
+    return not isinstance(value, nn.Module) and kind.__module__ not in _HOLDERS and _is_known(kind)
+
+
+def _of_a_package(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _PACKAGES
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -62,7 +63,8 @@ def _rows_at_once(function: Statistic, x: Tensor, y: Tensor, size: int) -> Tenso
     region, seal = Region(len(x)), Reachable(function, contents=False)
     try:
         with region.entered():
-            row = _row(function(region.one_each(x), region.one_each(y)), size)
+            given = region.one_each(x), region.one_each(y)
+            row = _row(copy_context().run(function, *given), size)
             rows = region.stacked(row).clone()  # its own: what is kept by user code is emptied
     finally:
         changed = seal.restore()

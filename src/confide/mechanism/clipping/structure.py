@@ -16,6 +16,7 @@ from __future__ import annotations
 import traceback
 import warnings
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,26 @@ class Question:
 def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> tuple[Anatomy, Examined]:
     """The anatomy, with parameters copied where needed, and the way for batches of this shape."""
     proven = is_proven(module, x), is_proven_loss(loss, y)
-    outside = Reachable(*(() if proven[0] else (module,)), *(() if proven[1] else (loss,)), contents=False)
+    parameters = list(module.parameters())
+    apart = frozenset(map(id, (*parameters, *module.buffers())))
+    outside = Reachable(*(() if proven[0] else (module,)), *(() if proven[1] else (loss,)), apart=apart)
+    before = _checksums(parameters)
+    try:
+        return _examined(module, anatomy, loss, x, y, proven, outside)
+    finally:
+        if _checksums(parameters) != before:
+            raise UnclippableError("module: its forward writes to its parameters; write to a buffer or to a copy")
+
+
+def _examined(
+    module: nn.Module,
+    anatomy: Anatomy,
+    loss: Loss,
+    x: Inputs,
+    y: Any,
+    proven: tuple[bool, bool],
+    outside: Reachable,
+) -> tuple[Anatomy, Examined]:
     with undisturbed(module):
         try:
             asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside)
@@ -79,7 +99,8 @@ def _proven(asked: Question, anatomy: Anatomy) -> Examined | None:
         return None
     try:
         run = proven_pass(asked.module, anatomy, asked.loss, few.x, few.y, leaves=False)
-    except NotIsolable:  # the loss
+    except Exception:  # the loss cannot run on all records at once; an error of its own comes up again
+        asked.outside.restore()
         return None
     if asked.outside.restore():  # the loss keeps something
         return None
@@ -96,11 +117,11 @@ def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
         return _one_by_one(asked, anatomy, "it has hooks on gradients")
     if any(isinstance(layer, torch.jit.ScriptModule) for layer in asked.module.modules()):
         return _one_by_one(asked, anatomy, "it is scripted or traced")
-    before = _checksums(asked.module)
+    before = _checksums((*asked.module.parameters(), *asked.module.buffers()))
     try:
         anatomy, examined = _covered(asked, anatomy)
         why = "it writes to a global, a closure or a class" if asked.outside.restore() else examined.why
-        if _checksums(asked.module) != before:
+        if _checksums((*asked.module.parameters(), *asked.module.buffers())) != before:
             why = "it writes to a parameter or a buffer"
     except Exception as error:  # whatever vmap cannot do; an error of the module itself comes up again
         asked.outside.restore()
@@ -108,9 +129,9 @@ def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
     return _one_by_one(asked, anatomy, why) if why else (anatomy, examined)
 
 
-def _checksums(module: nn.Module) -> list[int]:
-    """Of all parameters and buffers, also for what is written behind autograd's back (`.data`)."""
-    values = [value.detach() for value in (*module.parameters(), *module.buffers())]
+def _checksums(tensors: Iterable[Tensor]) -> list[int]:
+    """Of what they hold, also for what is written behind autograd's back (`.data`)."""
+    values = [value.detach() for value in tensors]
     held = [value for value in values if value.layout == torch.strided and value.device.type != "meta"]
     return [zlib.crc32(value.reshape(-1).view(torch.uint8).cpu().numpy()) for value in held]
 
