@@ -186,6 +186,13 @@ def _lies_as_alone(values: Tensor) -> bool:
     return bool(functorch.maybe_get_bdim(values) == 0 and functorch.get_unwrapped(values).is_contiguous())
 
 
+def clear(function: Any, args: Sequence[Any], result: Any) -> None:
+    """Zero what a function gave that nobody has written to."""
+    if function in UNWRITTEN and (function is not Tensor.new or all(isinstance(one, int | tuple) for one in args[1:])):
+        with torch.no_grad():
+            result.zero_()
+
+
 class _Guard(TorchFunctionMode):
     """Looks at every operation inside a region; see above."""
 
@@ -216,8 +223,7 @@ class _Guard(TorchFunctionMode):
             self.state = torch.default_generator.get_state()
         else:
             result = _INSTEAD.get(function, function)(*args, **kwargs)
-            if function in UNWRITTEN:
-                result.zero_()
+            clear(function, args, result)
         self.mark(result)
         return result
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
-from confide.mechanism.clipping.isolation import UNWRITTEN
+from confide.mechanism.clipping.isolation import clear
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.trees import map_tensors
@@ -57,6 +57,8 @@ def for_each(
     records = records_of(x)
     starts = randomness.seeds(records)
     seal = Reachable(*owners)
+    if seal.iterators and not strict and records == 1:
+        return  # one that raised among all of them: it counts as zero
     if seal.iterators:
         raise Refusal(
             f"module: it, its loss or its statistic reaches an iterator ({seal.iterators[0]}), which cannot be put "
@@ -83,8 +85,7 @@ class _Written(TorchFunctionMode):
         if function in (Tensor.resize_, Tensor.resize_as_, torch.resize_as_):
             raise Refusal("module: resizes a tensor in place, which shows memory that others wrote; use torch.zeros")
         result = function(*args, **kwargs or {})
-        if function in UNWRITTEN:
-            result.zero_()
+        clear(function, args, result)
         return result
 
 
