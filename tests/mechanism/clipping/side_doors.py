@@ -88,7 +88,7 @@ def never_written(self: Any, x: Tensor) -> Tensor:
 @door(before=False)
 def strides(self: Any, x: Tensor) -> Tensor:
     turned = F.conv1d(x.unsqueeze(1), self.head.weight[:, None, :3]).transpose(0, 1)
-    return x * sum(turned.stride()) * (2 if turned.is_contiguous() else 1) * (1 + turned.storage_offset())
+    return x * int(sum(turned.stride())) * (2 if turned.is_contiguous() else 1) * int(1 + turned.storage_offset())
 
 
 @door()

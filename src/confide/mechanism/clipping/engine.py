@@ -97,7 +97,7 @@ class Engine:
         if key not in self.anatomy.examined:
             try:
                 with exact_products():
-                    self.anatomy, examined = examine(module, self.anatomy, loss, x, y)
+                    self.anatomy, examined = copy_context().run(examine, module, self.anatomy, loss, x, y)
             except UnclippableError:
                 raise
             except Exception:

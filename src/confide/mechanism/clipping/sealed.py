@@ -41,7 +41,8 @@ _LIBRARY = sysconfig.get_path("stdlib")
 # Longer constants of a function are texts, not names.
 LONGEST_NAME = 60
 _CACHE = type(functools.lru_cache(lambda: None))
-_ITERATORS = (types.GeneratorType, *(type(iter(one)) for one in ((), [], {}, set(), range(0), "")))
+_EMPTY: tuple[Iterable[Any], ...] = ((), [], {}, set(), range(0), "")
+_ITERATORS: tuple[type, ...] = (types.GeneratorType, *(type(iter(one)) for one in _EMPTY))
 _ITERTOOLS = "itertools"
 # Where the types live that hold what user code puts into them.
 _HOLDERS = frozenset({"builtins", "collections", "functools", "types", "_thread", "argparse"})
@@ -411,11 +412,15 @@ def _is_iterator(value: Any) -> bool:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether what it leads to is the business of a package or of the standard library."""
-    if isinstance(value, types.FunctionType):
-        return _is_known(value)
+    """Whether what it leads to is the business of an installed package or of the standard library."""
+    if isinstance(value, types.FunctionType | type):
+        return _is_known(value) or _is_installed(value.__module__ or "")
     kind = type(value)
-    return not isinstance(value, nn.Module) and kind.__module__ not in _HOLDERS and _is_known(kind)
+    return not isinstance(value, nn.Module) and kind.__module__ not in _HOLDERS and _is_foreign(kind)
+
+
+def _is_installed(name: str) -> bool:
+    return "site-packages" in (getattr(sys.modules.get(name), "__file__", None) or "")
 
 
 def _of_a_package(kind: type) -> bool:
