@@ -133,7 +133,8 @@ def _checksums(tensors: Iterable[Tensor]) -> list[int]:
     """Of what they hold, also for what is written behind autograd's back (`.data`)."""
     values = [value.detach() for value in tensors]
     held = [value for value in values if value.layout == torch.strided and value.device.type != "meta"]
-    return [zlib.crc32(memoryview(value.reshape(-1).view(torch.uint8).cpu().numpy())) for value in held]
+    held_bytes: list[Any] = [value.reshape(-1).view(torch.uint8).cpu().numpy() for value in held]
+    return [zlib.crc32(content) for content in held_bytes]
 
 
 def _covered(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
