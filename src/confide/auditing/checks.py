@@ -109,8 +109,8 @@ class Bench:
         """Noise of a whole run, by a twin that draws the same batches and adds none."""
         mechanism = self.plan.mechanism
         noisy, quiet = (self.source(self.given.x, self.given.y, canary=True) for _ in range(2))
-        rows: list[Any] = []
-        sizes: list[float] = []
+        rows: dict[int, list[Any]] = {}  # by length: a method may ask for a histogram before its gradients
+        sizes: list[tuple[float, int]] = []
         for step in range(max(RUN_STEPS, self.plan.steps)):
             if step % self.plan.steps == 0:  # a short run is made again, from the same data
                 state = self.method.init(self.problem)
@@ -119,12 +119,14 @@ class Bench:
             with _same_randomness(self.problem, query):
                 release = noisy.answer(query, mechanism)
             row = (release.sum.double() - plain).numpy() / mechanism.noise_std
-            sizes.append(float((row**2).sum()))
-            if (len(rows) + 1) * row.size <= KEPT:
-                rows.append(row)
+            sizes.append((float((row**2).sum()), row.size))
+            alike = rows.setdefault(row.size, [])
+            if (len(alike) + 1) * row.size <= KEPT:
+                alike.append(row)
             state = self.method.tell(self.problem, state, release)
-        size, *others = noise_checks(np.stack(rows))
-        later = significance.family(significance.chi_square(np.asarray(sizes), row.size))
+        size, *others = noise_checks(np.stack(max(rows.values(), key=len)))
+        squares, lengths = np.asarray(sizes).T
+        later = significance.family(significance.chi_square(squares, lengths))
         chance = significance.family(size.chance, later)
         return [tested(size.name, chance, size.measured, size.expected), *others]
 

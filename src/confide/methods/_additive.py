@@ -104,7 +104,7 @@ def histogram(recipe: AdditiveRecipe, classes: int | None, clip: float) -> Stati
         if len(categories):
             rows[:, wide:-answers] = x[:, categories].double().clamp(0, 1) * unit
         places.append((wide + len(categories) + answer_of(y, classes))[:, None])
-        return rows.scatter_(1, torch.cat(places, 1), unit)
+        return rows.scatter(1, torch.cat(places, 1), unit)
 
     return StatisticQuery(Recordwise(answer), histogram_size(recipe, answers))
 
@@ -174,7 +174,7 @@ def residuals(module: nn.Module, clip: float) -> StatisticQuery:
     def answer(x: Tensor, y: Tensor) -> Tensor:
         distance = (module(x).reshape(-1).double() - y.reshape(-1).double()).abs()
         rows = torch.zeros(len(x), len(EDGES) + 1, dtype=torch.float64)
-        return rows.scatter_(1, torch.bucketize(distance, borders)[:, None], clip)
+        return rows.scatter(1, torch.bucketize(distance, borders)[:, None], clip)
 
     return StatisticQuery(Recordwise(answer, module), len(EDGES) + 1)
 

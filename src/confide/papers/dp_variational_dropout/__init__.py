@@ -206,7 +206,7 @@ def run_sparsity(context: Context) -> Outcome:
 
 
 def _sparse_settings(base: Setting, quick: bool) -> list[tuple[str, Setting]]:
-    weights = SPARSE_WEIGHTS[:2] if quick else SPARSE_WEIGHTS
+    weights = SPARSE_WEIGHTS[::2] if quick else SPARSE_WEIGHTS
     tied = [(f"tied noise, divergence x {weight:g}", replace(base, weight=weight)) for weight in weights]
     return [*tied, ("learnt noise, divergence x 0.05", replace(base, weight=0.05, deviation="learnt"))]
 

@@ -123,7 +123,7 @@ class Ledger:
 
         run          the identity of the run that pays, kept with every entry; see `paid`
         first_step,  steps of that run, from 1, that this attempt claims by the same transaction: `StepsClaimed` where
-        last_step    another attempt has claimed one of them or a later one, and then nothing is written
+        last_step    another attempt has claimed one of them, and then nothing is written
         """
         plain = [plain_event(event_to_dict(event), count) for event in events]
         steps = steps_of(run, first_step, last_step)
@@ -179,9 +179,9 @@ class Ledger:
     def claim(self, run: str, first_step: int, last_step: int, purpose: str = "", dataset: str = "") -> Entry:
         """Takes steps that the run has paid for before, so that no other attempt can release them at the same price.
 
-        An attempt calls it before it makes these steps. `StepsClaimed`: one of them, or a later one, was taken already,
-        by an earlier attempt or by one that runs from a copy of the same folder; what is to be released again must be
-        charged again. A run that this ledger never charged can claim nothing.
+        An attempt calls it before it makes these steps. `StepsClaimed`: one of them was taken already, by an earlier
+        attempt or by one that runs from a copy of the same folder; what is to be released again must be charged again.
+        A run that this ledger never charged can claim nothing.
         """
         steps = steps_of(run, first_step, last_step)
         assert steps is not None
@@ -372,9 +372,9 @@ class Ledger:
 
     def _check_unclaimed(self, run: str, steps: Steps) -> None:
         found = self._book.state.run(run)
-        if found is not None and steps.first <= found.claimed:
+        if found is not None and found.is_taken(steps):
             raise StepsClaimed(
-                f"{self._store.name}: steps up to {found.claimed} of run {run!r} were claimed already, so "
+                f"{self._store.name}: of the steps up to {found.claimed} of run {run!r} some were claimed already, so "
                 f"{steps.first} to {steps.last} cannot be; pay for what is to be released again",
                 found.claimed,
             )

@@ -7,23 +7,41 @@ from dataclasses import dataclass, field
 from confide.errors import Refusal
 from confide.privacy.filters import falls_short
 from confide.privacy.ledger.budget import Account
-from confide.privacy.ledger.entries import Entry, Limit
+from confide.privacy.ledger.entries import Entry, Limit, Steps
 from confide.privacy.ledger.keys import Seal
 from confide.privacy.ledger.names import check_name, key_of, looks_like
 
 
 @dataclass
 class Run:
-    """What one run has paid, and the highest step that an attempt of it has claimed."""
+    """What one run has paid, and the steps that attempts of it have claimed.
+
+    taken    stretches of steps, in order and apart: one from step 1 on, but where several processes share what was
+             paid for by one charge, and the second of them came first
+    """
 
     paid: Account = field(default_factory=Account)
-    claimed: int = 0
+    taken: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def claimed(self) -> int:
+        """The highest step that an attempt has claimed, 0 if none."""
+        return self.taken[-1][1] if self.taken else 0
+
+    def is_taken(self, steps: Steps) -> bool:
+        """Whether one of the steps was claimed before."""
+        return any(first <= steps.last and steps.first <= last for first, last in self.taken)
 
     def take(self, entry: Entry) -> None:
         if entry.event is not None:
             self.paid.add(entry.event, None, entry.plan)
         if entry.steps is not None:
-            self.claimed = max(self.claimed, entry.steps.last)
+            self._join(entry.steps.first, entry.steps.last)
+
+    def _join(self, first: int, last: int) -> None:
+        touching = [one for one in self.taken if one[0] <= last + 1 and first <= one[1] + 1]
+        whole = (min([first, *(one[0] for one in touching)]), max([last, *(one[1] for one in touching)]))
+        self.taken = sorted([*(one for one in self.taken if one not in touching), whole])
 
 
 @dataclass(frozen=True)
