@@ -310,3 +310,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # all is written; threads of a group that lost a rank may abort a process that ends slowly

@@ -397,12 +397,18 @@ def _set_slot(value: Any, name: str, kept: Any) -> bool:
     return True
 
 
+def _module_of(value: Any) -> str:
+    """Where it was written; types made in C may have a descriptor there, or nothing."""
+    name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else ""
+
+
 def _is_known(value: Any) -> bool:
     """Whether it comes from a package whose state is its own."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
     else:
-        name = getattr(value, "__module__", None) or ""
+        name = _module_of(value)
     first = name.partition(".")[0]
     return first in _OWN_STATE and _is_the_real(first)
 
@@ -414,7 +420,7 @@ def _is_iterator(value: Any) -> bool:
 def _is_foreign(value: Any) -> bool:
     """Whether what it leads to is the business of an installed package or of the standard library."""
     if isinstance(value, types.FunctionType | type):
-        return _is_known(value) or _is_installed(value.__module__ or "")
+        return _is_known(value) or _is_installed(_module_of(value))
     kind = type(value)
     return not isinstance(value, nn.Module) and kind.__module__ not in _HOLDERS and _is_foreign(kind)
 
@@ -424,7 +430,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _of_a_package(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _PACKAGES
+    return _module_of(kind).partition(".")[0] in _PACKAGES
 
 
 @functools.cache
