@@ -96,6 +96,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of jax, where a benchmark's test has loaded it
 def test_a_fork_holds_an_empty_purse(tmp_path: Path) -> None:
     purse = pay_ahead(private(confide.Ledger(tmp_path / "book.db")), PLAN.blocks, "one")
     child = os.fork()
