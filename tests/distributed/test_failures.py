@@ -23,7 +23,10 @@ def survivors(folder: Path, signal: str, timeout: float, size: int = 2) -> list[
         return [json.loads((folder / f"said-{rank}.json").read_text())["lost"] for rank in range(size - 1)]
 
 
-@pytest.mark.parametrize(("signal", "timeout", "within"), [("SIGKILL", 30.0, 2.0), ("SIGSTOP", 3.0, 4.0)])
+@pytest.mark.parametrize(
+    ("signal", "timeout", "within"),
+    [("SIGKILL", 30.0, 2.0), pytest.param("SIGSTOP", 3.0, 4.0, marks=pytest.mark.slow)],
+)
 def test_a_lost_rank_is_an_error_on_the_others(tmp_path: Path, signal: str, timeout: float, within: float) -> None:
     ((text, waited, charged),) = survivors(tmp_path, signal, timeout)
     assert "another rank is gone, or did not answer" in text

@@ -78,6 +78,7 @@ class TestSums:
     def test_division_by_a_local_batch_is_caught(self, said: list[Any], folder: Path, kind: str) -> None:
         assert off(folder / "divided", kind) > 100 * TOLERANCE[kind]
 
+    @pytest.mark.slow  # four processes on two cores take a minute; two ranks are held above
     def test_four_ranks_and_one(self, tmp_path: Path) -> None:
         for size in (1, 4):
             told = run(size, {"sums": ("sums", {})}, tmp_path / str(size), joined=size == 4)
