@@ -43,6 +43,7 @@ OPEN_KINDS = {
     "time": kinds,
     "who": kinds,
     "head": kinds,
+    "version": kinds,
     "versions": kinds,
     "sha256": kinds,
     "peak_mb": "<any>",

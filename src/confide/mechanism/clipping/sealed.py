@@ -118,7 +118,7 @@ class Attributes:
             if isinstance(value, _CONTAINERS):
                 self._keep(value, seen)
             elif type(value) not in _PLAIN and not isinstance(value, Tensor | nn.Module | type | types.FunctionType):
-                inner = getattr(value, "__dict__", None)
+                inner = _read(value, "__dict__", None)
                 if isinstance(inner, dict) and not _is_known(type(value)):
                     self._keep(inner, seen)
 
@@ -333,7 +333,7 @@ class Reachable:
         if isinstance(value, logging.Logger | logging.Handler):  # they remember who asked, not what
             return
         yield type(value)
-        inner = getattr(value, "__dict__", None)
+        inner = _read(value, "__dict__", None)
         if isinstance(inner, dict) and not isinstance(value, nn.Module) and _of_a_package(type(value)):
             kept = _contents(inner)  # it may well remember something of its own: put back, but no reason to be slow
             self.undo.append(lambda: _quietly(_restore_container, inner, kept))
@@ -342,7 +342,7 @@ class Reachable:
             yield inner
         for kind in type(value).__mro__:
             for name in _slots(kind):
-                found = getattr(value, name, _ABSENT)
+                found = _read(value, name, _ABSENT)
                 self.undo.append(partial(_set_slot, value, name, found))
                 if found is not _ABSENT:
                     yield found
@@ -388,7 +388,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _set_slot(value: Any, name: str, kept: Any) -> bool:
-    if getattr(value, name, _ABSENT) is kept:
+    if _read(value, name, _ABSENT) is kept:
         return False
     if kept is _ABSENT:
         object.__delattr__(value, name)
@@ -397,9 +397,20 @@ def _set_slot(value: Any, name: str, kept: Any) -> bool:
     return True
 
 
+def _read(value: Any, name: str, default: Any) -> Any:
+    """An attribute of an object whose own way of giving it may raise anything."""
+    try:
+        return getattr(value, name, default)
+    except Exception:
+        try:
+            return object.__getattribute__(value, name)
+        except AttributeError:
+            return default
+
+
 def _module_of(value: Any) -> str:
     """Where it was written; types made in C may have a descriptor there, or nothing."""
-    name = getattr(value, "__module__", None)
+    name = _read(value, "__module__", None)
     return name if isinstance(name, str) else ""
 
 
