@@ -265,6 +265,53 @@ def object_with_slots() -> Case:
     return Net(remembered, True), plain
 
 
+class Diary:
+    """Its only slot has a private name, and a property stands before it in a class further down."""
+
+    __slots__ = ("__pages", "size")
+
+    def __init__(self) -> None:
+        self.__pages: Any = 0.0
+        self.size: Any = 0.0
+
+    def write(self, more: float) -> float:
+        self.__pages = self.__pages + more
+        return float(self.__pages)
+
+
+class CountedDiary(Diary):
+    __slots__ = ()
+    size = property(lambda self: (1, 2))  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        Diary.size.__set__(self, 0.0)  # type: ignore[attr-defined]
+
+    def count(self, more: float) -> float:
+        slot: Any = vars(Diary)["size"]
+        slot.__set__(self, slot.__get__(self) + more)
+        return float(slot.__get__(self))
+
+
+@mixer
+def slot_with_a_private_name() -> Case:
+    diary = Diary()
+
+    def remembered(self: Any, x: Tensor) -> Tensor:
+        return x - diary.write(x.detach().mean().item())
+
+    return Net(remembered, True), plain
+
+
+@mixer
+def slot_behind_a_property() -> Case:
+    diary = CountedDiary()
+
+    def remembered(self: Any, x: Tensor) -> Tensor:
+        return x - diary.count(x.detach().mean().item())
+
+    return Net(remembered, True), plain
+
+
 # random numbers -------------------------------------------------------------------------------------------------
 
 

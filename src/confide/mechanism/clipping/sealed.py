@@ -159,8 +159,17 @@ class Reachable:
         self.seen = seen  # alive, so that no identity is used twice
 
     def restore(self) -> bool:
-        changed = [put_back() for put_back in self.undo]  # all of them, also after the first that says so
-        return any(changed)
+        changed, failures = False, 0
+        for put_back in self.undo:  # all of them, also after one that says so or fails
+            try:
+                changed = put_back() or changed
+            except Exception:
+                failures += 1
+        if failures:
+            raise Refusal(
+                "module: it changed an object that cannot be put back as it was; keep state in plain attributes"
+            ) from None
+        return changed
 
     def move_on(self) -> None:
         """Generators that were found go on by one number, whatever the records drew: the next pass gets other ones."""
@@ -341,9 +350,9 @@ class Reachable:
         elif isinstance(inner, dict):
             yield inner
         for kind in type(value).__mro__:
-            for name in _slots(kind):
-                found = _read(value, name, _ABSENT)
-                self.undo.append(partial(_set_slot, value, name, found))
+            for slot in _slots(kind):
+                found = _slot_of(value, slot)
+                self.undo.append(partial(_set_slot, value, slot, found))
                 if found is not _ABSENT:
                     yield found
 
@@ -381,19 +390,27 @@ def _restore_container(container: Any, kept: Any) -> bool:
     return True
 
 
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+def _slots(kind: type) -> list[types.MemberDescriptorType]:
+    """The slots of a class as Python made them: a property of the same name further down does not stand before them."""
+    if "__slots__" not in vars(kind):
+        return []
+    return [member for member in vars(kind).values() if isinstance(member, types.MemberDescriptorType)]
 
 
-def _set_slot(value: Any, name: str, kept: Any) -> bool:
-    if _read(value, name, _ABSENT) is kept:
+def _slot_of(value: Any, slot: types.MemberDescriptorType) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return _ABSENT
+
+
+def _set_slot(value: Any, slot: types.MemberDescriptorType, kept: Any) -> bool:
+    if _slot_of(value, slot) is kept:
         return False
     if kept is _ABSENT:
-        object.__delattr__(value, name)
+        slot.__delete__(value)
     else:
-        object.__setattr__(value, name, kept)
+        slot.__set__(value, kept)
     return True
 
 
