@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -444,3 +446,14 @@ def test_noise_scale_from_exact_counts() -> None:
         assert _residuals.scale_of(counts, len(z)) == pytest.approx(scale, rel=0.05)
     assert _residuals.scale_of(torch.zeros(22), 1000) < 0.01
     assert _residuals.scale_of(torch.tensor([0.0] * 21 + [1000.0]), 1000) > 1
+
+
+@pytest.mark.parametrize("kind", [PrivateBayesClassifier, PrivateBayesRegressor])
+def test_every_parameter_is_documented_once_in_the_numpydoc_manner(kind: Any) -> None:
+    documented = inspect.getdoc(kind) or ""
+    parameters, attributes = documented.split("Parameters\n----------\n")[1].split("Attributes\n----------\n")
+    named = re.findall(r"(?m)^(\w+) : \S.*\n    \S", parameters)
+    assert sorted(named) == sorted(kind().get_params())
+    assert {"posterior_", "privacy_", "run_", "schema_"} <= set(re.findall(r"(?m)^(\w+_) : \S", attributes))
+    positional = [name for name, one in inspect.signature(kind).parameters.items() if one.kind is not one.KEYWORD_ONLY]
+    assert positional == ["method"]

@@ -6,12 +6,12 @@ sound epsilon of our own run.
 
 from __future__ import annotations
 
-from confide.papers.base import Context, Experiment, Measured, Outcome, Paper, Table
+from confide.papers.base import Context, Experiment, Measured, Paper, PaperOutcome, PaperTable
 
 EPSILON, DELTA = 1.0, 1e-3
 
 
-def run_accuracy(context: Context) -> Outcome:
+def run_accuracy(context: Context) -> PaperOutcome:
     """Heavy imports and the work itself stand inside the function: listing the papers must stay quick."""
     from confide.evaluate import metrics
     from confide.mechanism.plan import plan
@@ -31,7 +31,9 @@ def run_accuracy(context: Context) -> Outcome:
         spent.append(run.privacy.epsilon())
     row = ("softmax regression", None, Measured(tuple(accuracies)), Measured(tuple(spent)))
     columns = ("network", "paper", "ours", "sound epsilon")
-    return Outcome((Table("Accuracy on digits", columns, (row,), ("The paper gives no figure for this network.",)),))
+    return PaperOutcome(
+        (PaperTable("Accuracy on digits", columns, (row,), ("The paper gives no figure for this network.",)),)
+    )
 
 
 PAPER = Paper(

@@ -24,10 +24,11 @@ What leaks in spite of these classes:
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -53,24 +54,125 @@ from confide.privacy.events import Adjacency, Sampling
 from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
 from confide.running.fit import Run
-from confide.running.journal import Checkpoints
+from confide.running.journal import CheckpointPlace
 from confide.workflow.measure import in_units
 from confide.workflow.request import Request
 from confide.workflow.run import run_request
+
+Kind = TypeVar("Kind")
 
 ROWS_AT_ONCE = 8192
 """Records predicted at a time: some megabytes of outputs for a thousand draws."""
 
 
-class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
-    """What the two estimators share."""
+SHARED_PARAMETERS = """\
+method : str or Method, default="auto"
+    The name of a method (see `confide.methods.names()`) or a method with its settings. "auto" is SGLD.
+epsilon : float, default=1.0
+    The budget of one fit: everything that it releases, together.
+delta : float, default=1e-5
+    Probability with which the budget may fail; must be below 1 / records.
+bounds : (low, high), sequence of pairs, or mapping of column name to pair, default=None
+    Public range of the features. Values outside are clamped, and the range is scaled to [-1, 1].
+records : int, default=None
+    Public nominal number of records; need not be exact. None: the records are counted privately, for a tenth of
+    epsilon at most; batches then are a twentieth of the data, so that their size rests on no count. Declare it for
+    fewer than a thousand records.
+schema : Schema, default=None
+    All of these facts at once, and categories by column name.
+assume_public : bool, default=False
+    Read the facts that are left open off the data; the privacy statement then says so.
+module : torch.nn.Module, default=None
+    A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
+hidden : tuple of int, default=None
+    Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
+    the method: one layer of 64 where records * epsilon >= 10 * its weights, epsilon counted as 1 at most in
+    regression, and no hidden layer otherwise.
+likelihood : Likelihood, default=None
+    From `confide.likelihoods`; None is categorical for labels and Gaussian for numbers.
+prior : Prior, default=None
+    From `confide.priors`, for a method given by name; None is the method's own.
+batch : int, default=None
+    Expected records per step; None is the public rule, a 32nd of the records but at least 128.
+epochs : float, default=None
+    Passes over the data; None is the public rule, 40.
+steps : int, default=None
+    Number of steps, instead of `epochs`.
+clip : float, default=None
+    Largest norm of one record's answer; None is the public rule, 2.
+sampling : {"poisson", "fixed-size", "shuffle", "full-batch"}, default="poisson"
+    How a batch is drawn.
+adjacency : {"add-remove", "replace-one"}, default="add-remove"
+    What one person changes: their record is there or not, or it has other values.
+secure : bool, default=False
+    Noise on a lattice, against attacks on the low-order bits of floating-point numbers; same epsilon.
+chains : int, default=1
+    Independent chains of a sampler, all of them together within the budget.
+checkpoint : path or Checkpoints, default=None
+    A directory in which the run is kept while it lasts: the same fit goes on from it after it was killed.
+ledger : Ledger or path, default=None
+    Where fits are charged; None keeps no account over fits.
+name : str, default=""
+    The data set's name in the ledger.
+seed : int, default=None
+    For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
+"""
+FITTED_ATTRIBUTES = """\
+posterior_ : Posterior
+    What was learnt.
+privacy_ : Privacy
+    What it cost; `privacy_.statement()` says it in one paragraph.
+run_ : Run
+    The whole run; `save(directory)` writes it.
+schema_ : Schema
+    The public facts, and whose word each of them is.
+n_features_in_ : int
+    Number of features seen during `fit`.
+feature_names_in_ : ndarray
+    Names of the columns seen during `fit`, where the records came as a data frame.
+"""
+"""What both estimators document; `_documented` puts it before what a class says of its own."""
 
-    task: ClassVar[Task]
+
+class _Estimated(BaseEstimator):  # type: ignore[misc]
+    """What `fit` leaves behind, in a class of its own: these are no parameters."""
+
     posterior_: Posterior
     privacy_: Privacy
     run_: Run
     schema_: Schema
     encoder_: Encoder
+
+
+@dataclass(eq=False, repr=False)
+class _PrivateBayes(_Estimated):
+    """What the two estimators share. The constructor is made of the fields, where scikit-learn reads them too."""
+
+    task: ClassVar[Task]
+    method: str | Method = "auto"
+    _: KW_ONLY
+    epsilon: float = rules.EPSILON
+    delta: float = rules.DELTA
+    bounds: Iterable[Any] | Mapping[str, Any] | None = None
+    records: int | None = None
+    schema: Schema | None = None
+    assume_public: bool = False
+    module: nn.Module | None = None
+    hidden: tuple[int, ...] | None = None
+    likelihood: Likelihood | None = None
+    prior: Prior | None = None
+    batch: int | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    clip: float | None = None
+    sampling: Sampling = rules.SAMPLING
+    adjacency: Adjacency = rules.ADJACENCY
+    secure: bool = False
+    chains: int = 1
+    checkpoint: CheckpointPlace = None
+    ledger: Ledger | str | Path | None = None
+    name: str = ""
+    seed: int | None = None
 
     def _fit(self, X: Any, y: Any) -> None:
         facts = self._facts()
@@ -191,79 +293,29 @@ class _PrivateBayes(BaseEstimator):  # type: ignore[misc]
         return tags
 
 
+def _documented(kind: type[Kind]) -> type[Kind]:
+    """The class with the shared parameters and attributes in its documentation, before its own ones."""
+    if kind.__doc__:  # Python leaves documentation out with -OO
+        for title, shared in (("Parameters", SHARED_PARAMETERS), ("Attributes", FITTED_ATTRIBUTES)):
+            heading = f"{title}\n{'-' * len(title)}\n"
+            kind.__doc__ = inspect.cleandoc(kind.__doc__).replace(heading, heading + shared)
+    return kind
+
+
+@_documented
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[misc]
     """A Bayesian classifier under differential privacy.
 
     Parameters
     ----------
-    method : str or Method, default="auto"
-        The name of a method (see `confide.methods.names()`) or a method with its settings. "auto" is SGLD.
-    epsilon : float, default=1.0
-        The budget of one fit: everything that it releases, together.
-    delta : float, default=1e-5
-        Probability with which the budget may fail; must be below 1 / records.
-    bounds : (low, high), sequence of pairs, or mapping of column name to pair, default=None
-        Public range of the features. Values outside are clamped, and the range is scaled to [-1, 1].
     classes : int or sequence of labels, default=None
         The public labels, or their number for 0, 1, ...; records of other labels count as nothing.
-    records : int, default=None
-        Public nominal number of records; need not be exact. None: the records are counted privately, for a tenth of
-        epsilon at most; batches then are a twentieth of the data, so that their size rests on no count. Declare it for
-        fewer than a thousand records.
-    schema : Schema, default=None
-        All of these facts at once, and categories by column name.
-    assume_public : bool, default=False
-        Read the facts that are left open off the data; the privacy statement then says so.
-    module : torch.nn.Module, default=None
-        A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
-    hidden : tuple of int, default=None
-        Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
-        the method: one layer of 64 where records * epsilon >= 10 * its weights, and no hidden layer otherwise.
-    likelihood : Likelihood, default=None
-        From `confide.likelihoods`; None is categorical.
-    prior : Prior, default=None
-        From `confide.priors`, for a method given by name; None is the method's own.
-    batch : int, default=None
-        Expected records per step; None is the public rule, a 32nd of the records but at least 128.
-    epochs : float, default=None
-        Passes over the data; None is the public rule, 40.
-    steps : int, default=None
-        Number of steps, instead of `epochs`.
-    clip : float, default=None
-        Largest norm of one record's answer; None is the public rule, 2.
-    sampling : {"poisson", "fixed-size", "shuffle", "full-batch"}, default="poisson"
-        How a batch is drawn.
-    adjacency : {"add-remove", "replace-one"}, default="add-remove"
-        What one person changes: their record is there or not, or it has other values.
-    secure : bool, default=False
-        Noise on a lattice, against attacks on the low-order bits of floating-point numbers; same epsilon.
-    chains : int, default=1
-        Independent chains of a sampler, all of them together within the budget.
-    checkpoint : path or Checkpoints, default=None
-        A directory in which the run is kept while it lasts: the same fit goes on from it after it was killed.
-    ledger : Ledger or path, default=None
-        Where fits are charged; None keeps no account over fits.
-    name : str, default=""
-        The data set's name in the ledger.
-    seed : int, default=None
-        For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
 
     Attributes
     ----------
-    posterior_ : Posterior
-        What was learnt.
-    privacy_ : Privacy
-        What it cost; `privacy_.statement()` says it in one paragraph.
-    run_ : Run
-        The whole run; `save(directory)` writes it.
-    schema_ : Schema
-        The public facts, and whose word each of them is.
     classes_ : ndarray
         The declared labels, sorted.
-    n_features_in_ : int
-        Number of features seen during `fit`.
-    feature_names_in_ : ndarray
-        Names of the columns seen during `fit`, where the records came as a data frame.
 
     Examples
     --------
@@ -272,66 +324,13 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
     """
 
     task: ClassVar[Task] = "classification"
-    classes_: Array
-
-    def __init__(
-        self,
-        method: str | Method = "auto",
-        *,
-        epsilon: float = rules.EPSILON,
-        delta: float = rules.DELTA,
-        bounds: Iterable[Any] | Mapping[str, Any] | None = None,
-        classes: int | Iterable[Label] | None = None,
-        records: int | None = None,
-        schema: Schema | None = None,
-        assume_public: bool = False,
-        module: nn.Module | None = None,
-        hidden: tuple[int, ...] | None = None,
-        likelihood: Likelihood | None = None,
-        prior: Prior | None = None,
-        batch: int | None = None,
-        epochs: float | None = None,
-        steps: int | None = None,
-        clip: float | None = None,
-        sampling: Sampling = rules.SAMPLING,
-        adjacency: Adjacency = rules.ADJACENCY,
-        secure: bool = False,
-        chains: int = 1,
-        checkpoint: str | Path | Checkpoints | None = None,
-        ledger: Ledger | str | Path | None = None,
-        name: str = "",
-        seed: int | None = None,
-    ) -> None:
-        self.method = method
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.records = records
-        self.schema = schema
-        self.assume_public = assume_public
-        self.module = module
-        self.hidden = hidden
-        self.likelihood = likelihood
-        self.prior = prior
-        self.batch = batch
-        self.epochs = epochs
-        self.steps = steps
-        self.clip = clip
-        self.sampling = sampling
-        self.adjacency = adjacency
-        self.secure = secure
-        self.chains = chains
-        self.checkpoint = checkpoint
-        self.ledger = ledger
-        self.name = name
-        self.seed = seed
+    classes: int | Iterable[Label] | None = None
 
     def fit(self, X: Any, y: Any) -> PrivateBayesClassifier:
         """Check everything, charge the whole run, then learn. X: an array or a data frame; y: one label per record."""
         self._fit(X, y)
         assert self.schema_.classes is not None  # a request for classification settles them
-        self.classes_ = np.asarray(self.schema_.classes)
+        self.classes_: Array = np.asarray(self.schema_.classes)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -359,80 +358,21 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
         return labels
 
 
+@_documented
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc]
     """Bayesian regression under differential privacy.
 
     Parameters
     ----------
-    method : str or Method, default="auto"
-        The name of a method (see `confide.methods.names()`) or a method with its settings. "auto" is SGLD.
-    epsilon : float, default=1.0
-        The budget of one fit: everything that it releases, together.
-    delta : float, default=1e-5
-        Probability with which the budget may fail; must be below 1 / records.
-    bounds : (low, high), sequence of pairs, or mapping of column name to pair, default=None
-        Public range of the features. Values outside are clamped, and the range is scaled to [-1, 1].
     target_bounds : (low, high), default=None
         Public range of the target. Values outside are clamped.
-    records : int, default=None
-        Public nominal number of records; need not be exact. None: the records are counted privately, for a tenth of
-        epsilon at most; batches then are a twentieth of the data, so that their size rests on no count. Declare it for
-        fewer than a thousand records.
-    schema : Schema, default=None
-        All of these facts at once, and categories by column name.
-    assume_public : bool, default=False
-        Read the facts that are left open off the data; the privacy statement then says so.
-    module : torch.nn.Module, default=None
-        A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
-    hidden : tuple of int, default=None
-        Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
-        the method: one layer of 64 where records * min(epsilon, 1) >= 10 * its weights, else none.
-    likelihood : Likelihood, default=None
-        From `confide.likelihoods`; None is Gaussian.
     noise_scale : float, default=None
         Standard deviation of the target around the model, where its bounds are scaled to [-1, 1]. None: learnt
         privately from a histogram of residuals, for a fifth of epsilon at most; the whole fit stays within epsilon.
-    prior : Prior, default=None
-        From `confide.priors`, for a method given by name; None is the method's own.
-    batch : int, default=None
-        Expected records per step; None is the public rule, a 32nd of the records but at least 128.
-    epochs : float, default=None
-        Passes over the data; None is the public rule, 40.
-    steps : int, default=None
-        Number of steps, instead of `epochs`.
-    clip : float, default=None
-        Largest norm of one record's answer; None is the public rule, 2.
-    sampling : {"poisson", "fixed-size", "shuffle", "full-batch"}, default="poisson"
-        How a batch is drawn.
-    adjacency : {"add-remove", "replace-one"}, default="add-remove"
-        What one person changes: their record is there or not, or it has other values.
-    secure : bool, default=False
-        Noise on a lattice, against attacks on the low-order bits of floating-point numbers; same epsilon.
-    chains : int, default=1
-        Independent chains of a sampler, all of them together within the budget.
-    checkpoint : path or Checkpoints, default=None
-        A directory in which the run is kept while it lasts: the same fit goes on from it after it was killed.
-    ledger : Ledger or path, default=None
-        Where fits are charged; None keeps no account over fits.
-    name : str, default=""
-        The data set's name in the ledger.
-    seed : int, default=None
-        For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
 
     Attributes
     ----------
-    posterior_ : Posterior
-        What was learnt.
-    privacy_ : Privacy
-        What it cost; `privacy_.statement()` says it in one paragraph.
-    run_ : Run
-        The whole run; `save(directory)` writes it.
-    schema_ : Schema
-        The public facts, and whose word each of them is.
-    n_features_in_ : int
-        Number of features seen during `fit`.
-    feature_names_in_ : ndarray
-        Names of the columns seen during `fit`, where the records came as a data frame.
 
     Examples
     --------
@@ -441,61 +381,8 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
     """
 
     task: ClassVar[Task] = "regression"
-
-    def __init__(
-        self,
-        method: str | Method = "auto",
-        *,
-        epsilon: float = rules.EPSILON,
-        delta: float = rules.DELTA,
-        bounds: Iterable[Any] | Mapping[str, Any] | None = None,
-        target_bounds: Iterable[float] | None = None,
-        records: int | None = None,
-        schema: Schema | None = None,
-        assume_public: bool = False,
-        module: nn.Module | None = None,
-        hidden: tuple[int, ...] | None = None,
-        likelihood: Likelihood | None = None,
-        noise_scale: float | None = None,
-        prior: Prior | None = None,
-        batch: int | None = None,
-        epochs: float | None = None,
-        steps: int | None = None,
-        clip: float | None = None,
-        sampling: Sampling = rules.SAMPLING,
-        adjacency: Adjacency = rules.ADJACENCY,
-        secure: bool = False,
-        chains: int = 1,
-        checkpoint: str | Path | Checkpoints | None = None,
-        ledger: Ledger | str | Path | None = None,
-        name: str = "",
-        seed: int | None = None,
-    ) -> None:
-        self.method = method
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.records = records
-        self.schema = schema
-        self.assume_public = assume_public
-        self.module = module
-        self.hidden = hidden
-        self.likelihood = likelihood
-        self.noise_scale = noise_scale
-        self.prior = prior
-        self.batch = batch
-        self.epochs = epochs
-        self.steps = steps
-        self.clip = clip
-        self.sampling = sampling
-        self.adjacency = adjacency
-        self.secure = secure
-        self.chains = chains
-        self.checkpoint = checkpoint
-        self.ledger = ledger
-        self.name = name
-        self.seed = seed
+    target_bounds: Iterable[float] | None = None
+    noise_scale: float | None = None
 
     def fit(self, X: Any, y: Any) -> PrivateBayesRegressor:
         """Check everything, charge the whole run, then learn. X: an array or a data frame; y: one number per record."""

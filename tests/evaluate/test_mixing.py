@@ -69,10 +69,10 @@ def test_a_small_budget_says_that_its_chain_did_not_mix() -> None:
 
 
 def test_the_report_says_it_first() -> None:
-    from confide.report.verdict import Verdict, lead
+    from confide.report.verdict import RunVerdict, lead
 
     run = fitted(0.05, None)
-    assert lead(Verdict.of(run, {}, None)).startswith("The chain did not mix")
+    assert lead(RunVerdict.of(run, {}, None)).startswith("The chain did not mix")
 
 
 @pytest.mark.parametrize("name", confide.methods.samplers())

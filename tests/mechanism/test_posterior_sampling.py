@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from confide.mechanism.noise import NoiseStream
-from confide.mechanism.posterior_sampling import PosteriorSampling, _Products, _Target
+from confide.mechanism.posterior_sampling import PosteriorSampling, _LogTarget, _Products
 from confide.privacy.events import PureEvent
 
 MECHANISM = PosteriorSampling(epsilon=2.0, radius=4.0, feature_bound=1.0, prior_scale=1.5)
@@ -50,7 +50,7 @@ def density(mechanism: PosteriorSampling, x: Tensor, y: Tensor, temper: float | 
 @pytest.fixture(scope="module")
 def sample() -> Tensor:
     """One exact draw, and the chain from there on, every fifth step of which is nearly independent."""
-    target, stream = _Target(MECHANISM, *records()), NoiseStream(7)
+    target, stream = _LogTarget(MECHANISM, *records()), NoiseStream(7)
     theta, found = target.sample(stream), []
     for count in range(5 * 500):
         theta = target.advance(theta, stream)
@@ -78,7 +78,7 @@ class TestLaw:
         """Distances of inner draws with a long step from their law, and from the envelope without rejection."""
         x, y = torch.full((60, 1), 0.4), (torch.arange(60) % 3 > 0).long()
         mechanism = replace(MECHANISM, epsilon=epsilon)
-        target, stream, step = _Target(mechanism, x, y), NoiseStream(3), 0.3
+        target, stream, step = _LogTarget(mechanism, x, y), NoiseStream(3), 0.3
         near, pulled = torch.tensor([1.0, -1.0]).double(), torch.tensor(centre).double()
         found = torch.stack([target.proximal_draw(near, pulled, step, stream) for _ in range(1000)])
         pull = (grid() - pulled).square().sum(1) / (2 * step)
@@ -101,7 +101,7 @@ class TestLaw:
         """Separable records want coefficients beyond the ball: the posterior is a thin layer at its edge."""
         x = torch.linspace(-1, 1, 200)[:, None]
         mechanism = replace(MECHANISM, epsilon=4.0, prior_scale=3.0)
-        target, stream = _Target(mechanism, x, (x[:, 0] > 0).long()), NoiseStream(3)
+        target, stream = _LogTarget(mechanism, x, (x[:, 0] > 0).long()), NoiseStream(3)
         theta, found = target.start(stream)[0], []
         for count in range(900):
             theta = target.advance(theta, stream)
@@ -125,15 +125,15 @@ class TestLaw:
         assert sample.norm(dim=1).max() <= MECHANISM.radius
 
     def test_a_smaller_tolerance_takes_more_steps(self) -> None:
-        target = _Target(MECHANISM, *records())
+        target = _LogTarget(MECHANISM, *records())
         _, divergence = target.start(NoiseStream(1))
         assert 0 < divergence < 50
-        tight = _Target(replace(MECHANISM, tolerance=1e-14), *records())
+        tight = _LogTarget(replace(MECHANISM, tolerance=1e-14), *records())
         assert 20 < target.steps(divergence) < tight.steps(divergence) < 1000
 
     def test_the_bound_on_the_start_holds(self) -> None:
         """Against the divergence of the start from the posterior, both on the grid."""
-        target = _Target(MECHANISM, *records())
+        target = _LogTarget(MECHANISM, *records())
         stream = NoiseStream(1)
         starts = torch.stack([target.start(stream)[0] for _ in range(2000)])
         centre, small = starts.mean(0), (starts - starts.mean(0)).norm(dim=1).max()
@@ -194,14 +194,14 @@ class TestPrivacy:
 
     def test_hostile_records_count_as_zero_or_within_bounds(self) -> None:
         x = torch.tensor([[math.nan], [math.inf], [1e38], [1e-45]])
-        target = _Target(MECHANISM, x, torch.tensor([0, 1, 0, 1]))
+        target = _LogTarget(MECHANISM, x, torch.tensor([0, 1, 0, 1]))
         assert torch.isfinite(target.rows).all()
         assert target.rows.norm(dim=1).max() <= 1 + 1e-12
         assert (target.rows[:2] == 0).all()
 
     def test_a_label_that_is_no_class_does_not_lengthen_a_row(self) -> None:
         """2 y - 1 in place of the sign would multiply a record by 13 here, and its price with it."""
-        target = _Target(MECHANISM, torch.ones(3, 1), torch.tensor([7.0, -5.0, math.nan]))
+        target = _LogTarget(MECHANISM, torch.ones(3, 1), torch.tensor([7.0, -5.0, math.nan]))
         assert target.rows.norm(dim=1).max() <= 1 + 1e-12
 
     def test_no_records_is_the_prior_on_the_ball(self) -> None:

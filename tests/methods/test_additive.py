@@ -128,7 +128,7 @@ class TestNoise:
             weight = weight - rate * velocity
             average = torch.lerp(average, weight, share)
             own = [torch.tensor(value, dtype=torch.float64) for value in (pull, 0.1, noise)]
-            told = parts.Pass(own[0], own[1], own[2], rate, momentum, share)
+            told = parts.NoisyPass(own[0], own[1], own[2], rate, momentum, share)
             response, covariance = parts.after(told, response, covariance)
         assert float(average.mean()) == pytest.approx(
             float(response[2]), abs=4 * float(average.std()) / math.sqrt(many)

@@ -13,7 +13,7 @@ from torch import nn
 
 from confide import papers
 from confide.papers import base
-from confide.papers.base import Context, Measured, Outcome, Table
+from confide.papers.base import Context, Measured, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp import examples, images, rules, tables
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import GaussianEvent
@@ -22,7 +22,7 @@ QUICK = Context(quick=True, seeds=(0,), noise_seed=11)
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Outcome]:
+def outcomes() -> dict[str, PaperOutcome]:
     """Everything, small, without a data directory."""
     return {item.experiment.name: item.outcome for item in base.run(papers.get("bayesian-dp"), QUICK)}
 
@@ -33,12 +33,12 @@ def number(cell: object) -> float:
     return found
 
 
-def column(table: Table, name: str) -> list[object]:
+def column(table: PaperTable, name: str) -> list[object]:
     return [row[table.columns.index(name)] for row in table.rows]
 
 
 class TestExamples:
-    def test_numbers(self, outcomes: dict[str, Outcome]) -> None:
+    def test_numbers(self, outcomes: dict[str, PaperOutcome]) -> None:
         """Catches a product rule that is repaired in silence, and a sound rule that has lost its sharpness."""
         table = outcomes["examples"].tables[0]
         counter, worked = table.rows
@@ -75,7 +75,7 @@ class TestExamples:
 
 
 class TestEveryExperiment:
-    def test_no_bayesian_number_stands_alone(self, outcomes: dict[str, Outcome]) -> None:
+    def test_no_bayesian_number_stands_alone(self, outcomes: dict[str, PaperOutcome]) -> None:
         priced = 0
         for outcome in outcomes.values():
             for table in outcome.tables:
@@ -86,20 +86,20 @@ class TestEveryExperiment:
                 priced += 1
         assert priced >= 8
 
-    def test_sound_is_never_above_dp(self, outcomes: dict[str, Outcome]) -> None:
+    def test_sound_is_never_above_dp(self, outcomes: dict[str, PaperOutcome]) -> None:
         for outcome in outcomes.values():
             for table in outcome.tables:
                 if "sound" in table.columns:
                     for sound, dp in zip(column(table, "sound"), column(table, "DP by PLD"), strict=True):
                         assert number(sound) <= number(dp) + 1e-9, table.title
 
-    def test_stand_ins_say_so_and_cifar_is_accounted_for(self, outcomes: dict[str, Outcome]) -> None:
+    def test_stand_ins_say_so_and_cifar_is_accounted_for(self, outcomes: dict[str, PaperOutcome]) -> None:
         notes = " ".join(outcomes["images"].tables[0].notes)
         assert "Stand-in" in notes
         assert "CIFAR-10" in notes
         assert "was not run: no data directory was given." in notes
 
-    def test_kinds_are_told(self, outcomes: dict[str, Outcome]) -> None:
+    def test_kinds_are_told(self, outcomes: dict[str, PaperOutcome]) -> None:
         for name in ("images", "tables"):
             assert any("no DP guarantee" in note for note in outcomes[name].tables[0].notes)
         free = next(table for table in outcomes["tables"].tables if "Free" in table.title)
@@ -107,7 +107,7 @@ class TestEveryExperiment:
         assert column(free, "DP by PLD") == [math.inf]
         assert number(column(free, "product, with drift")[0]) > 2 * number(column(free, "product (paper's rule)")[0])
 
-    def test_attacks_stand_side_by_side(self, outcomes: dict[str, Outcome]) -> None:
+    def test_attacks_stand_side_by_side(self, outcomes: dict[str, PaperOutcome]) -> None:
         table = next(table for table in outcomes["tables"].tables if table.title.startswith("Attacker"))
         row = [float(str(cell).rstrip(" %")) for cell in table.rows[0][1:]]
         paper_dp, paper_bayesian, naive, tight, bayesian_naive, bayesian_tight = row
@@ -115,7 +115,7 @@ class TestEveryExperiment:
         assert naive == pytest.approx(73.1)  # epsilon 1
         assert 50 < bayesian_tight < tight < bayesian_naive < naive
 
-    def test_figures_are_drawn(self, outcomes: dict[str, Outcome], tmp_path: Path) -> None:
+    def test_figures_are_drawn(self, outcomes: dict[str, PaperOutcome], tmp_path: Path) -> None:
         names = {figure.name for outcome in outcomes.values() for figure in outcome.figures}
         wanted = {"figure1_noise", "figure2_noise", "figure3_steps", "figure4_orders", "figure5_evolution"}
         assert wanted | {"figure6_pairs", "figure9_abalone", "figure10_adult", "scan"} <= names

@@ -98,7 +98,7 @@ def test_regression_has_the_exact_epsilon(finished: dict[str, Finished]) -> None
 
 def test_privacy_noise_alone_is_the_langevin_noise() -> None:
     """The clip's rule: at temperature 1 nothing is left to add. A clip one tenth larger would run hotter."""
-    row = fits.Row("SGLD")
+    row = fits.TableRow("SGLD")
     setting = fits.SETTINGS["SGLD", "MLP"]
     calibrated = fits.plan_for(row, setting, 60_000)
     method = fits.method_for(row, setting, calibrated)
@@ -108,13 +108,13 @@ def test_privacy_noise_alone_is_the_langevin_noise() -> None:
     assert method.temperature(problem) == pytest.approx(1, abs=1e-6)
     brought = setting.rate * calibrated.mechanism.noise_std / calibrated.expected_batch
     assert brought**2 == pytest.approx(2 * setting.rate / 60_000, rel=1e-6)
-    wide = fits.plan_for(fits.Row("SGLD", clip=1.1 * calibrated.mechanism.clip), setting, 60_000)
+    wide = fits.plan_for(fits.TableRow("SGLD", clip=1.1 * calibrated.mechanism.clip), setting, 60_000)
     problem = make_problem(method, softmax(4, 10), schema, wide, seed=0)
     assert method.temperature(problem) == pytest.approx(1.21, rel=1e-3)
 
 
 def test_the_rule_solved_for_the_noise_agrees_with_it_solved_for_the_clip() -> None:
-    calibrated = fits.plan_for(fits.Row("SGLD"), fits.SETTINGS["SGLD", "MLP"], 60_000)
+    calibrated = fits.plan_for(fits.TableRow("SGLD"), fits.SETTINGS["SGLD", "MLP"], 60_000)
     mechanism = calibrated.mechanism
     z = fits.langevin_noise_multiplier(fits.SETTINGS["SGLD", "MLP"].rate, 2048, mechanism.clip, 60_000)
     assert z == pytest.approx(mechanism.noise_multiplier, rel=1e-9)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from confide import papers
-from confide.papers.base import Context, Measured, Outcome, save_figure
+from confide.papers.base import Context, Measured, PaperOutcome, save_figure
 from confide.papers.dp_sep import fits, mixture
 from confide.posteriors.natural import GaussianPredictive
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
 
 
-def outcome(name: str) -> Outcome:
+def outcome(name: str) -> PaperOutcome:
     (experiment,) = papers.get("dp-sep").chosen([name])
     return experiment.run(CONTEXT)
 

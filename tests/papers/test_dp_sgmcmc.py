@@ -13,7 +13,7 @@ from confide import papers
 from confide.data import catalogue
 from confide.data.columns import Column
 from confide.papers import base
-from confide.papers.base import Context, Finished, Measured, Table
+from confide.papers.base import Context, Finished, Measured, PaperTable
 from confide.papers.dp_sgmcmc import adult
 
 QUICK = Context(quick=True, seeds=(0,), noise_seed=1)
@@ -24,7 +24,7 @@ def done() -> dict[str, Finished]:
     return {item.experiment.name: item for item in base.run(papers.get("dp-sgmcmc"), QUICK)}
 
 
-def rows(table: Table) -> dict[tuple[Any, Any], dict[str, Any]]:
+def rows(table: PaperTable) -> dict[tuple[Any, Any], dict[str, Any]]:
     return {(row[0], row[1]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
 
 

@@ -12,7 +12,7 @@ import pytest
 from confide import papers
 from confide.cli.app import main
 from confide.papers import base, sets
-from confide.papers.base import Context, Experiment, Figure, Measured, Outcome, Paper, Table
+from confide.papers.base import Context, Experiment, Figure, Measured, Paper, PaperOutcome, PaperTable
 
 
 def _draw(figure: Any) -> None:
@@ -20,12 +20,12 @@ def _draw(figure: Any) -> None:
 
 
 def _paper(*, fails: bool = False) -> Paper:
-    def table(context: Context) -> Outcome:
+    def table(context: Context) -> PaperOutcome:
         cells = ("accuracy", 0.9, Measured((0.91, 0.93), 2), math.inf)
-        shown = Table("Table 1", ("what", "paper", "ours", "sound epsilon"), (cells,), ("A note.",))
-        return Outcome((shown,), (Figure("curve", "A falling line.", _draw),))
+        shown = PaperTable("Table 1", ("what", "paper", "ours", "sound epsilon"), (cells,), ("A note.",))
+        return PaperOutcome((shown,), (Figure("curve", "A falling line.", _draw),))
 
-    def broken(context: Context) -> Outcome:
+    def broken(context: Context) -> PaperOutcome:
         raise RuntimeError("a machine that stops")
 
     second = (Experiment("second", "fails", broken),) if fails else ()
@@ -50,7 +50,7 @@ def test_a_finished_experiment_is_written_before_the_next_one_begins(tmp_path: P
 
 def test_a_row_of_another_width_is_refused() -> None:
     with pytest.raises(ValueError, match="2 cells under 1 columns"):
-        Table("t", ("one",), ((1, 2),))
+        PaperTable("t", ("one",), ((1, 2),))
 
 
 def test_an_unknown_experiment_names_those_that_exist() -> None:

@@ -20,24 +20,13 @@ from confide.mechanism.noise import NoiseStream
 from confide.mechanism.secure import LatticeNoise
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
+from tests.mechanism.clipping.zoo_networks import Rating
 
 MODES = (False, True)
 
 
 def mechanism_for(records: int, secure: bool) -> SampledGaussian:
     return SampledGaussian(4.0, 1.0, 1.0, records, "full-batch", secure=secure)
-
-
-class Rating(nn.Module):
-    """Both players' rows; nothing for a player against itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rating = nn.Embedding(50, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.rating(x.long())
-        return (found[:, 0] - found[:, 1]).squeeze(-1)
 
 
 class TwoTypes(nn.Module):

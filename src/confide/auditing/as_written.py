@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from confide.auditing.hostile_records import RECORDS, TABLES, Table
+from confide.auditing.hostile_records import RECORDS, TABLES, HostileTable
 from confide.auditing.kept_state import KeptState, evaluation, same_start
 from confide.auditing.results import Check
 from confide.errors import Refusal
@@ -45,7 +45,7 @@ class Influence:
         return f"in one batch, a record moves the answers of others by {self.size:.4g} C ({where})"
 
 
-def check_as_written(query: Query, examples: Table, seed: int) -> Check:
+def check_as_written(query: Query, examples: HostileTable, seed: int) -> Check:
     """Whether records keep apart by themselves."""
     try:
         worst = WholeBatch(query, examples, seed).worst()
@@ -59,7 +59,7 @@ def check_as_written(query: Query, examples: Table, seed: int) -> Check:
 class WholeBatch:
     """One query, in double precision if it can be had, and hostile tables."""
 
-    def __init__(self, query: Query, examples: Table, seed: int) -> None:
+    def __init__(self, query: Query, examples: HostileTable, seed: int) -> None:
         self.examples, self.seed = examples, seed
         self.query, self.dtype = query, torch.float32
         self.kept: KeptState | None = None
@@ -76,7 +76,7 @@ class WholeBatch:
         self.query, self.dtype = query, dtype
         self.kept = KeptState(query.module) if isinstance(query, GradientQuery) else None
 
-    def table(self, name: str, size: int) -> Table:
+    def table(self, name: str, size: int) -> HostileTable:
         generator = torch.Generator().manual_seed(1000 * self.seed + size)
         found = TABLES[name](self.examples, size, generator)
         return found.of(self._cast_features(found.x), found.y)
@@ -133,7 +133,7 @@ class WholeBatch:
             here = others if exchange else others + (others >= place)
             yield Influence(_moved(before[others], after[here]), kind, name, size)
 
-    def answers(self, table: Table, seed: int) -> Tensor:
+    def answers(self, table: HostileTable, seed: int) -> Tensor:
         """One row per record."""
         if self.kept is not None:
             self.kept.put_back()
@@ -148,7 +148,7 @@ class WholeBatch:
         return torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, torch.zeros_like(rows)).double()
 
 
-def _gradients(query: GradientQuery, table: Table) -> Tensor:
+def _gradients(query: GradientQuery, table: HostileTable) -> Tensor:
     parameters = [parameter for parameter in query.module.parameters() if parameter.requires_grad]
     losses = query.loss(query.module(table.x), table.y)
     if losses.dim() != 1:
@@ -169,7 +169,7 @@ def _cast(query: Query, dtype: torch.dtype) -> Query:
     return GradientQuery(module.double() if dtype == torch.float64 else module, query.loss)
 
 
-def _usable(record: Table) -> bool:
+def _usable(record: HostileTable) -> bool:
     """Whether the boundary would let it into a batch."""
     fits = record.classes is None or bool(((record.y >= 0) & (record.y < record.classes)).all())
     return fits and (not record.x.is_floating_point() or bool(torch.isfinite(record.x).all()))

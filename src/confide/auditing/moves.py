@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.auditing.as_written import check_as_written
-from confide.auditing.hostile_records import RECORDS, TABLES, UNUSABLE, Table
+from confide.auditing.hostile_records import RECORDS, TABLES, UNUSABLE, HostileTable
 from confide.auditing.kept_state import KeptState, evaluation, same_start
 from confide.auditing.results import Check
 from confide.data.schema import Schema
@@ -150,18 +150,18 @@ def audit_query(
     return QueryAudit(title, (_moved(moves), memory, state, _errors(moves), written), _worst(moves), len(moves))
 
 
-def _examples(x: Any, y: Any, classes: int | None) -> Table:
+def _examples(x: Any, y: Any, classes: int | None) -> HostileTable:
     features, targets = torch.as_tensor(x), torch.as_tensor(y)
     if len(features) != len(targets) or len(features) < FEWEST_EXAMPLES:
         raise Refusal(f"x, y: need at least {FEWEST_EXAMPLES} example records, with one row of each per record")
     whole = not features.is_floating_point()
-    return Table(features, targets, int(features.max()) if whole else None, classes)
+    return HostileTable(features, targets, int(features.max()) if whole else None, classes)
 
 
 class MovesBench:
     """One query, the examples, and whatever answers."""
 
-    def __init__(self, query: Query, examples: Table, make_data: Callable[..., Any], seed: int) -> None:
+    def __init__(self, query: Query, examples: HostileTable, make_data: Callable[..., Any], seed: int) -> None:
         self.query, self.examples, self.make_data = query, examples, make_data
         self.module = query.module if isinstance(query, GradientQuery) else None
         self.kept = None if self.module is None else KeptState(self.module)
@@ -225,8 +225,8 @@ class MovesBench:
 
     def _move(
         self,
-        table: Table,
-        record: Table,
+        table: HostileTable,
+        record: HostileTable,
         place: int,
         without: Tensor,
         mechanism: SampledGaussian,
@@ -242,7 +242,7 @@ class MovesBench:
             return Move(0.0, allowed, name, table_name, size, seed, f"raises {type(error).__name__}")
         return Move(moved if moved == moved else float("inf"), allowed, name, table_name, size, seed)
 
-    def _clips(self, table: Table, seed: int) -> list[float]:
+    def _clips(self, table: HostileTable, seed: int) -> list[float]:
         """By what a record counts for beside its neighbours, were nothing clipped."""
         own = self.answer(table, self._silent(1e25), seed).norm().item() / max(1, len(table.x))
         alone = self.answer(self.examples, self._silent(1e25), seed).norm().item() / len(self.examples.x)
@@ -275,7 +275,7 @@ class MovesBench:
             Check("left state", not names, f"depends on a record: {', '.join(names) or 'nothing'}", "nothing"),
         )
 
-    def answer(self, table: Table, mechanism: SampledGaussian, seed: int, fresh: bool = True) -> Tensor:
+    def answer(self, table: HostileTable, mechanism: SampledGaussian, seed: int, fresh: bool = True) -> Tensor:
         """From the module as it was at first, unless its history is to count; with the same noise for one seed."""
         if fresh and self.kept is not None:
             self.kept.put_back()

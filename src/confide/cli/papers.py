@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.table import Table as RichTable
+from rich.table import PaperTable as RichTable
 from rich.text import Text
 
 from confide.cli import options
@@ -18,7 +18,7 @@ from confide.cli.output import emit_json, output, progress_bar
 from confide.errors import CommandError
 
 if TYPE_CHECKING:
-    from confide.papers.base import Finished, Paper, Table
+    from confide.papers.base import Finished, Paper, PaperTable
 
 LIST_EXAMPLE = "confide papers list"
 RUN_EXAMPLES = (
@@ -114,7 +114,7 @@ def show(console: Console, finished: Finished) -> None:
     console.print(f"[dim]{escape(finished.experiment.name)}: {finished.seconds:.0f} s[/dim]\n")
 
 
-def rendered(table: Table) -> Group:
+def rendered(table: PaperTable) -> Group:
     """A table for the terminal, its notes below."""
     from confide.papers.base import shown
 

@@ -95,7 +95,7 @@ def relu_moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _MomentLayer:
     """One layer's pass: its input moments, and the moments of its sums, which lead the backward pass."""
 
     input_mean: Tensor
@@ -109,11 +109,11 @@ def _through(weights: Tensor, inputs: Tensor) -> Tensor:
     return inputs @ weights.mT if weights.ndim == 2 else (weights @ inputs[..., None])[..., 0]
 
 
-def _forward(means: list[Tensor], variances: list[Tensor], x: Tensor, leaves: bool = False) -> list[_Layer]:
+def _forward(means: list[Tensor], variances: list[Tensor], x: Tensor, leaves: bool = False) -> list[_MomentLayer]:
     """Moments of every layer's sums. With `leaves` the first sums start a graph for the backward pass."""
     ones = x.new_ones(len(x), 1)
     mean, variance = torch.cat([x, ones], 1), None
-    layers: list[_Layer] = []
+    layers: list[_MomentLayer] = []
     for number, (m, v) in enumerate(zip(means, variances, strict=True)):
         total = _through(m, mean)
         spread = _through(v, mean.square())
@@ -121,7 +121,7 @@ def _forward(means: list[Tensor], variances: list[Tensor], x: Tensor, leaves: bo
             spread = spread + _through(m.square() + v, variance)
         if leaves and number == 0:
             total, spread = total.requires_grad_(), spread.requires_grad_()
-        layers.append(_Layer(mean, variance, total, spread))
+        layers.append(_MomentLayer(mean, variance, total, spread))
         if number + 1 < len(means):
             hidden, doubt = relu_moments(total, spread.clamp(min=_SMALLEST_VARIANCE))
             mean, variance = torch.cat([hidden, ones], 1), torch.cat([doubt, torch.zeros_like(ones)], 1)
@@ -167,7 +167,7 @@ def slopes(layout: WeightLayout, mean: Tensor, variance: Tensor, x: Tensor, log_
     return Slopes(layout.join(to_mean), layout.join(to_variance), last.mean.detach(), last.variance.detach())
 
 
-def _layer_slopes(layer: _Layer, by_mean: Tensor, by_variance: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _layer_slopes(layer: _MomentLayer, by_mean: Tensor, by_variance: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     inputs = layer.input_mean.detach()
     rows = by_mean[:, :, None] * inputs[:, None, :]
     squares = inputs.square()

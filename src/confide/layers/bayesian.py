@@ -92,7 +92,7 @@ def observed(leaves: bool = True) -> Iterator[None]:
 # mean-field weights ---------------------------------------------------------------------------------------------
 
 
-class _MeanField(BayesianLayer):
+class _MeanFieldLayer(BayesianLayer):
     """Parameters weight_mean, weight_rho, bias_mean, bias_rho; noise (draws, *shape) for weight and bias.
 
     norms="bound" lets the clipping of several draws use an upper bound of the per-record norm, not the exact one: a
@@ -163,7 +163,7 @@ def _fast_softplus(values: Tensor) -> Tensor:
     return F.softplus(values) if bool(values.max() > 20) else values.exp().log1p_()
 
 
-class MeanFieldLinear(_MeanField):
+class MeanFieldLinear(_MeanFieldLayer):
     """A linear layer with independent Gaussian weights; rows on axis 0, features last."""
 
     def __init__(
@@ -194,7 +194,7 @@ class MeanFieldLinear(_MeanField):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias_mean is not None}"
 
 
-class MeanFieldConv2d(_MeanField):
+class MeanFieldConv2d(_MeanFieldLayer):
     """A convolution with independent Gaussian weights (zero padding)."""
 
     def __init__(

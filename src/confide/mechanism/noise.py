@@ -100,7 +100,7 @@ class _Keystream:
         return np.frombuffer(self._encryptor.update(bytes(8 * count)), dtype=np.uint64)
 
 
-class _Workspace:
+class _NoiseWorkspace:
     """Room for one chunk of keystream and for what turns it into normals of one dtype."""
 
     def __init__(self, dtype: torch.dtype, blocks: int) -> None:
@@ -126,10 +126,10 @@ class _Workspace:
         return torch.bitwise_and(self.words[:blocks, 0], self.half_range - 1).bitwise_or_(1)
 
 
-_Transform = Callable[[_Workspace, Tensor, float], bool]
+_Transform = Callable[[_NoiseWorkspace, Tensor, float], bool]
 
 
-def _torch_transform(space: _Workspace, out: Tensor, std: float) -> bool:
+def _torch_transform(space: _NoiseWorkspace, out: Tensor, std: float) -> bool:
     """Box-Muller from the words in `space` into `out` (blocks, 2, PAIRS); true if a radius is to be refined.
 
     -log U = log1p((1 - U) / U), and integers give both 1 - U and U to full relative accuracy, so neither the
@@ -151,7 +151,7 @@ def _torch_transform(space: _Workspace, out: Tensor, std: float) -> bool:
 
 
 def _native_transform(kernel: _native.Kernel) -> _Transform:
-    def transform(space: _Workspace, out: Tensor, std: float) -> bool:
+    def transform(space: _NoiseWorkspace, out: Tensor, std: float) -> bool:
         least = kernel(space.words.data_ptr(), out.data_ptr(), len(out), PAIRS, std)
         return least < _refined_below(32)
 
@@ -175,7 +175,7 @@ class _Refinement:
     bits: int
 
     @classmethod
-    def found_in(cls, space: _Workspace, out: Tensor) -> _Refinement:
+    def found_in(cls, space: _NoiseWorkspace, out: Tensor) -> _Refinement:
         odd = space.odd_words(len(out))
         blocks, places = (odd < _refined_below(space.word_bits)).nonzero(as_tuple=True)
         j = (odd[blocks, places] >> 1).double().numpy()
@@ -189,14 +189,14 @@ class _Refinement:
             self.out[self.blocks, row, self.places] = torch.from_numpy(radius * wave).to(self.out.dtype) * std
 
 
-class _Gaussian:
+class _NativeGaussian:
     """The unit normals of one dtype as one endless sequence, cut to the lengths asked for."""
 
     def __init__(self, dtype: torch.dtype, backend: str, bulk: _Keystream, refinements: _Keystream) -> None:
         kernel = _native.kernel() if backend == "aes-ctr-native" and dtype == torch.float32 else None
         self._native = kernel is not None
         self._transform = _torch_transform if kernel is None else _native_transform(kernel)
-        self._spaces = [_Workspace(dtype, TORCH_CHUNK if kernel is None else NATIVE_CHUNK)]
+        self._spaces = [_NoiseWorkspace(dtype, TORCH_CHUNK if kernel is None else NATIVE_CHUNK)]
         self._bulk, self._refinements = bulk, refinements
         self._ahead = torch.empty(RESERVOIR_BLOCKS * BLOCK, dtype=dtype)
         # Served through numpy, whose calls on short arrays take a third of the time of torch's.
@@ -228,7 +228,7 @@ class _Gaussian:
         if workers > 1:
             parts = list(out.tensor_split(workers))
             while len(self._spaces) < workers:
-                self._spaces.append(_Workspace(out.dtype, NATIVE_CHUNK))
+                self._spaces.append(_NoiseWorkspace(out.dtype, NATIVE_CHUNK))
             streams = self._bulk.split_off([len(part) * self._spaces[0].block_bytes for part in parts])
             waiting = [
                 threads().submit(self._fill, part, std, stream, space)
@@ -242,7 +242,7 @@ class _Gaussian:
         for refinement in found:
             refinement.apply(std, self._refinements)
 
-    def _fill(self, out: Tensor, std: float, stream: _Keystream, space: _Workspace) -> list[_Refinement]:
+    def _fill(self, out: Tensor, std: float, stream: _Keystream, space: _NoiseWorkspace) -> list[_Refinement]:
         found = []
         for chunk in out.split(space.blocks):
             stream.fill(space.buffer, len(chunk) * space.block_bytes)
@@ -290,7 +290,7 @@ class NoiseStream:
         self._bulk, self._refinements, self._words = (
             _Keystream(algorithms.AES(key), lane) for lane in (NORMALS, REFINEMENTS, UNIFORMS)
         )
-        self._gaussians: dict[torch.dtype, _Gaussian] = {}
+        self._gaussians: dict[torch.dtype, _NativeGaussian] = {}
 
     def _renew(self) -> None:
         """A key that is this process's own and holds fresh bits of the system. With the lock held."""
@@ -333,7 +333,7 @@ class NoiseStream:
             if out.dtype not in self._gaussians:
                 if self._forked:  # torch's threads did not survive the fork: waiting for them would never end
                     torch.set_num_threads(1)
-                gaussian = _Gaussian(out.dtype, self._backend, self._bulk, self._refinements)
+                gaussian = _NativeGaussian(out.dtype, self._backend, self._bulk, self._refinements)
                 self._gaussians[out.dtype] = gaussian
             self._gaussians[out.dtype].write(flat, float(std))
         return out

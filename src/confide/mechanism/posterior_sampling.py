@@ -116,10 +116,10 @@ class PosteriorSampling:
 
     def draw(self, x: Tensor, y: Tensor, stream: NoiseStream) -> Tensor:
         """A draw of the coefficients, intercept last, from features (records, d) and labels 0 or 1. Private inside."""
-        return _Target(self, x, y).sample(stream)
+        return _LogTarget(self, x, y).sample(stream)
 
 
-class _Target:
+class _LogTarget:
     """The posterior of one data set, and the chain that draws from it."""
 
     def __init__(self, mechanism: PosteriorSampling, x: Tensor, y: Tensor) -> None:

@@ -206,7 +206,7 @@ def residual_scale(counts: Tensor, noise: float, records: float, guess: float) -
 
 
 @dataclass(frozen=True)
-class Pass:
+class NoisyPass:
     """One step in the eyes of its noise: every weight for itself, curvature as assumed.
 
     pull     the share of a weight's distance that the gradient takes back, H / D
@@ -222,7 +222,7 @@ class Pass:
     averaging: float
 
 
-def after(step: Pass, response: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+def after(step: NoisyPass, response: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (..., 3) and covariance (..., 3, 3) of (weight, velocity, running average) after one more step.
 
     The mean is that of a weight whose data would have it at 1 and that started from 0: what it reaches. With both, an

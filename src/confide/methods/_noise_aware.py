@@ -41,7 +41,7 @@ BEND = {"gaussian": 0.25, "bernoulli": 0.1, "categorical": 0.2}
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ReleasedEvidence:
     """What was released, stage by stage (first axis), in sums over all records.
 
     points       theta_t
@@ -141,7 +141,7 @@ def prior_belief(model: Model) -> Belief:
     return Belief(mean, covariance, model.curvature_at(model.records * model.moments, mean), model.scale)
 
 
-def believe(model: Model, evidence: Evidence, start: Belief) -> Belief:
+def believe(model: Model, evidence: ReleasedEvidence, start: Belief) -> Belief:
     """The fixed point, from the belief before the last stage."""
     belief, moments = start, model.records * model.moments
     for _ in range(ROUNDS):
@@ -161,7 +161,7 @@ def believe(model: Model, evidence: Evidence, start: Belief) -> Belief:
     return replace(belief, covariance=belief.covariance * (1 + max(0.0, unsure) * 2 / (model.size + 2)))
 
 
-def _pooled(model: Model, evidence: Evidence, belief: Belief, moments: Tensor) -> _Curvatures:
+def _pooled(model: Model, evidence: ReleasedEvidence, belief: Belief, moments: Tensor) -> _Curvatures:
     """Curvatures from all stages and the public prior, cleaned of what can only be noise.
 
     Each stage's is carried to the point in question by the formula for inputs of the moments found so far. Variances
@@ -186,7 +186,7 @@ def _pooled(model: Model, evidence: Evidence, belief: Belief, moments: Tensor) -
 
 
 def _solved(
-    model: Model, evidence: Evidence, belief: Belief, curvatures: _Curvatures, sure: bool = False
+    model: Model, evidence: ReleasedEvidence, belief: Belief, curvatures: _Curvatures, sure: bool = False
 ) -> tuple[Belief, Tensor]:
     """The Gaussian belief, given the covariance of all noises under the belief before; precision from the data.
 
@@ -231,7 +231,7 @@ def _second_order(model: Model, belief: Belief, here: Tensor) -> float:
 
 
 def _expected_scores(
-    model: Model, evidence: Evidence, belief: Belief, curvatures: _Curvatures, distance: Tensor
+    model: Model, evidence: ReleasedEvidence, belief: Belief, curvatures: _Curvatures, distance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """f_t, m_t at the belief's mean, and the relative error that is left in m_t."""
     gaps = belief.mean - evidence.points
@@ -260,7 +260,7 @@ def _bend(moments: Tensor, points: Tensor, mean: Tensor) -> Tensor:
     return torch.stack(found)
 
 
-def _residual_square(model: Model, evidence: Evidence, belief: Belief, distance: Tensor) -> Tensor:
+def _residual_square(model: Model, evidence: ReleasedEvidence, belief: Belief, distance: Tensor) -> Tensor:
     """Mean square of a clipped residual; in units of the curvature for classes."""
     if model.kind != "gaussian":
         return torch.ones_like(distance)
@@ -274,7 +274,7 @@ LOG_SPREAD = 1.5
 """Prior deviation of the logarithm of the noise scale about the given one: a factor of four and a half."""
 
 
-def fitted_scale(model: Model, evidence: Evidence, belief: Belief) -> float:
+def fitted_scale(model: Model, evidence: ReleasedEvidence, belief: Belief) -> float:
     """Root of the mean squared noise scale, from how large clipped residuals were in every stage."""
     gaps = belief.mean - evidence.points
     second = gaps[:, :, None] * gaps[:, None, :] + belief.covariance

@@ -13,7 +13,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
     TARGET_BINS,
-    Pass,
+    NoisyPass,
     Scale,
     Schedule,
     after,
@@ -25,15 +25,22 @@ from confide.methods._additive import (
     scale_of,
     shrunk,
 )
+from confide.methods._additive_problem import (
+    answers_of,
+    budget_of,
+    check_likelihood,
+    classes_of,
+    clip_of,
+    clip_share,
+    curvature_weights,
+    network_of,
+)
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
-from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Probit
+from confide.models.likelihoods import Categorical, Gaussian, Likelihood, Probit
 from confide.posteriors.additive import AdditiveGaussian
 from confide.sources.queries import GradientQuery, Query, Release
 
-CLIP, CLIP_GROWTH, MOST_CLIP = 0.7, 0.15, 1.5
-"""The clip at n mu = 1000, in units of a record's usual norm times the largest residual of a class, or CUT deviations
-of a number. It grows with that power of n mu: noise counts less, and what the clip takes off counts more."""
 CUT = 1.0
 RELEASES = 17
 """About all records: one histogram and sixteen steps, or thirteen and three."""
@@ -57,7 +64,7 @@ USUAL_EFFECT = 0.5
 
 
 @dataclass(frozen=True)
-class State:
+class AdditiveState:
     """Functions of releases alone.
 
     gathered    sums of the present phase of counting
@@ -159,22 +166,22 @@ class Additive(Method):
 
     # -- the four functions ---------------------------------------------------------------------------------------
 
-    def init(self, problem: Problem) -> State:
-        _check(problem.likelihood)
-        recipe = _network(problem).recipe
-        return self._scaled(problem, scale_of(recipe, _answers(problem), None, 0.0, problem.records), math.inf)
+    def init(self, problem: Problem) -> AdditiveState:
+        check_likelihood(problem.likelihood)
+        recipe = network_of(problem).recipe
+        return self._scaled(problem, scale_of(recipe, answers_of(problem), None, 0.0, problem.records), math.inf)
 
-    def ask(self, problem: Problem, state: State) -> Query:
-        network, clip = _network(problem), _clip(problem)
+    def ask(self, problem: Problem, state: AdditiveState) -> Query:
+        network, clip = network_of(problem), clip_of(problem)
         phase, _, _ = self._schedule(problem).at(state.step)
         if phase == "scale":
-            return histogram(network.recipe, _classes(problem.likelihood), clip)
+            return histogram(network.recipe, classes_of(problem.likelihood), clip)
         self._show(problem, state)
         if phase == "look":
             return residuals(network, clip)
         return GradientQuery(network, self._likelihood(problem, state).loss)
 
-    def tell(self, problem: Problem, state: State, release: Release) -> State:
+    def tell(self, problem: Problem, state: AdditiveState, release: Release) -> AdditiveState:
         phase, place, count = self._schedule(problem).at(state.step)
         if phase == "learn":
             return self._learn(problem, state, release)
@@ -182,11 +189,11 @@ class Additive(Method):
         state = replace(state, step=state.step + 1, gathered=gathered)
         if place + 1 < count:
             return state
-        unit = problem.records / (release.expected_batch * count) / _clip(problem)
+        unit = problem.records / (release.expected_batch * count) / clip_of(problem)
         return self._counted(problem, replace(state, gathered=None), phase, gathered * unit, release, unit, count)
 
-    def posterior(self, problem: Problem, state: State) -> AdditiveGaussian:
-        network = _network(problem)
+    def posterior(self, problem: Problem, state: AdditiveState) -> AdditiveGaussian:
+        network = network_of(problem)
         self._show(problem, state)
         mean, variance, scales = self._belief(problem, state)
         used = int((state.variances[1 : 1 + network.recipe.waves] > 0).sum()) if network.recipe.numbers else 0
@@ -216,35 +223,42 @@ class Additive(Method):
         return self._schedule(problem).phases[-1][0] == "look"
 
     def _counted(
-        self, problem: Problem, state: State, phase: str, counts: Tensor, release: Release, unit: float, count: int
-    ) -> State:
+        self,
+        problem: Problem,
+        state: AdditiveState,
+        phase: str,
+        counts: Tensor,
+        release: Release,
+        unit: float,
+        count: int,
+    ) -> AdditiveState:
         """What the counts of one phase say; `unit` turned them into records."""
-        recipe = _network(problem).recipe
+        recipe = network_of(problem).recipe
         noise = release.noise_std * math.sqrt(count) * unit
         if phase == "scale":
             root = math.sqrt(len(recipe.blocks) + 1)
-            scale = scale_of(recipe, _answers(problem), counts * root, noise * root, problem.records)
+            scale = scale_of(recipe, answers_of(problem), counts * root, noise * root, problem.records)
             return replace(self._scaled(problem, scale, noise * root / problem.records), step=state.step)
         # What is left to explain is no more than there was.
         spread = self._spread(problem, state)
         found = min(spread, residual_scale(counts, noise, problem.records, state.deviation))
         return self._ready(problem, replace(state, deviation=found))
 
-    def _scaled(self, problem: Problem, scale: Scale, doubt: float) -> State:
+    def _scaled(self, problem: Problem, scale: Scale, doubt: float) -> AdditiveState:
         """The state at the start of learning, with features of a known scale and shares with that much noise."""
-        recipe = _network(problem).recipe
+        recipe = network_of(problem).recipe
         start, deviation = self._start(problem, scale)
         variances = scale.variances * self._amplitudes(problem).square()
         usual = math.sqrt(float(variances.sum()))
         unit = 1 / usual
         if not isinstance(problem.likelihood, Gaussian):
             largest = math.sqrt(2) if isinstance(problem.likelihood, Categorical) else 1.0
-            unit *= _clip(problem) / (_clip_share(problem) * largest)
+            unit *= clip_of(problem) / (clip_share(problem) * largest)
         shape = (recipe.outputs, recipe.features)
         weights = torch.zeros(shape, dtype=torch.float64)
         weights[:, 0] = start
         problem.position.copy_((weights / unit).flatten())
-        return State(
+        return AdditiveState(
             0, scale.heights, scale.centres, variances, scale.answers, unit, start,
             self._start_doubt(problem, scale, doubt), deviation,
             velocity=torch.zeros(shape, dtype=torch.float64),
@@ -276,40 +290,40 @@ class Additive(Method):
         if isinstance(problem.likelihood, Gaussian):
             # Of a mean over bins that are a noisy release each, within [-1, 1].
             return min(1.0, math.hypot(doubt * math.sqrt(TARGET_BINS / 3), self._start(problem, scale)[1] / 3))
-        least = float(_weights(problem.likelihood, scale.answers).min())
+        least = float(curvature_weights(problem.likelihood, scale.answers).min())
         return min(UNKNOWN_START, math.hypot(doubt / least, START_SHIFT))
 
     def _amplitudes(self, problem: Problem) -> Tensor:
         """Of all features; 0 for waves beyond what the budget pays for."""
-        recipe = _network(problem).recipe
-        affordable = min(_budget(problem) / (RECORDS_PER_WAVE * len(recipe.blocks)), recipe.waves)
+        recipe = network_of(problem).recipe
+        affordable = min(budget_of(problem) / (RECORDS_PER_WAVE * len(recipe.blocks)), recipe.waves)
         order = torch.arange(1, recipe.waves + 1, dtype=torch.float64)
         waves = order**-self.smoothness * (order <= max(1, int(affordable)))
         ones = torch.ones(len(recipe.categories), dtype=torch.float64)
         return torch.cat([torch.ones(1, dtype=torch.float64), waves.repeat(len(recipe.numbers)), ones])
 
-    def _show(self, problem: Problem, state: State) -> None:
+    def _show(self, problem: Problem, state: AdditiveState) -> None:
         """Put the scale into the network."""
-        features = _network(problem).features
+        features = network_of(problem).features
         features.heights.copy_(state.heights)
         features.centres.copy_(state.centres)
         features.amplitudes.copy_(self._amplitudes(problem) * state.unit)
 
     # -- learning --------------------------------------------------------------------------------------------------
 
-    def _likelihood(self, problem: Problem, state: State) -> Likelihood:
+    def _likelihood(self, problem: Problem, state: AdditiveState) -> Likelihood:
         """Whose gradient is asked: a number's residual is in such units that the clip cuts it at CUT deviations."""
         if isinstance(problem.likelihood, Gaussian):
             return Gaussian(math.sqrt(self._gain(problem, state)))
         return problem.likelihood
 
-    def _gain(self, problem: Problem, state: State) -> float:
+    def _gain(self, problem: Problem, state: AdditiveState) -> float:
         """Residuals are divided by this before they are asked."""
         if not isinstance(problem.likelihood, Gaussian):
             return 1.0
-        return _clip_share(problem) * CUT * state.deviation / _clip(problem)
+        return clip_share(problem) * CUT * state.deviation / clip_of(problem)
 
-    def _learn(self, problem: Problem, state: State, release: Release) -> State:
+    def _learn(self, problem: Problem, state: AdditiveState, release: Release) -> AdditiveState:
         gain = self._gain(problem, state) / state.unit * problem.records / release.expected_batch
         position = problem.position.double().view(state.velocity.shape) * state.unit
         gradient = release.sum.double().view(position.shape) * gain
@@ -322,7 +336,7 @@ class Additive(Method):
         averaging = 1 / max(1, counted)
         velocity = MOMENTUM * state.velocity + (gradient + prior * (position - self._origin(state))) / divisor
         moved = position - rate * velocity
-        taken = Pass(curvature / divisor, prior / divisor, noise / divisor, rate, MOMENTUM, averaging)
+        taken = NoisyPass(curvature / divisor, prior / divisor, noise / divisor, rate, MOMENTUM, averaging)
         response, covariance = after(taken, state.response, state.covariance)
         problem.position.copy_((moved / state.unit).flatten())
         state = replace(
@@ -332,7 +346,7 @@ class Additive(Method):
         )  # fmt: skip
         return self._ready(problem, state)
 
-    def _ready(self, problem: Problem, state: State) -> State:
+    def _ready(self, problem: Problem, state: AdditiveState) -> AdditiveState:
         """Before the last look at residuals the network stands where the posterior will have it."""
         steps, schedule = problem.plan.steps, self._schedule(problem)
         if self._looks(problem) and state.step == steps - schedule.phases[-1][1]:
@@ -340,28 +354,28 @@ class Additive(Method):
             problem.position.copy_((mean / state.unit).flatten())
         return state
 
-    def _curvatures(self, problem: Problem, state: State, noise: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _curvatures(self, problem: Problem, state: AdditiveState, noise: float) -> tuple[Tensor, Tensor, Tensor]:
         """Of the likelihood and of the prior, and what steps are divided by, all (outputs, features)."""
-        curvature = problem.records * _weights(problem.likelihood, state.answers)[:, None] * state.variances
+        curvature = problem.records * curvature_weights(problem.likelihood, state.answers)[:, None] * state.variances
         spread = self._spread(problem, state)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         prior = torch.full_like(curvature, square / spread**2)
         prior[:, 0] = 0.0  # where the constant belongs nobody knows beforehand
         return curvature, prior, curvature + prior + noise / spread
 
-    def _spread(self, problem: Problem, state: State) -> float:
+    def _spread(self, problem: Problem, state: AdditiveState) -> float:
         """Of what the model has to explain: about one logit, or the deviation of the target."""
         if not isinstance(problem.likelihood, Gaussian):
             return 1.0
         return self._start(problem, _only(state))[1]
 
-    def _origin(self, state: State) -> Tensor:
+    def _origin(self, state: AdditiveState) -> Tensor:
         origin = torch.zeros_like(state.velocity)
         origin[:, 0] = state.start
         return origin
 
     def _sharpness(
-        self, state: State, position: Tensor, gradient: Tensor, divisor: Tensor, noise: float
+        self, state: AdditiveState, position: Tensor, gradient: Tensor, divisor: Tensor, noise: float
     ) -> tuple[tuple[float, ...], float]:
         """Curvature along the last two steps over the assumed one, and the largest so far that is no noise.
 
@@ -383,7 +397,7 @@ class Additive(Method):
         most the sum of the columns' own, in units of what steps are divided by, and the constant's. What the last steps
         met counts twice, for other directions may be sharper.
         """
-        groups = [slice(0, 1), *_network(problem).recipe.groups()]
+        groups = [slice(0, 1), *network_of(problem).recipe.groups()]
         most = sum(float(pull[:, group].max()) for group in groups)
         if sharpest:
             most = min(most, max(2 * max(sharpest), 1.0))
@@ -391,7 +405,7 @@ class Additive(Method):
 
     # -- posterior -------------------------------------------------------------------------------------------------
 
-    def _belief(self, problem: Problem, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    def _belief(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of all weights (outputs, features), and the scale of every column."""
         curvature, _, _ = self._curvatures(problem, state, 0.0)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
@@ -401,7 +415,7 @@ class Additive(Method):
         sampling = square / curvature.clamp(min=1e-12)
         noise = state.covariance[..., 2, 2] / gain.square()
         variance = sampling + noise
-        groups = _network(problem).recipe.groups()
+        groups = network_of(problem).recipe.groups()
         usual = USUAL_EFFECT * self._spread(problem, state)
         # Records say more of columns that move together than of each by itself: the former decides how much of them
         # is believed, the latter how wide a band is. Noise is alike for all.
@@ -414,62 +428,8 @@ class Additive(Method):
         return mean + origin, doubt, scales
 
 
-def _only(state: State) -> Scale:
+def _only(state: AdditiveState) -> Scale:
     return Scale(state.heights, state.centres, state.variances, state.answers)
 
 
-def _network(problem: Problem) -> AdditiveNetwork:
-    assert isinstance(problem.module, AdditiveNetwork)  # `prepare` made it
-    return problem.module
-
-
-def _clip(problem: Problem) -> float:
-    clip = problem.plan.mechanism.clip
-    return clip if math.isfinite(clip) else 1.0
-
-
-def _budget(problem: Problem) -> float:
-    """n mu of the whole run, mu by the central limit theorem where batches are sampled; infinite without noise."""
-    mechanism = problem.plan.mechanism
-    if mechanism.noise_multiplier == 0:
-        return math.inf
-    return problem.records * mechanism.rate * math.sqrt(problem.plan.steps) / mechanism.noise_multiplier
-
-
-def _clip_share(problem: Problem) -> float:
-    return min(CLIP * math.pow(_budget(problem) / 1000, CLIP_GROWTH), MOST_CLIP)
-
-
-def _check(likelihood: Likelihood) -> None:
-    if not isinstance(likelihood, Bernoulli | Categorical | Gaussian | Probit):
-        raise Refusal(
-            f"likelihood={likelihood.name!r}: an additive model explains classes or a number; use categorical, "
-            "bernoulli, probit or gaussian"
-        )
-
-
-def _classes(likelihood: Likelihood) -> int | None:
-    if isinstance(likelihood, Gaussian):
-        return None
-    return likelihood.classes if isinstance(likelihood, Categorical) else 2
-
-
-def _answers(problem: Problem) -> int:
-    return _classes(problem.likelihood) or TARGET_BINS
-
-
-def _weights(likelihood: Likelihood, shares: Tensor) -> Tensor:
-    """Curvature of the loss in each output where nothing but the shares of the answers is known."""
-    if isinstance(likelihood, Gaussian):
-        return torch.ones(1, dtype=torch.float64)
-    shares = shares.clamp(min=1e-6)
-    if isinstance(likelihood, Categorical):
-        return shares * (1 - shares)
-    one = shares[1:] / shares.sum()
-    if isinstance(likelihood, Probit):
-        density = torch.exp(-torch.special.ndtri(one).square() / 2) / math.sqrt(2 * math.pi)
-        return density.square() / (one * (1 - one))
-    return one * (1 - one)
-
-
-__all__ = ["Additive", "State", "histogram_size"]
+__all__ = ["Additive", "AdditiveState", "histogram_size"]

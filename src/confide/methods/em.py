@@ -21,7 +21,7 @@ LEAST_COUNT = 1e-3  # a component keeps at least this part of the records that i
 
 
 @dataclass(frozen=True)
-class State:
+class EmState:
     """step: releases told so far; counts, sums: expected records of each component and their sum, per record."""
 
     step: int
@@ -59,12 +59,12 @@ class EM(Method):
         if not (math.isfinite(self.horizon) and self.horizon > 0):
             raise Refusal(f"horizon={self.horizon}: must be a finite number > 0")
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem) -> EmState:
         module = _mixture(problem)
         means, counts = module.means.detach().to(torch.float64).clone(), module.weights.to(torch.float64)
-        return State(0, means, counts, counts[:, None] * means)
+        return EmState(0, means, counts, counts[:, None] * means)
 
-    def ask(self, problem: Problem, state: State) -> StatisticQuery:
+    def ask(self, problem: Problem, state: EmState) -> StatisticQuery:
         module = _mixture(problem)
         roots = torch.linalg.cholesky(module.covariances.to(torch.float64))
         weights, unit = module.weights.to(torch.float64), _unit(problem)
@@ -78,7 +78,7 @@ class EM(Method):
 
         return StatisticQuery(Recordwise(statistics), state.counts.numel() + state.sums.numel())
 
-    def tell(self, problem: Problem, state: State, release: Release) -> State:
+    def tell(self, problem: Problem, state: EmState, release: Release) -> EmState:
         module, step = _mixture(problem), state.step + 1
         answer = release.sum * (_unit(problem) / release.expected_batch)
         seen, white = answer[: state.counts.numel()], answer[state.counts.numel() :].reshape(state.means.shape)
@@ -87,9 +87,9 @@ class EM(Method):
         a = min(1.0, 2 * self.horizon / problem.plan.steps * (1 - (step - 0.5) / problem.plan.steps))
         counts, sums = torch.lerp(state.counts, seen, a), torch.lerp(state.sums, moved, a)
         precision, eta = _natural(problem, counts, sums)
-        return State(step, torch.linalg.solve(precision, eta[..., None])[..., 0], counts, sums)
+        return EmState(step, torch.linalg.solve(precision, eta[..., None])[..., 0], counts, sums)
 
-    def posterior(self, problem: Problem, state: State) -> NaturalGaussian:
+    def posterior(self, problem: Problem, state: EmState) -> NaturalGaussian:
         module = _mixture(problem)
         components, features = state.means.shape
         precision, _ = _natural(problem, state.counts, state.sums)

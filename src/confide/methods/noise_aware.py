@@ -11,7 +11,7 @@ from torch import Tensor
 
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise
-from confide.methods._noise_aware import Belief, Evidence, Model, believe, prior_belief
+from confide.methods._noise_aware import Belief, Model, ReleasedEvidence, believe, prior_belief
 from confide.methods._noise_aware_query import Layout
 from confide.methods.base import Method, Problem
 from confide.models.likelihoods import Categorical, Gaussian
@@ -33,7 +33,7 @@ DRAWS, DRAWS_OF_NETWORKS = 1000, 100
 
 
 @dataclass(frozen=True)
-class State:
+class NoiseAwareState:
     """step: releases told so far; at, reach: where and with which residual clip the present stage asks.
 
     gathered, variance   the stage's releases, summed, and the variance of the noise in that sum; count: how many
@@ -103,20 +103,22 @@ class NoiseAware(Method):
         if self.noise not in get_args(Noise):
             raise Refusal(f"noise={self.noise!r}: must be one of {', '.join(get_args(Noise))}")
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem) -> NoiseAwareState:
         layout, model = Layout.of(problem), self._model(problem)
         belief, blank = prior_belief(model), torch.zeros(layout.size, dtype=torch.float64)
         reach = self._reach(problem, model, belief)
         first = min(reach, FIRST_REACH) if model.kind == "gaussian" else reach
-        return State(0, belief.mean, first, blank, belief.mean, belief.covariance, belief.curvature, belief.scale)
+        return NoiseAwareState(
+            0, belief.mean, first, blank, belief.mean, belief.covariance, belief.curvature, belief.scale
+        )
 
-    def ask(self, problem: Problem, state: State) -> StatisticQuery:
+    def ask(self, problem: Problem, state: NoiseAwareState) -> StatisticQuery:
         layout, module, unit = Layout.of(problem), problem.module, _unit(problem)
         at, reach = state.at.reshape(layout.outputs, layout.inputs), state.reach
         function = Recordwise(lambda x, y: unit * layout.answer(module, x, y, at, reach), module)
         return StatisticQuery(function, layout.size)
 
-    def tell(self, problem: Problem, state: State, release: Release) -> State:
+    def tell(self, problem: Problem, state: NoiseAwareState, release: Release) -> NoiseAwareState:
         state = replace(
             state,
             step=state.step + 1,
@@ -126,7 +128,7 @@ class NoiseAware(Method):
         )
         return self._next_stage(problem, state) if state.step in _ends(problem.plan.steps) else state
 
-    def posterior(self, problem: Problem, state: State) -> Draws:
+    def posterior(self, problem: Problem, state: NoiseAwareState) -> Draws:
         layout = Layout.of(problem)
         fixed = problem.position[: -layout.weights]
         count = DRAWS_OF_NETWORKS if len(fixed) else DRAWS
@@ -145,7 +147,7 @@ class NoiseAware(Method):
     def with_given_noise(self) -> NoiseAware:
         return replace(self, noise="fixed")
 
-    def _facts(self, problem: Problem, state: State, count: int) -> dict[str, object]:
+    def _facts(self, problem: Problem, state: NoiseAwareState, count: int) -> dict[str, object]:
         alone = self.without_privacy_noise(problem, state).diagonal()
         facts: dict[str, object] = {
             "draws": count,
@@ -157,7 +159,7 @@ class NoiseAware(Method):
             facts |= {"noise_scale": state.scale, "residual_clip": state.reaches[-1]}
         return facts
 
-    def without_privacy_noise(self, problem: Problem, state: State) -> Tensor:
+    def without_privacy_noise(self, problem: Problem, state: NoiseAwareState) -> Tensor:
         """The covariance that the same records would leave without any noise: the Laplace approximation."""
         model = self._model(problem)
         dispersion = state.scale**2 if model.kind == "gaussian" else 1.0
@@ -165,7 +167,7 @@ class NoiseAware(Method):
         covariance: Tensor = torch.linalg.inv(precision)
         return covariance
 
-    def _next_stage(self, problem: Problem, state: State) -> State:
+    def _next_stage(self, problem: Problem, state: NoiseAwareState) -> NoiseAwareState:
         """The belief given one stage more, and the point and clip of the next."""
         seen = replace(
             state,
@@ -222,7 +224,7 @@ def _unit(problem: Problem) -> float:
     return clip if math.isfinite(clip) else 1.0
 
 
-def _evidence(problem: Problem, state: State) -> Evidence:
+def _evidence(problem: Problem, state: NoiseAwareState) -> ReleasedEvidence:
     """The stages that are complete, as sums over all records."""
     layout, mechanism, records = Layout.of(problem), problem.plan.mechanism, problem.records
     rate = mechanism.expected_batch / records
@@ -235,7 +237,7 @@ def _evidence(problem: Problem, state: State) -> Evidence:
     score_unit, curvature_unit, spread_unit = layout.units(reaches)
     scores, curvature, spreads = layout.split(sums)
     batch = thinning * records * layout.curvature_bound**2 / layout.pairs  # all entries of a record share its norm
-    return Evidence(
+    return ReleasedEvidence(
         points=torch.stack(state.points),
         scores=scores * score_unit[:, None],
         score_noise=noise * score_unit**2,

@@ -20,7 +20,7 @@ LARGEST_LEARNING_RATE = 0.01
 
 
 @dataclass(frozen=True)
-class State(ChainState):
+class PsgldState(ChainState):
     """second: running mean of squared noisy gradients; hottest: largest temperature of any coordinate so far."""
 
     second: Tensor | None = field(default=None, repr=False)
@@ -56,13 +56,13 @@ class PSGLD(Chain):
         if not (math.isfinite(self.floor) and self.floor > 0):
             raise Refusal(f"floor={self.floor}: must be a finite number > 0")
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem) -> PsgldState:
         # Before the first release the noise alone gives the scale of a mean gradient.
         mechanism = problem.plan.mechanism
         start = max(mechanism.noise_std / mechanism.expected_batch, self.floor)
-        return State(second=torch.full_like(problem.position, start**2))
+        return PsgldState(second=torch.full_like(problem.position, start**2))
 
-    def tell(self, problem: Problem, state: State, release: Release) -> State:
+    def tell(self, problem: Problem, state: PsgldState, release: Release) -> PsgldState:
         assert state.second is not None
         eta = self._step_size(problem, state.step + 1)
         scale = torch.sqrt(state.second).add_(self.floor).reciprocal_()
@@ -76,7 +76,7 @@ class PSGLD(Chain):
         second = state.second.mul(self.memory).addcmul_(mean, mean, value=1 - self.memory)
         return self.keep(problem, replace(state, second=second, hottest=hottest), eta)
 
-    def posterior(self, problem: Problem, state: State) -> Draws:
+    def posterior(self, problem: Problem, state: PsgldState) -> Draws:
         facts = {"step_size": self._step_size(problem, 1), "temperature": state.hottest}
         return self.collected(problem, state, facts)
 

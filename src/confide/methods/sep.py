@@ -46,7 +46,7 @@ AMPLE = 2000.0  # records * mu, mu as in Gaussian differential privacy; budgets 
 
 
 @dataclass(frozen=True)
-class State:
+class SepState:
     """step      releases told so far
     theta     natural parameters of the approximation q = prior * factor^records
     gathered  moments of the inputs, as far as they have been released; centre: their means
@@ -132,17 +132,17 @@ class SEP(Method):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise Refusal(f"{name}={value}: must be a finite number > 0")
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem) -> SepState:
         sites = self._sites(problem)
         # As certain as if a tenth of the records had spoken: steps are relative to the present precision. A mixture
         # starts as uncertain as its prior: soft responsibilities find the clusters that a sharp start would miss.
         certainty = 1.0 if isinstance(sites, MixtureSites) else 1 + problem.records / 10
-        state = State(0, starting_point(sites, problem.position, certainty, problem.generator))
+        state = SepState(0, starting_point(sites, problem.position, certainty, problem.generator))
         if isinstance(sites, NetworkSites) and any(self._warm_up(problem, sites)):
             return replace(state, gathered=torch.zeros(InputMoments(sites.features).sizes[0], dtype=torch.float64))
         return self._measured(problem, state)
 
-    def ask(self, problem: Problem, state: State) -> StatisticQuery:
+    def ask(self, problem: Problem, state: SepState) -> StatisticQuery:
         sites = self._sites(problem, state)
         size = self._answer_size(problem, sites)
         if state.gathered is not None:
@@ -153,7 +153,7 @@ class SEP(Method):
         chart = self._chart(problem, sites, state)
         return _padded(lambda x, y: chart.encode(sites.factors(cavity, x, y) - factor), chart.size, size)
 
-    def tell(self, problem: Problem, state: State, release: Release) -> State:
+    def tell(self, problem: Problem, state: SepState, release: Release) -> SepState:
         sites, step = self._sites(problem, state), state.step + 1
         if state.gathered is not None:
             assert isinstance(sites, NetworkSites)
@@ -166,7 +166,7 @@ class SEP(Method):
         every = max(1, problem.plan.steps // REFRESHES)
         return self._measured(problem, state) if step % every == 0 else state
 
-    def posterior(self, problem: Problem, state: State) -> NaturalGaussian:
+    def posterior(self, problem: Problem, state: SepState) -> NaturalGaussian:
         sites = self._sites(problem, state)
         noise = noise_of(sites, state.theta, problem.likelihood)
         facts = {
@@ -195,7 +195,7 @@ class SEP(Method):
             return "DP-SEP with double damping" if self.double_damping else "DP-SEP"
         return "clipped SEP, not private" if math.isfinite(mechanism.clip) else "SEP, not private"
 
-    def _sites(self, problem: Problem, state: State | None = None) -> AnySites:
+    def _sites(self, problem: Problem, state: SepState | None = None) -> AnySites:
         return sites_for(
             problem.module,
             problem.likelihood,
@@ -206,7 +206,7 @@ class SEP(Method):
             inputs=None if state is None else state.inputs,
         )
 
-    def _chart(self, problem: Problem, sites: AnySites, state: State) -> AnyChart:
+    def _chart(self, problem: Problem, sites: AnySites, state: SepState) -> AnyChart:
         """The coordinates in which answers are clipped, at the present approximation."""
         if self.coordinates == "natural":
             return PlainChart(sites, state.theta)
@@ -260,7 +260,7 @@ class SEP(Method):
         mechanism = problem.plan.mechanism
         return InputMoments(sites.features).error(mechanism.noise_multiplier, mechanism.expected_batch, steps)
 
-    def _warmed_up(self, problem: Problem, sites: NetworkSites, state: State) -> State:
+    def _warmed_up(self, problem: Problem, sites: NetworkSites, state: SepState) -> SepState:
         """The centre once the means are complete, and the map of the inputs once the covariances are."""
         assert state.gathered is not None
         means, covariances = self._warm_up(problem, sites)
@@ -274,7 +274,7 @@ class SEP(Method):
         inputs, spread = standardiser(state.gathered, state.centre, error)
         return self._measured(problem, replace(state, gathered=None, inputs=inputs, spread=spread))
 
-    def _measured(self, problem: Problem, state: State) -> State:
+    def _measured(self, problem: Problem, state: SepState) -> SepState:
         """The metric of a network at the present approximation."""
         sites = self._sites(problem, state)
         if self.coordinates == "natural" or not isinstance(sites, NetworkSites):

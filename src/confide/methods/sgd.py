@@ -16,7 +16,7 @@ from confide.sources.queries import GradientQuery, Release
 
 
 @dataclass(frozen=True)
-class State(DescentState):
+class SgdState(DescentState):
     """average: running mean of the positions of the last steps, where they are averaged."""
 
     average: Tensor | None = field(default=None, repr=False)
@@ -49,27 +49,27 @@ class SGD(Descent):
         if not 0 <= self.averaging <= 1:
             raise Refusal(f"averaging={self.averaging}: must be a share of the steps in [0, 1]")
 
-    def init(self, problem: Problem) -> State:
+    def init(self, problem: Problem) -> SgdState:
         start = self.start(problem)
         average = torch.zeros_like(problem.position) if self.averaging > 0 else None
-        return State(start.step, start.first, start.second, average)
+        return SgdState(start.step, start.first, start.second, average)
 
-    def ask(self, problem: Problem, state: State) -> GradientQuery:
+    def ask(self, problem: Problem, state: SgdState) -> GradientQuery:
         return problem.gradient_query
 
-    def tell(self, problem: Problem, state: State, release: Release) -> State:
+    def tell(self, problem: Problem, state: SgdState, release: Release) -> SgdState:
         moved = self.descend_on_sum(problem, state, release)
         counted = moved.step - self._left_out(problem)
         if state.average is not None and counted > 0:
             state.average.lerp_(problem.position, 1 / counted)
-        return State(moved.step, moved.first, moved.second, state.average)
+        return SgdState(moved.step, moved.first, moved.second, state.average)
 
     def _left_out(self, problem: Problem) -> int:
         """Steps before the first whose position counts; the last one always does."""
         steps = problem.plan.steps
         return min(int((1 - self.averaging) * steps), steps - 1)
 
-    def posterior(self, problem: Problem, state: State) -> Draws:
+    def posterior(self, problem: Problem, state: SgdState) -> Draws:
         facts = {
             "point_estimate": True,
             "optimiser": self.optimiser,

@@ -20,7 +20,7 @@ LARGEST_STEP = 0.1
 
 
 @dataclass(frozen=True)
-class State(ChainState):
+class SghmcState(ChainState):
     """velocity: the momentum, a function of past releases and of nothing else."""
 
     velocity: Tensor | None = field(default=None, repr=False)
@@ -52,10 +52,10 @@ class SGHMC(Chain):
         if not 0 < self.friction < 1:
             raise Refusal(f"friction={self.friction}: must be in (0, 1)")
 
-    def init(self, problem: Problem) -> State:
-        return State(velocity=torch.zeros_like(problem.position))
+    def init(self, problem: Problem) -> SghmcState:
+        return SghmcState(velocity=torch.zeros_like(problem.position))
 
-    def tell(self, problem: Problem, state: State, release: Release) -> State:
+    def tell(self, problem: Problem, state: SghmcState, release: Release) -> SghmcState:
         assert state.velocity is not None
         eta = self._step_size(problem, state.step + 1)
         gradient = energy_gradient_(self.prior, problem, release.sum, release.expected_batch)
@@ -67,7 +67,7 @@ class SGHMC(Chain):
         problem.position.add_(velocity)
         return self.keep(problem, replace(state, velocity=velocity), eta)
 
-    def posterior(self, problem: Problem, state: State) -> Draws:
+    def posterior(self, problem: Problem, state: SghmcState) -> Draws:
         eta = self._step_size(problem, 1)
         brought = (eta * problem.records / problem.plan.expected_batch * problem.plan.mechanism.noise_std) ** 2
         facts = {

@@ -24,7 +24,7 @@ thermostat would rise beyond what it can lose again in the whole run. In equilib
 
 
 @dataclass(frozen=True)
-class State(ChainState):
+class SgnhtState(ChainState):
     """velocity and thermostat: functions of past releases and of nothing else."""
 
     velocity: Tensor | None = field(default=None, repr=False)
@@ -60,10 +60,10 @@ class SGNHT(Chain):
         if not (math.isfinite(self.diffusion) and self.diffusion > 0):
             raise Refusal(f"diffusion={self.diffusion}: must be a finite number > 0")
 
-    def init(self, problem: Problem) -> State:
-        return State(velocity=torch.zeros_like(problem.position), thermostat=self.diffusion)
+    def init(self, problem: Problem) -> SgnhtState:
+        return SgnhtState(velocity=torch.zeros_like(problem.position), thermostat=self.diffusion)
 
-    def tell(self, problem: Problem, state: State, release: Release) -> State:
+    def tell(self, problem: Problem, state: SgnhtState, release: Release) -> SgnhtState:
         assert state.velocity is not None
         h = self._step_size(problem, state.step + 1)
         gradient = energy_gradient_(self.prior, problem, release.sum, release.expected_batch)
@@ -79,7 +79,7 @@ class SGNHT(Chain):
         thermostat = min(max(thermostat, 0.0), 1 / h)
         return self.keep(problem, replace(state, velocity=velocity, thermostat=thermostat), h)
 
-    def posterior(self, problem: Problem, state: State) -> Draws:
+    def posterior(self, problem: Problem, state: SgnhtState) -> Draws:
         facts = {
             "step_size": self._step_size(problem, 1),
             "diffusion": self.diffusion,

@@ -60,7 +60,7 @@ Cell: TypeAlias = Measured | float | int | str | None
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """Rows under column heads, with sentences below that say what a reader must know."""
 
     title: str
@@ -85,10 +85,10 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PaperOutcome:
     """What an experiment found."""
 
-    tables: tuple[Table, ...] = ()
+    tables: tuple[PaperTable, ...] = ()
     figures: tuple[Figure, ...] = ()
 
 
@@ -116,7 +116,7 @@ class Experiment:
 
     name: str
     about: str
-    run: Callable[[Context], Outcome]
+    run: Callable[[Context], PaperOutcome]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Finished:
     """An experiment, what it found and how long it took."""
 
     experiment: Experiment
-    outcome: Outcome
+    outcome: PaperOutcome
     seconds: float
 
 
@@ -187,7 +187,7 @@ def to_dict(paper: Paper, context: Context, done: Sequence[Finished]) -> dict[st
     }
 
 
-def plain_rows(table: Table) -> Iterator[dict[str, Any]]:
+def plain_rows(table: PaperTable) -> Iterator[dict[str, Any]]:
     """The rows of a table that has the columns "paper" and "ours" (or "sound"), as flat records.
 
     The name is what stands before the paper's figure; the epsilon is that of the column "sound epsilon" or "DP by PLD".
@@ -218,7 +218,7 @@ def _kind(epsilon: Cell) -> str:
     return "no epsilon belongs to this row"
 
 
-def _table_values(table: Table) -> dict[str, Any]:
+def _table_values(table: PaperTable) -> dict[str, Any]:
     rows = [[_cell_value(cell) for cell in row] for row in table.rows]
     return {"title": table.title, "columns": list(table.columns), "rows": rows, "notes": list(table.notes)}
 

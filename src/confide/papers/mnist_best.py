@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from confide.papers.base import COLOURS, Cell, Context, Experiment, Figure, Measured, Outcome, Paper, Table
+from confide.papers.base import COLOURS, Cell, Context, Experiment, Figure, Measured, Paper, PaperOutcome, PaperTable
 from confide.papers.scattering_features import centred, public_centre, scattered
 from confide.papers.sets import Set, load
 
@@ -20,7 +20,7 @@ AVERAGING = 0.2
 
 
 @dataclass(frozen=True)
-class Setting:
+class BestSetting:
     """Batch, steps, clip and the rate of momentum 0.9 on the mean gradient."""
 
     batch: int
@@ -29,8 +29,8 @@ class Setting:
     rate: float
 
 
-FULL = Setting(batch=7200, steps=120, clip=0.5, rate=60.0)
-QUICK = Setting(batch=360, steps=30, clip=0.3, rate=20.0)
+FULL = BestSetting(batch=7200, steps=120, clip=0.5, rate=60.0)
+QUICK = BestSetting(batch=360, steps=30, clip=0.3, rate=20.0)
 NOTES = (
     "Wavelet scattering (2 scales, 8 angles, 81 channels of 7 x 7), each record normalised by itself in 27 groups of "
     "channels; softmax regression on the 3969 features with a flat prior, clip 0.5 on features of length 1, batch "
@@ -43,7 +43,7 @@ NOTES = (
 )
 
 
-def run_linear(context: Context) -> Outcome:
+def run_linear(context: Context) -> PaperOutcome:
     data = load("mnist", context, layout="image")
     setting = QUICK if context.quick else FULL
     rows: list[tuple[Cell, ...]] = []
@@ -62,9 +62,9 @@ def run_linear(context: Context) -> Outcome:
             rows.append((name, f"epsilon {epsilon:g}", stated, accuracy, spent, ece))
             curves.setdefault(name, []).append((epsilon, accuracy))
     columns = ("features", "target", "paper", "ours", "sound epsilon", "ECE")
-    table = Table("MNIST, linear classifier on public feature maps", columns, tuple(rows), (*NOTES, *data.notes))
+    table = PaperTable("MNIST, linear classifier on public feature maps", columns, tuple(rows), (*NOTES, *data.notes))
     caption = "Test accuracy against the sound epsilon, delta = 1e-5; the star is the published figure."
-    return Outcome((table,), (Figure("accuracy", caption, lambda figure: _draw(figure, curves)),))
+    return PaperOutcome((table,), (Figure("accuracy", caption, lambda figure: _draw(figure, curves)),))
 
 
 def _private(data: Set, train: Tensor, context: Context) -> Any:
@@ -74,7 +74,7 @@ def _private(data: Set, train: Tensor, context: Context) -> Any:
 
 
 def _measured(
-    data: Set, private: Any, test: Tensor, setting: Setting, epsilon: float, context: Context
+    data: Set, private: Any, test: Tensor, setting: BestSetting, epsilon: float, context: Context
 ) -> tuple[Measured, Measured, float]:
     from confide.evaluate import metrics
     from confide.mechanism.plan import plan

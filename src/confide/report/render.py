@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from confide.report import words
 from confide.report.evaluation import PUBLIC, Evaluation
 from confide.report.trail import assumptions, event_rows, fact_rows, trail_parts, versions
-from confide.report.verdict import Verdict, attacker_curve, cards, cautions, lead, stamps, statement_of
+from confide.report.verdict import RunVerdict, attacker_curve, cards, cautions, lead, stamps, statement_of
 from confide.wording import accountant, epsilon, share, share_up
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def render(
     """
     if metrics is None and evaluation is not None:
         metrics = evaluation.metrics()
-    verdict = Verdict.of(run, dict(metrics or {}), evaluation)
+    verdict = RunVerdict.of(run, dict(metrics or {}), evaluation)
     moment = (created or datetime.now(UTC)).astimezone(UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0")
     version = versions()["confide"]
     page: str = template("template.html").render(
@@ -147,7 +147,7 @@ def _effect_plots(run: Run) -> list[Any]:
     return list(effect_plots(run.posterior, run.schema))
 
 
-def _privacy_plots(verdict: Verdict) -> list[Any]:
+def _privacy_plots(verdict: RunVerdict) -> list[Any]:
     from confide.evaluate import plots
 
     found = []
@@ -166,7 +166,7 @@ def figures(plots: Sequence[Any]) -> list[dict[str, Any]]:
     return [{"title": plot.title, "svg": Markup(plot.svg), "caption": plot.reading} for plot in plots]
 
 
-def _cost(verdict: Verdict) -> str:
+def _cost(verdict: RunVerdict) -> str:
     if not verdict.protected:
         return "Epsilon would bound how much one record can change what is published. Here nothing bounds it."
     return (
@@ -176,7 +176,7 @@ def _cost(verdict: Verdict) -> str:
     )
 
 
-def _epsilon_rows(verdict: Verdict) -> list[dict[str, Any]]:
+def _epsilon_rows(verdict: RunVerdict) -> list[dict[str, Any]]:
     return [
         {
             "name": accountant(entry.name).heading,
@@ -190,7 +190,7 @@ def _epsilon_rows(verdict: Verdict) -> list[dict[str, Any]]:
     ]
 
 
-def _threat(verdict: Verdict) -> str:
+def _threat(verdict: RunVerdict) -> str:
     if not verdict.protected:
         return "Nothing limits an attacker: what was published may reveal any record."
     if verdict.attacker is None:
@@ -202,7 +202,7 @@ def _threat(verdict: Verdict) -> str:
     )
 
 
-def _attacker_rows(verdict: Verdict) -> list[dict[str, str]]:
+def _attacker_rows(verdict: RunVerdict) -> list[dict[str, str]]:
     attacker = verdict.attacker
     if attacker is None or not verdict.protected:
         return []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class TrailPart:
     """A titled table of names and values."""
 
     title: str
@@ -103,34 +103,36 @@ def _terms(run: Run) -> list[str]:
 
 def trail_parts(
     run: Run, config: Mapping[str, Any] | None = None, hashes: Mapping[str, str] | None = None
-) -> list[Part]:
+) -> list[TrailPart]:
     """How the run was made, part by part."""
     method, posterior = run.method, run.posterior
     about = words.first_sentence(type(method).__doc__)
     made = [("Name", method.name), *_rows(words.settings(method))]
     learnt = [("Kind", words.label(posterior.kind)), *_rows(posterior.facts), *_model_rows(posterior)]
     return [
-        Part("Plan", _plan_rows(run)),
-        Part(f"Method: {type(method).__name__}", made, about),
-        Part("Posterior", learnt),
+        TrailPart("Plan", _plan_rows(run)),
+        TrailPart(f"Method: {type(method).__name__}", made, about),
+        TrailPart("Posterior", learnt),
         _ledger_part(run),
-        Part("Versions", list(versions().items())),
-        Part("Configuration", _rows(config or {})),
-        Part("Files (SHA-256)", list((hashes or {}).items()), hash=True),
+        TrailPart("Versions", list(versions().items())),
+        TrailPart("Configuration", _rows(config or {})),
+        TrailPart("Files (SHA-256)", list((hashes or {}).items()), hash=True),
     ]
 
 
-def _ledger_part(run: Run) -> Part:
+def _ledger_part(run: Run) -> TrailPart:
     """Where the ledger stood behind this run, so that one that was rolled back is noticed."""
     if run.ledger is None:
-        return Part(
+        return TrailPart(
             "Ledger", [("Ledger", "none was kept, so nothing adds this run up with others on the same records")]
         )
     head = f"{run.ledger['count']}:{run.ledger['hash']}"
     rows = [("Data set", str(run.ledger["dataset"])), ("Head", head), ("Identity", str(run.ledger["identity"]))]
     if run.ledger["signature"]:
         rows.append(("Signature", str(run.ledger["signature"])))
-    return Part("Ledger", rows, "`confide ledger verify FILE --head HEAD` tells whether a ledger still holds this run.")
+    return TrailPart(
+        "Ledger", rows, "`confide ledger verify FILE --head HEAD` tells whether a ledger still holds this run."
+    )
 
 
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:

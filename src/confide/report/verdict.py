@@ -73,7 +73,7 @@ class NamedBound:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """Everything the statement is made of."""
 
     run: Run
@@ -83,7 +83,7 @@ class Verdict:
     attacker: Attacker | None
 
     @classmethod
-    def of(cls, run: Run, metrics: Mapping[str, float], evaluation: Evaluation | None) -> Verdict:
+    def of(cls, run: Run, metrics: Mapping[str, float], evaluation: Evaluation | None) -> RunVerdict:
         bounds = tuple(NamedBound(name, bound) for name, bound in bounds_of(run.privacy).items())
         first = bounds[0].finite if bounds else False
         return cls(run, metrics, evaluation, bounds, run.privacy.attacker() if first else None)
@@ -144,7 +144,7 @@ class Verdict:
         return min(1.0, grown * fpr + self.delta, 1 - (1 - self.delta - fpr) / grown)
 
 
-def stamps(verdict: Verdict) -> list[Remark]:
+def stamps(verdict: RunVerdict) -> list[Remark]:
     """The warnings that nobody may overlook."""
     found = []
     if verdict.seeded:
@@ -168,7 +168,7 @@ def stamps(verdict: Verdict) -> list[Remark]:
     return found
 
 
-def lead(verdict: Verdict) -> str:
+def lead(verdict: RunVerdict) -> str:
     """What was learnt, how good it is and what it means for one person, in at most three sentences.
 
     What the posterior itself warns of, such as a chain that did not mix, comes before all of it.
@@ -187,7 +187,7 @@ def lead(verdict: Verdict) -> str:
     return " ".join([*([] if warning is None else [str(warning)]), *sentences])
 
 
-def _quality(verdict: Verdict) -> str:
+def _quality(verdict: RunVerdict) -> str:
     metrics, inputs = verdict.metrics, _on_inputs(verdict.evaluation)
     if "accuracy" in metrics:
         return f"On {inputs} it was right {share(metrics['accuracy'])} of the time."
@@ -202,7 +202,7 @@ def _on_inputs(evaluation: Evaluation | None) -> str:
     return "test inputs" if evaluation is None else f"{evaluation.inputs:,} test inputs"
 
 
-def cards(verdict: Verdict) -> list[Card]:
+def cards(verdict: RunVerdict) -> list[Card]:
     """The two or three numbers that matter: quality, honesty, protection."""
     metrics = verdict.metrics
     found = []
@@ -237,7 +237,7 @@ def _accuracy_card(accuracy: float, evaluation: Evaluation | None) -> Card:
     return Card("Right answers", share(accuracy), explained)
 
 
-def _privacy_card(verdict: Verdict) -> Card:
+def _privacy_card(verdict: RunVerdict) -> Card:
     if not verdict.protected:
         return Card("Privacy loss", "no bound", "The people in the data have no guarantee.", bad=True)
     value, label = shown_epsilon(verdict.epsilon), f"Privacy loss ε, at δ = {words.small(verdict.delta)}"
@@ -283,7 +283,7 @@ def attacker_curve(privacy: Privacy, attacker: Attacker) -> dict[float, float]:
     return {rate: true_positive_rate(grid, deltas, rate) for rate in rates} | dict(attacker.tpr_at_fpr)
 
 
-def cautions(verdict: Verdict) -> list[Remark]:
+def cautions(verdict: RunVerdict) -> list[Remark]:
     """What a careful reader should know before quoting the statement."""
     found = []
     assumed = [fact.fact for fact in verdict.run.schema.public_facts() if fact.source == "assumed public"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
 from confide.privacy.events import event_from_dict, event_to_dict
 from confide.running.checkpoint_files import Tensors, locked, unpacked
-from confide.running.journal import Checkpoints, Journal, KeptJournal, fingerprint_of, journal
+from confide.running.journal import CheckpointPlace, Checkpoints, Journal, KeptJournal, fingerprint_of, journal
 from confide.sources.base import Part, Source, Stretch
 from confide.sources.crew import error_from_dict, error_to_dict
 
@@ -74,18 +73,14 @@ def start_alike(method: Method, problem: Problem, source: Source) -> None:
 
 @contextmanager
 def shared_journal(
-    checkpoint: str | os.PathLike[str] | Checkpoints | None,
-    method: Method,
-    problem: Problem,
-    source: Source,
-    state: Any,
+    place: CheckpointPlace, method: Method, problem: Problem, source: Source, state: Any
 ) -> Iterator[Journal]:
     """The journal of a run that several processes make; without checkpoints each has its own, which needs no files."""
-    if checkpoint is None:
+    if place is None:
         with journal(None, method, problem, source, state) as book:
             yield book
         return
-    settings = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
+    settings = Checkpoints.at(place)
     source.crew.together(source.check_resumable)
     if source.crew.leads:
         with _leading(settings, method, problem, source, state) as book:

@@ -6,7 +6,6 @@ plan (calibrated) -> rehearse -> charge -> [ask -> answer -> tell -> keep] x T -
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from confide.posteriors.base import Posterior
 from confide.posteriors.files import check_saveable
 from confide.privacy.statement import Privacy
 from confide.running.crews import check_whole, shared_journal, start_alike
-from confide.running.journal import Checkpoints, journal
+from confide.running.journal import CheckpointPlace, journal
 from confide.sources.base import Source
 
 
@@ -65,7 +64,7 @@ def fit(
     likelihood: Likelihood | None = None,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
+    checkpoint: CheckpointPlace = None,
     secure: bool = False,
 ) -> Run:
     """Fit `module` to private data by `method` under `plan`.

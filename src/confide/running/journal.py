@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -60,6 +60,14 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
             raise Refusal(f"every={self.every}: must be at least 1")
+
+    @classmethod
+    def at(cls, place: str | os.PathLike[str] | Checkpoints) -> Checkpoints:
+        return place if isinstance(place, Checkpoints) else cls(place)
+
+
+CheckpointPlace: TypeAlias = str | os.PathLike[str] | Checkpoints | None
+"""What is given as `checkpoint`; None: the run is kept nowhere."""
 
 
 @dataclass(frozen=True)
@@ -106,22 +114,16 @@ class Journal:
 
 
 @contextmanager
-def journal(
-    checkpoint: str | os.PathLike[str] | Checkpoints | None,
-    method: Method,
-    problem: Problem,
-    source: Source,
-    state: Any,
-) -> Iterator[Journal]:
+def journal(place: CheckpointPlace, method: Method, problem: Problem, source: Source, state: Any) -> Iterator[Journal]:
     """The journal of a run, with or without checkpoints. Two processes cannot share a directory of checkpoints."""
-    if checkpoint is None:
+    if place is None:
         book = Journal(method, problem, source, state)
         try:
             yield book
         finally:
             book.close()
         return
-    settings = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
+    settings = Checkpoints.at(place)
     source.check_resumable()
     with locked(Path(settings.directory)):
         book = KeptJournal(settings, method, problem, source, state)

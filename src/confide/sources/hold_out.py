@@ -135,7 +135,7 @@ class HoldOut(Trusted, Wrapper):
         if levels < 1 or micro_batch < 1:
             raise Refusal(f"levels={levels}, micro_batch={micro_batch}: must be at least 1")
         super().__init__(source)
-        self.__records = _Records(x, y, source.schema)
+        self.__records = _HeldRecords(x, y, source.schema)
         self.__looks, self.__levels, self.__missed = looks, levels, missed
         self.__micro_batch = micro_batch
         self.__stream = NoiseStream(seed)
@@ -178,7 +178,7 @@ class HoldOut(Trusted, Wrapper):
             seen[rows, level_of(contributions(norms, mechanism), self.__levels)] += 1
 
 
-class _Records:
+class _HeldRecords:
     """Hold-out records, with which of them can answer at all."""
 
     def __init__(self, x: Any, y: Any, schema: Schema) -> None:

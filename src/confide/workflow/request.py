@@ -23,7 +23,7 @@ from confide.models.priors import Prior
 from confide.privacy.calibration import check_target
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
 from confide.privacy.ledger import Ledger
-from confide.running.journal import Checkpoints
+from confide.running.journal import CheckpointPlace
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Request:
     adjacency: Adjacency = rules.ADJACENCY
     secure: bool = False
     chains: int = 1
-    checkpoint: str | os.PathLike[str] | Checkpoints | None = None
+    checkpoint: CheckpointPlace = None
     ledger: Ledger | str | os.PathLike[str] | None = None
     name: str = ""
     seed: int | None = None

@@ -15,20 +15,9 @@ from torch import Tensor, nn
 from confide.mechanism.clipping import STYLES, Style, calls, certified, clipped_sum, rows
 from confide.mechanism.clipping.rounding import CANCELLING, SHARE, Way, error, room_for_sums, way_of
 from confide.mechanism.clipping.rules import embedding, linear
+from tests.mechanism.clipping.zoo_networks import Rating
 
 CLIP = 1.0
-
-
-class Rating(nn.Module):
-    """The same row is used with both signs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rating = nn.Embedding(50, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.rating(x.long())
-        return (found[:, 0] - found[:, 1]).squeeze(-1)
 
 
 class Twice(nn.Module):

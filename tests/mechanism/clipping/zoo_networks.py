@@ -256,6 +256,18 @@ def vision_transformer() -> Case:  # class token and positions as bare parameter
     return plain(Lambda(forward, **layers), 3, 6, 6)
 
 
+class Rating(nn.Module):
+    """A pairwise rating: both players' rows with opposite signs, nothing for a player against itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rating = nn.Embedding(50, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.rating(x.long())
+        return (found[:, 0] - found[:, 1]).squeeze(-1)
+
+
 class OwnNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -162,7 +162,7 @@ def test_with_replacement_a_pair_of_partitions_is_filtered_together(ledger: Ledg
 def test_a_charge_looks_at_what_is_new_only(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind many different plans, one more asks for its own amount and takes the sums one plan further."""
     made, amounts = 0, 0
-    taken, amount_of = kinds.Filter._taken_further, kinds.Gaussian.amount_of
+    taken, amount_of = kinds.Filter._taken_further, kinds.GaussianFilter.amount_of
 
     def counting(self: kinds.Filter, log: Log, first: bool) -> object:
         nonlocal made
@@ -171,13 +171,13 @@ def test_a_charge_looks_at_what_is_new_only(sampled: bool, monkeypatch: pytest.M
         made += sum(running.position for running in self._sums[log].values()) - before
         return found
 
-    def counting_amounts(self: kinds.Gaussian, plan: Plan) -> float:
+    def counting_amounts(self: kinds.GaussianFilter, plan: Plan) -> float:
         nonlocal amounts
         amounts += 1
         return amount_of(self, plan)
 
     monkeypatch.setattr(kinds.Filter, "_taken_further", counting)
-    monkeypatch.setattr(kinds.Gaussian, "amount_of", counting_amounts)
+    monkeypatch.setattr(kinds.GaussianFilter, "amount_of", counting_amounts)
     monkeypatch.setattr(kinds, "_REMEMBERED", 8)  # what is forgotten must not be asked for again
     ledger = Ledger()
     ledger.limit(5.0, DELTA)
@@ -200,14 +200,14 @@ def test_what_was_added_up_is_not_added_up_by_the_next_process(place: str, monke
         for event in distinct(20):
             ledger.charge(event, dataset="d")
         found = ledger.standing("d")
-    amounts, amount_of = 0, kinds.Gaussian.amount_of
+    amounts, amount_of = 0, kinds.GaussianFilter.amount_of
 
-    def counting(self: kinds.Gaussian, plan: Plan) -> float:
+    def counting(self: kinds.GaussianFilter, plan: Plan) -> float:
         nonlocal amounts
         amounts += 1
         return amount_of(self, plan)
 
-    monkeypatch.setattr(kinds.Gaussian, "amount_of", counting)
+    monkeypatch.setattr(kinds.GaussianFilter, "amount_of", counting)
     with Ledger(place) as again:
         assert again.standing("d").epsilon == pytest.approx(found.epsilon, rel=1e-12)
         assert 0 < amounts < 6

@@ -14,7 +14,7 @@ from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
 from confide.mechanism.clipping.rounding import ROWS, Tally, lost_in_squares
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Rule, Where
 from confide.mechanism.clipping.rules.squares import chunks, full_precision, squared_norms_of
-from confide.mechanism.clipping.tape import Entry, Tape
+from confide.mechanism.clipping.tape import Tape, TapedCall
 from confide.mechanism.clipping.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -214,7 +214,7 @@ def _shortened(*values: Sequence[Any]) -> bool:
 
 
 def calls_of(
-    tape: Tape, entry: Entry, gradients: Sequence[Tensor | None], rule: Rule, space: Workspace, half: bool
+    tape: Tape, entry: TapedCall, gradients: Sequence[Tensor | None], rule: Rule, space: Workspace, half: bool
 ) -> list[Call]:
     """The call with records first; several where a record has several rows and the rule takes one at a time."""
     slot = entry.slot

@@ -19,7 +19,7 @@ from confide.mechanism.clipping.rows import norms_of, row_factors, unit_rows
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 
 
-class Bound(Protocol):
+class ClipAsked(Protocol):
     """What is asked for; `allowed` is what rounding may take of the clip."""
 
     @property
@@ -57,7 +57,7 @@ def exact_products() -> Iterator[None]:
             setting.fp32_precision = value
 
 
-def add_certified(clusters: Sequence[Cluster], anatomy: Anatomy, bound: Bound, views: Views) -> Tensor:
+def add_certified(clusters: Sequence[Cluster], anatomy: Anatomy, bound: ClipAsked, views: Views) -> Tensor:
     """Add the clipped sum of all records onto the views; the norms come back, 0 for records that count as zero."""
     squares = group_squares(clusters, working_type(anatomy.parameters))
     total = squared_total(squares)
@@ -82,7 +82,7 @@ def add_sums(
     clusters: Sequence[Cluster],
     factors: dict[int, Tensor],
     spreads: Sequence[Tensor],
-    bound: Bound,
+    bound: ClipAsked,
     parts: list[Tensor],
 ) -> None:
     """Every cluster's weighted sum in the cheapest way that keeps the error of all within what is allowed.
@@ -109,7 +109,7 @@ def add_sums(
 
 
 def factors_of(
-    squares: dict[int, Tensor], total: Tensor, anatomy: Anatomy, bound: Bound
+    squares: dict[int, Tensor], total: Tensor, anatomy: Anatomy, bound: ClipAsked
 ) -> tuple[dict[int, Tensor], Tensor]:
     """The factors of every group, and the norms.
 
@@ -146,7 +146,7 @@ def views_of(flat: Tensor, anatomy: Anatomy) -> list[Tensor]:
     return [piece.view(value.shape) for piece, value in zip(pieces, anatomy.parameters, strict=True)]
 
 
-def sum_of_rows(clusters: Sequence[Cluster], records: int, anatomy: Anatomy, bound: Bound) -> tuple[Tensor, Tensor]:
+def sum_of_rows(clusters: Sequence[Cluster], records: int, anatomy: Anatomy, bound: ClipAsked) -> tuple[Tensor, Tensor]:
     """The clipped sum of records apart: those whose parts cancel, or whose norm is no number in the type of the layers.
 
     Their gradients are formed in full in double precision and clipped as rows, so that nothing depends on how their

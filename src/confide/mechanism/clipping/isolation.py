@@ -18,10 +18,12 @@ private parts of torch.func.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -272,44 +274,44 @@ class _Guard(TorchFunctionMode):
 # losses without a batching rule ---------------------------------------------------------------------------------
 
 
-def _cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
+def _cross_entropy(*args: Any, **kwargs: Any) -> Tensor:
     """The same as torch's; vmap would loop over the records there."""
-    if size_average is not None or reduce is not None or label_smoothing or target.is_floating_point():
-        return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-    logs = F.log_softmax(input, 1 if input.dim() > 1 else 0)
-    return _nll_loss(logs, target, weight, None, ignore_index, None, reduction)
+    given = _given(F.cross_entropy, args, kwargs)
+    input, target = given["input"], given["target"]
+    if _is_deprecated(given) or given["label_smoothing"] or target.is_floating_point():
+        return F.cross_entropy(**given)
+    del given["label_smoothing"]
+    return _nll_loss(**{**given, "input": F.log_softmax(input, 1 if input.dim() > 1 else 0)})
 
 
-def _nll_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
+def _nll_loss(*args: Any, **kwargs: Any) -> Tensor:
+    given = _given(F.nll_loss, args, kwargs)
+    input, target, weight, reduction = (given[name] for name in ("input", "target", "weight", "reduction"))
     axis = 1 if input.dim() > 1 else 0
-    expected = input.shape[:axis] + input.shape[axis + 1 :]
-    if size_average is not None or reduce is not None or target.shape != expected:
-        return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
-    counted = target != ignore_index
+    if _is_deprecated(given) or target.shape != input.shape[:axis] + input.shape[axis + 1 :]:
+        return F.nll_loss(**given)
+    counted = target != given["ignore_index"]
     known = torch.where(counted, target, 0)
-    picked = -input.gather(axis, known.unsqueeze(axis)).squeeze(axis)
+    picked: Tensor = -input.gather(axis, known.unsqueeze(axis)).squeeze(axis)
     weights = counted.to(input.dtype) if weight is None else torch.where(counted, weight[known], 0.0)
     losses = torch.where(counted, picked if weight is None else picked * weights, 0.0)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / weights.sum()
+
+
+_signature = cache(inspect.signature)
+
+
+def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, those left out at torch's own values."""
+    bound = _signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _is_deprecated(given: dict[str, Any]) -> bool:
+    return given["size_average"] is not None or given["reduce"] is not None
 
 
 def _attention(

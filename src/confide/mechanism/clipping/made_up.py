@@ -24,7 +24,7 @@ SMALL = 0.1  # of the usual size of a parameter
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Batch(NamedTuple):
+class MadeUpBatch(NamedTuple):
     """Inputs and targets."""
 
     x: Any
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 # how many records, and whether the first of them is to be another one than usual
-MakeBatch: TypeAlias = Callable[[int, bool], Batch]
+MakeBatch: TypeAlias = Callable[[int, bool], MadeUpBatch]
 
 
 def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> MakeBatch:
@@ -43,9 +43,9 @@ def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: 
     failure: Exception | None = None
     for kind in kinds:
 
-        def batch(records: int, other: bool, kind: tuple[str, int, bool] = kind) -> Batch:
+        def batch(records: int, other: bool, kind: tuple[str, int, bool] = kind) -> MadeUpBatch:
             targets = ("uniform", 1, kind[2])
-            return Batch(made_up(x, records, other, *kind), made_up(y, records, other, *targets))
+            return MadeUpBatch(made_up(x, records, other, *kind), made_up(y, records, other, *targets))
 
         try:
             few = batch(FEW, False)

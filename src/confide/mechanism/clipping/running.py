@@ -22,7 +22,7 @@ from confide.mechanism.clipping.isolation import NotIsolable, Region
 from confide.mechanism.clipping.losses import check_losses
 from confide.mechanism.clipping.proven import is_proven_loss
 from confide.mechanism.clipping.sealed import Attributes
-from confide.mechanism.clipping.tape import Entry, Tape, check_unchanged
+from confide.mechanism.clipping.tape import Tape, TapedCall, check_unchanged
 from confide.mechanism.clipping.trees import map_tensors
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -76,7 +76,7 @@ class Pass:
     copies: dict[int, Tensor] = field(default_factory=dict)
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[TapedCall]:
         return self.tape.entries
 
     def gradients(self, keep: bool = False) -> tuple[list[list[Tensor | None]], dict[int, Tensor]]:

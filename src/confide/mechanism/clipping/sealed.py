@@ -17,10 +17,8 @@ import io
 import logging
 import random
 import sys
-import sysconfig
 import types
 from array import array
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -30,73 +28,20 @@ import torch
 from torch import Tensor, nn
 
 from confide.errors import Refusal
+from confide.mechanism.clipping.containers import CONTAINERS, contents_of, restore_container
+from confide.mechanism.clipping.origins import (
+    attribute_of,
+    is_foreign,
+    is_iterator,
+    is_known,
+    is_of_a_package,
+    names_used,
+)
 
 # Beyond this many places a search takes longer than anybody would wait for at every step.
 MOST_PLACES = 2_000_000
-_CONTAINERS = (dict, list, set, deque, bytearray)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
-_PACKAGES = frozenset({"torch", "numpy", "confide", "scipy", "sklearn"})
-_OWN_STATE = _PACKAGES | sys.stdlib_module_names
-_LIBRARY = sysconfig.get_path("stdlib")
-# Longer constants of a function are texts, not names.
-LONGEST_NAME = 60
 _CACHE = type(functools.lru_cache(lambda: None))
-_EMPTY: tuple[Iterable[Any], ...] = ((), [], {}, set(), range(0), "")
-_ITERATORS: tuple[type, ...] = (types.GeneratorType, *(type(iter(one)) for one in _EMPTY))
-_ITERTOOLS = "itertools"
-# Where the types live that hold what user code puts into them.
-_HOLDERS = frozenset({"builtins", "collections", "functools", "types", "_thread", "argparse"})
-
-
-def _contents(container: Any) -> Any:
-    """A plain copy, by the methods of the built-in type: a subclass may have a constructor or a copy of its own."""
-    if isinstance(container, dict):
-        return {key: value for key, value in dict.items(container)}  # noqa: C416 - dict() would ask the subclass
-    if isinstance(container, set):
-        return set.copy(container)
-    return bytes(container) if isinstance(container, bytearray) else list(_items(container))
-
-
-def _items(container: Any) -> Any:
-    kind = list if isinstance(container, list) else deque
-    return kind.__iter__(container)
-
-
-def _same(container: Any, kept: Any) -> bool:
-    if isinstance(container, dict):
-        return (
-            dict.__len__(container) == len(kept)
-            and all(map(_is, dict.keys(container), kept))
-            and all(map(_is, dict.values(container), kept.values()))
-        )
-    if isinstance(container, list | deque):
-        now = list(_items(container))
-        return len(now) == len(kept) and all(map(_is, now, kept))
-    return set.__eq__(container, kept) if isinstance(container, set) else bytes(container) == kept
-
-
-def _is(first: object, second: object) -> bool:
-    return first is second
-
-
-def _put_back(container: Any, kept: Any) -> None:
-    if isinstance(container, OrderedDict):
-        OrderedDict.clear(container)
-        for key, value in kept.items():
-            OrderedDict.__setitem__(container, key, value)
-    elif isinstance(container, dict):
-        dict.clear(container)
-        dict.update(container, kept)
-    elif isinstance(container, set):
-        set.clear(container)
-        set.update(container, kept)
-    elif isinstance(container, deque):
-        deque.clear(container)
-        deque.extend(container, kept)
-    elif isinstance(container, list):
-        list.__setitem__(container, slice(None), kept)
-    else:
-        container[:] = kept
 
 
 class Attributes:
@@ -112,21 +57,19 @@ class Attributes:
         if id(container) in seen:
             return
         seen.add(id(container))
-        self.kept.append((container, _contents(container)))
+        self.kept.append((container, contents_of(container)))
         kept = self.kept[-1][1]
         for value in kept.values() if isinstance(kept, dict) else kept:
-            if isinstance(value, _CONTAINERS):
+            if isinstance(value, CONTAINERS):
                 self._keep(value, seen)
             elif type(value) not in _PLAIN and not isinstance(value, Tensor | nn.Module | type | types.FunctionType):
-                inner = _read(value, "__dict__", None)
-                if isinstance(inner, dict) and not _is_known(type(value)):
+                inner = attribute_of(value, "__dict__", None)
+                if isinstance(inner, dict) and not is_known(type(value)):
                     self._keep(inner, seen)
 
     def restore(self) -> bool:
-        changed = [pair for pair in self.kept if not _same(*pair)]
-        for container, kept in changed:
-            _put_back(container, kept)
-        return bool(changed)
+        changed = [restore_container(*pair) for pair in self.kept]  # all of them, also after one that had changed
+        return any(changed)
 
 
 class Reachable:
@@ -147,9 +90,9 @@ class Reachable:
             if id(value) in seen or isinstance(value, _PLAIN):
                 continue
             seen[id(value)] = value
-            if ours and _is_iterator(value):
+            if ours and is_iterator(value):
                 self.iterators.append(type(value).__name__)
-            ours = ours and not _is_foreign(value)
+            ours = ours and not is_foreign(value)
             waiting.extend((found, ours) for found in self._keep(value))
             if len(seen) > MOST_PLACES:
                 raise Refusal(
@@ -183,14 +126,14 @@ class Reachable:
         if isinstance(value, np.ndarray):
             self._keep_array(value)
             return list(value.flat) if value.dtype == object else ()
-        if isinstance(value, _CONTAINERS):
-            kept = _contents(value)
-            self.undo.append(partial(_restore_container, value, kept))
+        if isinstance(value, CONTAINERS):
+            kept = contents_of(value)
+            self.undo.append(partial(restore_container, value, kept))
             return list(kept.values()) if isinstance(kept, dict) else list(kept)
         if isinstance(value, tuple | frozenset):
             return list(value)
         if isinstance(value, types.ModuleType):
-            return () if _is_known(value) else (vars(value),)
+            return () if is_known(value) else (vars(value),)
         if isinstance(value, torch.Generator):
             state = value.get_state()
             self.undo.append(lambda: _quietly(value.set_state, state))
@@ -227,7 +170,7 @@ class Reachable:
         if isinstance(value, io.StringIO | io.BytesIO | array):
             self._keep_text(value)
             return ()
-        if _is_iterator(value):
+        if is_iterator(value):
             return ()
         if isinstance(value, _CACHE):
             size = value.cache_info()
@@ -243,7 +186,7 @@ class Reachable:
             parts = (value.fget, value.fset) if isinstance(value, property) else (value.__func__,)
             return [part for part in parts if part is not None]
         if isinstance(value, type):
-            return () if _is_known(value) else list(self._keep_class(value))
+            return () if is_known(value) else list(self._keep_class(value))
         return list(self._keep_instance(value))
 
     def _keep_random(self, value: Any) -> None:
@@ -274,16 +217,16 @@ class Reachable:
         yield value.__dict__
         for cell in value.__closure__ or ():
             yield from self._keep_cell(cell)
-        if _is_known(value):  # it may hold a function of the user's; its globals are its own
+        if is_known(value):  # it may hold a function of the user's; its globals are its own
             return
-        names = _names(value.__code__)
+        names = names_used(value.__code__)
         yield from self._keep_names(value.__globals__, names)
         spaces = [value.__globals__.get(name, sys.modules.get(name)) for name in names]
         waiting = [found for found in spaces if isinstance(found, types.ModuleType)]
         done: set[int] = set()
         while waiting:
             module = waiting.pop()
-            if id(module) not in done and not _is_known(module):
+            if id(module) not in done and not is_known(module):
                 done.add(id(module))
                 yield from self._keep_names(vars(module), names)
                 inner = (vars(module).get(name) for name in names)
@@ -342,10 +285,10 @@ class Reachable:
         if isinstance(value, logging.Logger | logging.Handler):  # they remember who asked, not what
             return
         yield type(value)
-        inner = _read(value, "__dict__", None)
-        if isinstance(inner, dict) and not isinstance(value, nn.Module) and _of_a_package(type(value)):
-            kept = _contents(inner)  # it may well remember something of its own: put back, but no reason to be slow
-            self.undo.append(lambda: _quietly(_restore_container, inner, kept))
+        inner = attribute_of(value, "__dict__", None)
+        if isinstance(inner, dict) and not isinstance(value, nn.Module) and is_of_a_package(type(value)):
+            kept = contents_of(inner)  # it may well remember something of its own: put back, but no reason to be slow
+            self.undo.append(lambda: _quietly(restore_container, inner, kept))
             yield from kept.values()
         elif isinstance(inner, dict):
             yield inner
@@ -383,13 +326,6 @@ def _write_anew(buffer: Any, text: Any, place: int) -> None:
     buffer.seek(place)
 
 
-def _restore_container(container: Any, kept: Any) -> bool:
-    if _same(container, kept):
-        return False
-    _put_back(container, kept)
-    return True
-
-
 def _slots(kind: type) -> list[types.MemberDescriptorType]:
     """The slots of a class as Python made them: a property of the same name further down does not stand before them."""
     if "__slots__" not in vars(kind):
@@ -412,68 +348,3 @@ def _set_slot(value: Any, slot: types.MemberDescriptorType, kept: Any) -> bool:
     else:
         slot.__set__(value, kept)
     return True
-
-
-def _read(value: Any, name: str, default: Any) -> Any:
-    """An attribute of an object whose own way of giving it may raise anything."""
-    try:
-        return getattr(value, name, default)
-    except Exception:
-        try:
-            return object.__getattribute__(value, name)
-        except AttributeError:
-            return default
-
-
-def _module_of(value: Any) -> str:
-    """Where it was written; types made in C may have a descriptor there, or nothing."""
-    name = _read(value, "__module__", None)
-    return name if isinstance(name, str) else ""
-
-
-def _is_known(value: Any) -> bool:
-    """Whether it comes from a package whose state is its own."""
-    if isinstance(value, types.ModuleType):
-        name = value.__name__
-    else:
-        name = _module_of(value)
-    first = name.partition(".")[0]
-    return first in _OWN_STATE and _is_the_real(first)
-
-
-def _is_iterator(value: Any) -> bool:
-    return isinstance(value, _ITERATORS) or type(value).__module__ == _ITERTOOLS
-
-
-def _is_foreign(value: Any) -> bool:
-    """Whether what it leads to is the business of an installed package or of the standard library."""
-    if isinstance(value, types.FunctionType | type):
-        return _is_known(value) or _is_installed(_module_of(value))
-    kind = type(value)
-    return not isinstance(value, nn.Module) and kind.__module__ not in _HOLDERS and _is_foreign(kind)
-
-
-def _is_installed(name: str) -> bool:
-    return "site-packages" in (getattr(sys.modules.get(name), "__file__", None) or "")
-
-
-def _of_a_package(kind: type) -> bool:
-    return _module_of(kind).partition(".")[0] in _PACKAGES
-
-
-@functools.cache
-def _is_the_real(name: str) -> bool:
-    """Not a file of the user's that happens to be called like one of the standard library (code.py, test.py)."""
-    if name in sys.builtin_module_names or name in _PACKAGES:
-        return name != "__main__"
-    origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
-    if origin in (None, "frozen", "built-in"):
-        return name != "__main__"
-    return origin.startswith(_LIBRARY) and "site-packages" not in origin[len(_LIBRARY) :]
-
-
-def _names(code: types.CodeType) -> frozenset[str]:
-    """Global names and attributes that a function, or one defined inside it, may use, also spelt out as text."""
-    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    spelt = [constant for constant in code.co_consts if isinstance(constant, str) and len(constant) <= LONGEST_NAME]
-    return frozenset(code.co_names).union(spelt, *inner)

@@ -31,7 +31,7 @@ from confide.mechanism.clipping.chain import LayerChain, chain_of
 from confide.mechanism.clipping.coverage import missed_parameters
 from confide.mechanism.clipping.factors import PRECISION
 from confide.mechanism.clipping.isolation import NotIsolable
-from confide.mechanism.clipping.made_up import FEW, Batch, MakeBatch, choose_batch, undisturbed
+from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, per_record_losses, proven_pass
@@ -53,7 +53,7 @@ class Question:
     outside: Reachable
 
     @property
-    def few(self) -> Batch:
+    def few(self) -> MadeUpBatch:
         return self.batch(FEW, False)
 
 

@@ -25,7 +25,7 @@ from confide.mechanism.clipping.trees import map_tensors, tensors_in
 
 
 @dataclass(slots=True)
-class Entry:
+class TapedCall:
     """One call of a layer as it happened.
 
     `rows`: tensors are (records, rows, ...), not (records, ...); then `axes` says where the records are in each output,
@@ -49,7 +49,7 @@ class Tape:
 
     def __init__(self, anatomy: Anatomy, records: int, region: Region | None = None) -> None:
         self.anatomy, self.records, self.region = anatomy, records, region
-        self.entries: list[Entry] = []
+        self.entries: list[TapedCall] = []
         self.handles: list[Any] = []
 
     @contextmanager
@@ -92,7 +92,7 @@ class Tape:
         if any(edge is not None for edge in edges):
             sizes = [tensor.numel() * tensor.element_size() for tensor in outputs]
             rows = self.anatomy.draws > 1
-            self.entries.append(Entry(slot, inputs, keywords, edges, sizes, _version(inputs), captured, rows))
+            self.entries.append(TapedCall(slot, inputs, keywords, edges, sizes, _version(inputs), captured, rows))
         return None
 
     def _write_isolated(
@@ -117,11 +117,11 @@ class Tape:
             nodes = [node for tensor in given if (node := region.underneath(tensor).grad_fn) is not None]
             inputs, keywords, captured = map_tensors(region.stacked, (inputs, keywords, captured))
             axes = [region.axis(tensor) or 0 for tensor in outputs]
-            entry = Entry(slot, inputs, keywords, edges, sizes, _version(inputs), captured, True, axes, nodes)
+            entry = TapedCall(slot, inputs, keywords, edges, sizes, _version(inputs), captured, True, axes, nodes)
             self.entries.append(entry)
         return seen
 
-    def arranged(self, entry: Entry, position: int, gradient: Tensor) -> Tensor:
+    def arranged(self, entry: TapedCall, position: int, gradient: Tensor) -> Tensor:
         """The gradient of an output with the records first."""
         if entry.axes is not None:
             return gradient.movedim(entry.axes[position], 0)
@@ -177,7 +177,7 @@ def _version(inputs: tuple[Any, ...]) -> int:
     return inputs[0]._version if inputs and isinstance(inputs[0], Tensor) else 0
 
 
-def check_unchanged(entry: Entry) -> None:
+def check_unchanged(entry: TapedCall) -> None:
     """A layer's input that was overwritten after the call is lost, as it would be for ordinary autograd."""
     if _version(entry.inputs) != entry.version:
         name = type(entry.slot.layer).__name__

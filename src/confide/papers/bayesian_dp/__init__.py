@@ -7,34 +7,34 @@ average over fresh records, and the DP epsilon by PLD that holds for everybody.
 
 from __future__ import annotations
 
-from confide.papers.base import Context, Experiment, Outcome, Paper
+from confide.papers.base import Context, Experiment, Paper, PaperOutcome
 
 
-def run_examples(context: Context) -> Outcome:
+def run_examples(context: Context) -> PaperOutcome:
     from confide.papers.bayesian_dp.examples import run
 
     return run(context)
 
 
-def run_weibull(context: Context) -> Outcome:
+def run_weibull(context: Context) -> PaperOutcome:
     from confide.papers.bayesian_dp.weibull import run
 
     return run(context)
 
 
-def run_images(context: Context) -> Outcome:
+def run_images(context: Context) -> PaperOutcome:
     from confide.papers.bayesian_dp.images import run
 
     return run(context)
 
 
-def run_scan(context: Context) -> Outcome:
+def run_scan(context: Context) -> PaperOutcome:
     from confide.papers.bayesian_dp.images import run_scan as run
 
     return run(context)
 
 
-def run_tables(context: Context) -> Outcome:
+def run_tables(context: Context) -> PaperOutcome:
     from confide.papers.bayesian_dp.tables import run
 
     return run(context)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from confide.papers.base import Context, Outcome, Table
+from confide.papers.base import Context, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp.rules import DELTA, RULES, epsilon
 from confide.privacy import bayesian
 from confide.privacy.accountants.pld import PLD
@@ -60,12 +60,12 @@ def added_profile(epsilon: float, distance: float, noise: float, rate: float) ->
     return float(rate * gaussian_delta(distance / noise, np.array([higher]))[0])
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> PaperOutcome:
     """Both tables; nothing is drawn at random."""
-    return Outcome((_rules_table(), _pairs_table()))
+    return PaperOutcome((_rules_table(), _pairs_table()))
 
 
-def _rules_table() -> Table:
+def _rules_table() -> PaperTable:
     rows = []
     for name, case, paper in (
         ("counter-example: distance C for 1 % of records, else 0; noise 20, 1000 full batches", OUTLIER, "-"),
@@ -92,17 +92,17 @@ def _rules_table() -> Table:
         f"of the paper's definition is {exact_epsilon():.3f}. Here the distribution is known; sound is from {FRESH} "
         "fresh records, 1e-6 of delta for a misleading sample.",
     )
-    return Table("Two examples with known distances", ("example", *RULES), tuple(rows), notes)
+    return PaperTable("Two examples with known distances", ("example", *RULES), tuple(rows), notes)
 
 
-def _pairs_table() -> Table:
+def _pairs_table() -> PaperTable:
     """Answers at 10 and 11 noise deviations: the paper's MNIST noise is a tenth of the clipping bound."""
     rows = []
     for first, second, noise in ((0.9, 1.0, 0.1), (0.9, 1.0, 1.0), (-0.05, 0.05, 0.1)):
         true = replaced_profile(1.0, first, second, noise, 0.017)
         assumed = added_profile(1.0, abs(first - second), noise, 0.017)
         rows.append((f"{first:g} C and {second:g} C", noise, assumed, true))
-    return Table(
+    return PaperTable(
         "Pairs of records: delta at epsilon 1 of one step, rate 0.017",
         ("answers of the two records", "noise / C", "assumed from their distance", "true, one replaced by the other"),
         tuple(rows),

@@ -22,12 +22,12 @@ from confide.mechanism.plan import Plan, plan
 from confide.methods.sgd import SGD
 from confide.models import networks
 from confide.papers import sets
-from confide.papers.base import Cell, Context, Figure, Outcome, Table
+from confide.papers.base import Cell, Context, Figure, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp.rules import (
     DELTA,
     KINDS,
     RULES,
-    Prices,
+    RulePrices,
     Split,
     Watched,
     class_probabilities,
@@ -100,7 +100,7 @@ def train(split: Split, chosen: Plan, context: Context, seed: int, marks: tuple[
 # Table I and Figures 5 to 8
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> PaperOutcome:
     """MNIST, and CIFAR-10 for those who have it."""
     split = mnist(context)
     outcome = _dataset(split, context, ((0.1, "96 %", 0.62, 2.18),), (2.18, 1.0), ("5", "6"))
@@ -109,9 +109,9 @@ def run(context: Context) -> Outcome:
         where = "no data directory was given" if path is None else "the data directory holds no cifar10.npz"
         missing = f"CIFAR-10 (Figures 7 and 8, paper: 73 % at Bayesian 0.51, DP 8.0) was not run: {where}."
         table = replace(outcome.tables[0], notes=(*outcome.tables[0].notes, missing))
-        return Outcome((table, *outcome.tables[1:]), outcome.figures)
+        return PaperOutcome((table, *outcome.tables[1:]), outcome.figures)
     more = _dataset(cifar10(path), context, ((0.7, "73 %", 0.51, 8.0),), (8.0,), ("7", "8"))
-    return Outcome((*outcome.tables, *more.tables), (*outcome.figures, *more.figures))
+    return PaperOutcome((*outcome.tables, *more.tables), (*outcome.figures, *more.figures))
 
 
 def _dataset(
@@ -120,7 +120,7 @@ def _dataset(
     printed: tuple[tuple[float, str, float, float], ...],
     targets: tuple[float, ...],
     figures: tuple[str, str],
-) -> Outcome:
+) -> PaperOutcome:
     (sigma, accuracy, bayesian_epsilon, dp_epsilon) = printed[0]
     settings: list[tuple[str, Plan, Cell]] = [
         (f"noise of the paper, {sigma:g} C", make_plan(split, context, noise_multiplier=sigma), bayesian_epsilon),
@@ -142,14 +142,16 @@ def _dataset(
         rows.append((f"{split.name}, {name}", accuracy, ours, *rule_cells(paper, prices), dp_epsilon))
         attacks.append(attack_row(f"{split.name}, {name}", prices[0], bayesian_epsilon, dp_epsilon))
     assert first is not None
-    table = Table(
+    table = PaperTable(
         f"Table I: {split.name}, delta = {DELTA:g}",
         ("run", "accuracy, paper", "accuracy, ours (%)", *RULES, "DP, paper"),
         tuple(rows),
         (_network_note(split, context), *KINDS, *split.notes),
     )
     pairs_table, pairs_figure = pair_distances(split, first, figures[1])
-    return Outcome((table, attack_table(attacks), pairs_table), (evolution(split, first, figures[0]), pairs_figure))
+    return PaperOutcome(
+        (table, attack_table(attacks), pairs_table), (evolution(split, first, figures[0]), pairs_figure)
+    )
 
 
 def _marks(chosen: Plan, context: Context) -> tuple[int, ...]:
@@ -177,14 +179,14 @@ def _passes(context: Context, epochs: int) -> int:
     return 4 if context.quick else epochs
 
 
-def attack_row(name: str, prices: Prices, paper_bayesian: float, paper_dp: float) -> tuple[Cell, ...]:
+def attack_row(name: str, prices: RulePrices, paper_bayesian: float, paper_dp: float) -> tuple[Cell, ...]:
     naive = tuple(percent(1 / (1 + math.exp(-value))) for value in (paper_dp, paper_bayesian))
     dp, here = prices.attack_dp, prices.attack_bayesian
     return (name, *naive, percent(dp.naive), percent(dp.tight), percent(here.naive), percent(here.tight))
 
 
-def attack_table(rows: list[tuple[Cell, ...]]) -> Table:
-    return Table(
+def attack_table(rows: list[tuple[Cell, ...]]) -> PaperTable:
+    return PaperTable(
         "Attacker: right guesses whether a record was used, at even odds",
         (
             "run",
@@ -230,7 +232,7 @@ def clipped_gradients(watched: Watched, x: Tensor, y: Tensor, clip: float) -> ND
     return np.asarray((gradients * (clip / gradients.norm(dim=1, keepdim=True).clamp_min(clip))).numpy())
 
 
-def pair_distances(split: Split, watched: Watched, number: str, records: int = 600) -> tuple[Table, Figure]:
+def pair_distances(split: Split, watched: Watched, number: str, records: int = 600) -> tuple[PaperTable, Figure]:
     """Distances between clipped gradients of trained and of test records, and whether tests tell them apart."""
     from scipy.spatial.distance import pdist
     from scipy.stats import levene, ttest_ind
@@ -276,20 +278,20 @@ def pair_distances(split: Split, watched: Watched, number: str, records: int = 6
         plain_numbers(axes)
         axes.legend()
 
-    return Table(title, columns, tuple(rows), notes), Figure(f"figure{number}_pairs", title, drawing)
+    return PaperTable(title, columns, tuple(rows), notes), Figure(f"figure{number}_pairs", title, drawing)
 
 
 # Where the sound Bayesian number is below the DP one
 
 
-def run_scan(context: Context) -> Outcome:
+def run_scan(context: Context) -> PaperOutcome:
     """Clips at one noise, then noises at one clip: what fresh records show beyond the DP number."""
     split = mnist(context)
     clips = (1.0, 4.0) if context.quick else (1.0, 2.0, 4.0, 6.0, 8.0)
     targets = (4.0,) if context.quick else (0.25, 0.5, 2.0, 4.0, 8.0)
     points = [(clip, 1.0) for clip in clips] + [(4.0, target) for target in targets]
     rows: list[tuple[Cell, ...]] = []
-    found: list[tuple[float, float, Prices]] = []
+    found: list[tuple[float, float, RulePrices]] = []
     for clip, target in points:
         watched = train(
             split, make_plan(split, context, clip=clip, epochs=10, epsilon=target), context, context.seeds[0]
@@ -312,10 +314,10 @@ def run_scan(context: Context) -> Outcome:
         *split.notes,
     )
     title = f"Scan: sound Bayesian epsilon below the DP one, {split.name}"
-    return Outcome((Table(title, columns, tuple(rows), notes),), (_scan_figure(found, len(clips), title),))
+    return PaperOutcome((PaperTable(title, columns, tuple(rows), notes),), (_scan_figure(found, len(clips), title),))
 
 
-def _scan_figure(found: list[tuple[float, float, Prices]], clips: int, title: str) -> Figure:
+def _scan_figure(found: list[tuple[float, float, RulePrices]], clips: int, title: str) -> Figure:
     def drawing(canvas: Any) -> None:
         left, right = canvas.subplots(1, 2, sharey=True)
         for axes, chosen, place, label in (

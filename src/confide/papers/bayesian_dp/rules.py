@@ -59,7 +59,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Prices:
+class RulePrices:
     """One run under every rule, and what an attacker can do."""
 
     product: float
@@ -80,18 +80,18 @@ class Watched:
     looks: dict[int, Sequences] = field(default_factory=dict)
 
     @cached_property
-    def prices(self) -> Prices:
+    def prices(self) -> RulePrices:
         return self.prices_after(self.run.plan.steps)
 
-    def prices_after(self, steps: int) -> Prices:
+    def prices_after(self, steps: int) -> RulePrices:
         """The prices of the first steps alone."""
         return priced(self.distances[:steps], self.looks[steps])
 
 
-def priced(distances: Sequence[Distances], sequences: Sequences, delta: float = DELTA) -> Prices:
+def priced(distances: Sequence[Distances], sequences: Sequences, delta: float = DELTA) -> RulePrices:
     """All rules on one run."""
     averaged = bayesian.averaged(sequences, delta, failure=delta / 10).release(acknowledge=WORD)
-    return Prices(
+    return RulePrices(
         epsilon(bayesian.product(distances, delta)),
         epsilon(bayesian.hoelder(distances, delta)),
         finite(averaged.bayesian.epsilon),
@@ -151,7 +151,7 @@ def private(split: Split, context: Context, seed: int, watch: Any = None) -> Pri
     return PrivateData(split.x, split.y, schema=schema, name=split.name, watch=watch, seed=noise)
 
 
-def rule_cells(paper: Cell, prices: Sequence[Prices]) -> tuple[Cell, ...]:
+def rule_cells(paper: Cell, prices: Sequence[RulePrices]) -> tuple[Cell, ...]:
     """One cell for each of RULES."""
     names = ("product", "hoelder", "sound", "dp")
     return (paper, *(measured([getattr(each, name) for each in prices]) for name in names))

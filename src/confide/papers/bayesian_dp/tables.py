@@ -20,7 +20,7 @@ from confide.methods.sgd import SGD
 from confide.methods.sgld import SGLD
 from confide.models import networks
 from confide.papers import sets
-from confide.papers.base import Cell, Context, Figure, Measured, Outcome, Table
+from confide.papers.base import Cell, Context, Figure, Measured, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp.images import attack_row, attack_table
 from confide.papers.bayesian_dp.rules import (
     DELTA,
@@ -72,14 +72,14 @@ def load(name: str, context: Context, seed: int = 0) -> Split:
     return Split(name, x[:rest], y[:rest], x[rest:], y[rest:], x_test, y_test, 2, found.notes)
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> PaperOutcome:
     """Both data sets."""
     outcomes = [_dataset(name, context) for name in PRINTED]
     tables = [table for outcome in outcomes for table in outcome.tables]
-    return Outcome(tuple(tables), tuple(figure for outcome in outcomes for figure in outcome.figures))
+    return PaperOutcome(tuple(tables), tuple(figure for outcome in outcomes for figure in outcome.figures))
 
 
-def _dataset(name: str, context: Context) -> Outcome:
+def _dataset(name: str, context: Context) -> PaperOutcome:
     splits, printed = {seed: load(name, context, seed) for seed in context.seeds}, PRINTED[name]
     split = splits[context.seeds[0]]
     targets = (0.2, 1.0) if context.quick else (0.1, 0.2, 0.5, 1.0)
@@ -97,8 +97,10 @@ def _dataset(name: str, context: Context) -> Outcome:
     free = [free_inference(part, context, seed) for seed, part in splits.items()]
     best = _baseline(split, context)
     columns = ("run", "accuracy, paper", "accuracy, ours (%)", *RULES, "DP, paper")
-    table = Table(f"Table I: {name}, delta = {DELTA:g}", columns, tuple(rows), (*_note(split, best, printed), *KINDS))
-    return Outcome(
+    table = PaperTable(
+        f"Table I: {name}, delta = {DELTA:g}", columns, tuple(rows), (*_note(split, best, printed), *KINDS)
+    )
+    return PaperOutcome(
         (table, attack_table(attacks), _curve_table(name, curves, printed), _free_table(name, free)),
         (_figure(name, curves, free, printed, best),),
     )
@@ -140,14 +142,14 @@ def _note(split: Split, best: float, printed: Printed) -> tuple[str, ...]:
     )
 
 
-def _curve_table(name: str, curves: dict[str, dict[float, list[float]]], printed: Printed) -> Table:
+def _curve_table(name: str, curves: dict[str, dict[float, list[float]]], printed: Printed) -> PaperTable:
     rows: list[tuple[Cell, ...]] = [
         (method, target, Measured(tuple(100 * value for value in values), 2))
         for method, curve in curves.items()
         for target, values in sorted(curve.items())
     ]
     title = f"Figure {printed.figure}: accuracy on {name} against the sound DP epsilon"
-    return Table(title, ("method", "DP by PLD", "accuracy, ours (%)"), tuple(rows))
+    return PaperTable(title, ("method", "DP by PLD", "accuracy, ours (%)"), tuple(rows))
 
 
 # "Free" variational inference: an experiment without any guarantee
@@ -200,7 +202,7 @@ def free_inference(split: Split, context: Context, seed: int, rate: float = 0.02
     return Free(right, finite(claimed), finite(run.drift_epsilon))
 
 
-def _free_table(name: str, free: list[Free]) -> Table:
+def _free_table(name: str, free: list[Free]) -> PaperTable:
     accuracy: Cell = Measured(tuple(100 * each.accuracy for each in free), 2)
     row: tuple[Cell, ...] = (
         name,
@@ -210,7 +212,7 @@ def _free_table(name: str, free: list[Free]) -> Table:
         measured([each.drift for each in free]),
         float("inf"),
     )
-    return Table(
+    return PaperTable(
         f'"Free" variational inference on {name}: an experiment without a DP guarantee',
         ("data set", "accuracy, ours (%)", "paper", "product (paper's rule)", "product, with drift", "DP by PLD"),
         (row,),

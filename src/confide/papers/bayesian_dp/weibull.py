@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from confide.papers.base import Cell, Context, Figure, Outcome, Table
+from confide.papers.base import Cell, Context, Figure, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp.rules import DELTA, KINDS, RULES, epsilon, finite, plain_numbers
 from confide.privacy import bayesian
 from confide.privacy.accountants.pld import PLD
@@ -111,7 +111,7 @@ def rules(drawn: Gradients, quantile: float, sigma: float, steps: int, clipped: 
     )
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> PaperOutcome:
     """Figures 1 to 4 with their tables."""
     sizes = QUICK if context.quick else Sizes()
     context.progress("weibull", 0, 4)
@@ -120,10 +120,10 @@ def run(context: Context) -> Outcome:
     by_steps, table_steps = _steps(drawn, context)
     context.progress("weibull", 3, 4)
     by_order, table_order = _orders(context)
-    return Outcome((*tables_noise, table_steps, table_order), (*by_noise, by_steps, by_order))
+    return PaperOutcome((*tables_noise, table_steps, table_order), (*by_noise, by_steps, by_order))
 
 
-def _noise(drawn: Gradients, context: Context) -> tuple[tuple[Figure, Figure], tuple[Table, Table]]:
+def _noise(drawn: Gradients, context: Context) -> tuple[tuple[Figure, Figure], tuple[PaperTable, PaperTable]]:
     quantiles = (0.05, 0.95) if context.quick else (0.05, 0.5, 0.95)
     sigmas = (0.7, 1.5) if context.quick else (0.5, 0.7, 1.0, 1.4, 2.0)
     steps = drawn.sizes.steps
@@ -140,7 +140,7 @@ def _noise(drawn: Gradients, context: Context) -> tuple[tuple[Figure, Figure], t
             ]
         title = f"Figure {number}: epsilon against sigma, gradients {how}, {steps} steps, rate {RATE:g}"
         columns = ("C at the quantile", "sigma", "DP, moments (paper)", *RULES)
-        tables.append(Table(title, columns, tuple(rows), _NOTES[clipped]))
+        tables.append(PaperTable(title, columns, tuple(rows), _NOTES[clipped]))
         panels = [(f"C at the {q:g}-quantile", sigmas, values[q]) for q in quantiles]
         drawing = _panels(panels, "sigma", logarithmic_x=False)
         figures.append(Figure(f"figure{number}_noise", title, drawing, (3.4 * len(quantiles), 3.6)))
@@ -161,7 +161,7 @@ _NOTES = {
 }
 
 
-def _steps(drawn: Gradients, context: Context) -> tuple[Figure, Table]:
+def _steps(drawn: Gradients, context: Context) -> tuple[Figure, PaperTable]:
     quantiles = (0.25, 0.75) if context.quick else (0.05, 0.25, 0.5, 0.75)
     longest = drawn.sizes.longest
     counts = tuple(int(longest * share) for share in (0.1, 0.3, 1.0))
@@ -175,12 +175,12 @@ def _steps(drawn: Gradients, context: Context) -> tuple[Figure, Table]:
     title = "Figure 3: epsilon over the steps, sigma 1, gradients not clipped for the paper's rules"
     columns = ("noise at the quantile", "steps", "DP, moments (paper)", *RULES)
     again = f"Pairs come from {drawn.sizes.steps} batches, used again in turn for longer runs."
-    table = Table(title, columns, tuple(rows), (*_NOTES[False], again))
+    table = PaperTable(title, columns, tuple(rows), (*_NOTES[False], again))
     panels = [(f"noise at the {q:g}-quantile", counts, values[q]) for q in quantiles]
     return Figure("figure3_steps", title, _panels(panels, "steps", True), (3.2 * len(quantiles), 3.6)), table
 
 
-def _orders(context: Context) -> tuple[Figure, Table]:
+def _orders(context: Context) -> tuple[Figure, PaperTable]:
     """Fixed distances C, noise 1, q = 64 / 60 000, 10 000 steps, at every order."""
     steps, rate = 10_000, 64 / 60_000
     highest = 128 if context.quick else 1024
@@ -206,7 +206,7 @@ def _orders(context: Context) -> tuple[Figure, Table]:
         plain_numbers(axes)
         axes.legend()
 
-    return Figure("figure4_orders", title, drawing), Table(title, columns, tuple(rows), notes)
+    return Figure("figure4_orders", title, drawing), PaperTable(title, columns, tuple(rows), notes)
 
 
 def _panels(panels: list[Any], label: str, logarithmic_x: bool) -> Any:

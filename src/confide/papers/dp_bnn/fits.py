@@ -88,7 +88,7 @@ DEVIATION: dict[NetworkName, float] = {"MLP": 0.06, "CNN": 0.03, EDGES: 0.03}
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One fit that is asked for; what is None is as the settings say."""
 
     method: MethodName
@@ -182,7 +182,7 @@ def network(name: NetworkName, side: int, classes: int, seed: int, dropout: bool
 class Fitted:
     """What one fit gave on the public test part."""
 
-    row: Row
+    row: TableRow
     predicted: Tensor
     y: Tensor
     epsilon: float
@@ -207,7 +207,7 @@ class Fitted:
         return of_classes(self.posterior.predict(self.inputs[index : index + 1])).draws[:, 0]
 
 
-def train(row: Row, images: Images, context: Context, seed: int) -> Fitted:
+def train(row: TableRow, images: Images, context: Context, seed: int) -> Fitted:
     """One fit, and its predictions for the test part."""
     setting = SETTINGS[row.method, row.network]
     x, x_test = images.inputs(row.network)
@@ -224,7 +224,7 @@ def train(row: Row, images: Images, context: Context, seed: int) -> Fitted:
     return Fitted(row, predicted, found.y_test, run.privacy.epsilon(), run.seconds / epochs, run.posterior, x_test)
 
 
-def plan_for(row: Row, setting: Setting, records: int, quick: bool = False) -> Plan:
+def plan_for(row: TableRow, setting: Setting, records: int, quick: bool = False) -> Plan:
     """Sound noise for the row's epsilon; for SGLD also the clip that the rule gives."""
     if not row.private:
         batch = min(FREE_BATCH, records // 8)
@@ -256,7 +256,7 @@ def langevin_noise_multiplier(rate: float, batch: int, clip: float, records: int
     return batch / clip * math.sqrt(2 / (records * rate))
 
 
-def method_for(row: Row, setting: Setting, calibrated: Plan) -> Method:
+def method_for(row: TableRow, setting: Setting, calibrated: Plan) -> Method:
     """The method of a row; without privacy the others than SGLD descend with Adam."""
     priors: dict[PriorName, Prior] = {
         "Gaussian": GaussianPrior(setting.prior),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from confide.models.predictive import entropy
-from confide.papers.base import Cell, Context, Figure, Measured, Outcome, Table
+from confide.papers.base import Cell, Context, Figure, Measured, PaperOutcome, PaperTable
 from confide.papers.dp_bnn import figures
 from confide.papers.dp_bnn.fits import (
     EDGES,
@@ -17,14 +17,14 @@ from confide.papers.dp_bnn.fits import (
     MethodName,
     NetworkName,
     PriorName,
-    Row,
+    TableRow,
     langevin_noise_multiplier,
     load,
     train,
 )
 from confide.papers.mnist_cnn import DESCRIPTION
 
-Found: TypeAlias = dict[Row, list[Fitted]]
+Found: TypeAlias = dict[TableRow, list[Fitted]]
 Key: TypeAlias = tuple[MethodName, NetworkName, PriorName]
 
 # Table 2: accuracy private, not private.
@@ -110,19 +110,19 @@ TEMPERATURE = (
 )
 
 
-def run_mlp(context: Context) -> Outcome:
+def run_mlp(context: Context) -> PaperOutcome:
     """The MLP's part of table 2, table 3, and figures 6 to 10 and 13."""
     images = load(context)
     found = _found([key for key in _keys(context) if key[1] == "MLP"], images, context)
     tables = (_accuracy_table("MLP", found, images), _calibration_table("MLP", found, images))
-    return Outcome(tables, (*_distributions(found), *_reliabilities(found)))
+    return PaperOutcome(tables, (*_distributions(found), *_reliabilities(found)))
 
 
-def run_cnn(context: Context) -> Outcome:
+def run_cnn(context: Context) -> PaperOutcome:
     """The CNN's part of table 2, and table 4."""
     images = load(context)
     found = _found([key for key in _keys(context) if key[1] != "MLP"], images, context)
-    return Outcome((_accuracy_table("CNN", found, images), _calibration_table("CNN", found, images)))
+    return PaperOutcome((_accuracy_table("CNN", found, images), _calibration_table("CNN", found, images)))
 
 
 def _keys(context: Context) -> tuple[Key, ...]:
@@ -132,9 +132,9 @@ def _keys(context: Context) -> tuple[Key, ...]:
 def _found(keys: Sequence[Key], images: Images, context: Context) -> Found:
     rows = []
     for method, network, prior in keys:
-        rows.append(Row(method, network, prior))
+        rows.append(TableRow(method, network, prior))
         if network != EDGES and (method, network) != ("BBP", "CNN"):  # the paper has no figure for them
-            rows.append(Row(method, network, prior, private=False))
+            rows.append(TableRow(method, network, prior, private=False))
     found: Found = {}
     for row in rows:
         found[row] = _over_seeds(row, images, context)
@@ -142,7 +142,7 @@ def _found(keys: Sequence[Key], images: Images, context: Context) -> Found:
     return found
 
 
-def _over_seeds(row: Row, images: Images, context: Context) -> list[Fitted]:
+def _over_seeds(row: TableRow, images: Images, context: Context) -> list[Fitted]:
     return [train(row, images, context, seed) for seed in context.seeds]
 
 
@@ -150,7 +150,7 @@ def _measured(found: Sequence[Fitted], what: str, digits: int = 4) -> Measured:
     return Measured(tuple(float(getattr(one, what)) for one in found), digits)
 
 
-def _accuracy_table(name: str, found: Found, images: Images) -> Table:
+def _accuracy_table(name: str, found: Found, images: Images) -> PaperTable:
     rows: list[tuple[Cell, ...]] = []
     for row, fits in found.items():
         paper = ACCURACY[row.method, row.network, row.prior][0 if row.private else 1]
@@ -159,10 +159,10 @@ def _accuracy_table(name: str, found: Found, images: Images) -> Table:
     columns = ("method, network, prior", "paper", "ours", "sound epsilon", "seconds / epoch")
     edges = (FIXED_EDGES,) if any(row.network == EDGES for row in found) else ()
     notes = (*images.found.notes, NETWORKS, *edges, CHOSEN, SOUND, TEMPERATURE)
-    return Table(f"MNIST, {name}, posterior-predictive test accuracy (table 2)", columns, tuple(rows), notes)
+    return PaperTable(f"MNIST, {name}, posterior-predictive test accuracy (table 2)", columns, tuple(rows), notes)
 
 
-def _calibration_table(name: str, found: Found, images: Images) -> Table:
+def _calibration_table(name: str, found: Found, images: Images) -> PaperTable:
     rows: list[tuple[Cell, ...]] = []
     for row, fits in found.items():
         paper = CALIBRATION.get((row.method, row.network, row.prior))
@@ -174,16 +174,16 @@ def _calibration_table(name: str, found: Found, images: Images) -> Table:
         *images.found.notes,
         "15 bins of equal width. Nothing was recalibrated. MCE is the worst bin's gap, however few images it holds.",
     )
-    return Table(f"MNIST, {name}, calibration (table {3 if name == 'MLP' else 4})", columns, tuple(rows), notes)
+    return PaperTable(f"MNIST, {name}, calibration (table {3 if name == 'MLP' else 4})", columns, tuple(rows), notes)
 
 
-def _name(row: Row) -> str:
+def _name(row: TableRow) -> str:
     return f"{row.method}, {row.network}, {row.prior}" + ("" if row.private else ", not private")
 
 
 def _distributions(found: Found) -> tuple[Figure, ...]:
     """A hard image, a 3 of which private SGLD is least sure, and an easy one, the 2 of which it is surest."""
-    judge = found[Row("SGLD")][0]
+    judge = found[TableRow("SGLD")][0]
     doubt = entropy(judge.predicted)
     drawn = []
     for name, digit, hard in (("hard", 3, True), ("easy", 2, False)):
@@ -193,7 +193,7 @@ def _distributions(found: Found) -> tuple[Figure, ...]:
         for private in (False, True):
             for method in BAYESIAN:
                 title = f"{method}, {'private' if private else 'not private'}"
-                panels.append((title, found[Row(method, private=private)][0].draws_at(index)))
+                panels.append((title, found[TableRow(method, private=private)][0].draws_at(index)))
         caption = f"Prediction distribution over draws for test image {index}, a {digit} (figures 6 and 13)"
         drawn.append(figures.prediction_distributions(f"predictions_{name}", caption, panels, digit))
     return tuple(drawn)
@@ -205,14 +205,14 @@ def _reliabilities(found: Found) -> tuple[Figure, ...]:
         priors: tuple[PriorName, PriorName] = ("Gaussian", "none")
         for prior in priors:
             title = "Gaussian prior" if prior == "Gaussian" else "no prior"
-            chosen += [(f"{method}, {title}", found[Row(method, "MLP", prior, private)][0]) for method in BAYESIAN]
+            chosen += [(f"{method}, {title}", found[TableRow(method, "MLP", prior, private)][0]) for method in BAYESIAN]
         return chosen
 
     four = [
-        ("SGD, no prior, not private", found[Row("SGD", "MLP", "none", False)][0]),
-        ("SGD, no prior, private", found[Row("SGD", "MLP", "none")][0]),
-        ("SGLD, Gaussian prior, private", found[Row("SGLD")][0]),
-        ("SGLD, no prior, private", found[Row("SGLD", "MLP", "none")][0]),
+        ("SGD, no prior, not private", found[TableRow("SGD", "MLP", "none", False)][0]),
+        ("SGD, no prior, private", found[TableRow("SGD", "MLP", "none")][0]),
+        ("SGLD, Gaussian prior, private", found[TableRow("SGLD")][0]),
+        ("SGLD, no prior, private", found[TableRow("SGLD", "MLP", "none")][0]),
     ]
     return (
         figures.reliability("reliability_private", "Reliability, private MLP (figure 8)", panels(True)),
@@ -222,7 +222,7 @@ def _reliabilities(found: Found) -> tuple[Figure, ...]:
     )
 
 
-def run_epsilon(context: Context) -> Outcome:
+def run_epsilon(context: Context) -> PaperOutcome:
     """Figure 1: accuracy against epsilon."""
     images = load(context)
     epsilons = QUICK_EPSILONS if context.quick else EPSILONS
@@ -230,7 +230,7 @@ def run_epsilon(context: Context) -> Outcome:
     rows: list[tuple[Cell, ...]] = []
     for epsilon in epsilons:
         for method in METHODS:
-            fits = _over_seeds(Row(method, epsilon=epsilon), images, context)
+            fits = _over_seeds(TableRow(method, epsilon=epsilon), images, context)
             sound = max(one.epsilon for one in fits)
             points[method].append((sound, _measured(fits, "accuracy")))
             rows.append((method, _measured(fits, "accuracy"), _measured(fits, "ece"), sound))
@@ -238,15 +238,15 @@ def run_epsilon(context: Context) -> Outcome:
     notes = (*images.found.notes, "MLP, Gaussian priors, all settings but the noise (and SGLD's clip) as at epsilon 1.")
     columns = ("method", "accuracy, ours", "ECE, ours", "sound epsilon")
     title = "MNIST, accuracy against epsilon (figure 1; the paper prints no numbers)"
-    return Outcome((Table(title, columns, tuple(rows), notes),), (figures.accuracy_against_epsilon(points),))
+    return PaperOutcome((PaperTable(title, columns, tuple(rows), notes),), (figures.accuracy_against_epsilon(points),))
 
 
-def run_effects(context: Context) -> Outcome:
+def run_effects(context: Context) -> PaperOutcome:
     """Figure 5: batch size and learning rate, for SGD with fixed noise and SGLD whose noise is the Langevin noise."""
     images = load(context)
     batches, rates = (QUICK_BATCHES, QUICK_RATES) if context.quick else (BATCHES, RATES)
     middle = QUICK_BATCHES[0] if context.quick else EFFECT_BATCH
-    studies: list[tuple[str, str, list[tuple[float, Row]]]] = []
+    studies: list[tuple[str, str, list[tuple[float, TableRow]]]] = []
     for method in ("SGD", "SGLD"):
         for setting in ("batch size", "learning rate"):
             pairs = [(b, EFFECT_RATE) for b in batches] if setting == "batch size" else [(middle, r) for r in rates]
@@ -264,17 +264,17 @@ def run_effects(context: Context) -> Outcome:
             rows.append((f"{method}, {setting} {value:g}", row.noise_multiplier, *point[1:]))
             context.progress("effects", len(rows), sum(len(study[2]) for study in studies))
         panels.append((f"{method}, {setting}", setting, points))
-    return Outcome((_effects_table(rows, images, middle),), (figures.effects(panels),))
+    return PaperOutcome((_effects_table(rows, images, middle),), (figures.effects(panels),))
 
 
-def _effect_row(method: MethodName, batch: int, rate: float, records: int) -> Row:
+def _effect_row(method: MethodName, batch: int, rate: float, records: int) -> TableRow:
     langevin = langevin_noise_multiplier(rate, batch, EFFECT_CLIP, records)
     noise = PAPER_NOISE if method == "SGD" else langevin
     options: dict[str, Any] = {"batch": batch, "rate": rate, "epochs": EFFECT_EPOCHS, "clip": EFFECT_CLIP}
-    return Row(method, noise_multiplier=noise, **options)
+    return TableRow(method, noise_multiplier=noise, **options)
 
 
-def _effects_table(rows: list[tuple[Cell, ...]], images: Images, middle: int) -> Table:
+def _effects_table(rows: list[tuple[Cell, ...]], images: Images, middle: int) -> PaperTable:
     notes = (
         *images.found.notes,
         f"MLP, clip {EFFECT_CLIP:g}, {EFFECT_EPOCHS} epochs; rate {EFFECT_RATE:g} where the batch varies and batch "
@@ -283,4 +283,4 @@ def _effects_table(rows: list[tuple[Cell, ...]], images: Images, middle: int) ->
     )
     columns = ("setting", "noise multiplier", "accuracy, ours", "sound epsilon")
     title = "MNIST, effects of batch size and learning rate (figure 5; the paper prints no numbers)"
-    return Table(title, columns, tuple(rows), notes)
+    return PaperTable(title, columns, tuple(rows), notes)

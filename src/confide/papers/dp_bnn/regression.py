@@ -24,7 +24,7 @@ from confide.methods.sgld import SGLD
 from confide.models.likelihoods import HeteroscedasticGaussian
 from confide.models.predictive import RealPredictive
 from confide.models.priors import GaussianPrior
-from confide.papers.base import Context, Figure, Outcome, Table
+from confide.papers.base import Context, Figure, PaperOutcome, PaperTable
 from confide.papers.dp_bnn.fits import MethodName
 from confide.posteriors.base import Posterior
 from confide.running.fit import fit
@@ -128,7 +128,7 @@ class Errors:
     first: Posterior
 
 
-def run_regression(context: Context) -> Outcome:
+def run_regression(context: Context) -> PaperOutcome:
     """Table 5 and figure 11."""
     count = QUICK_SIMULATIONS if context.quick else SIMULATIONS
     every = [simulate(seed) for seed in range(count)]
@@ -137,7 +137,7 @@ def run_regression(context: Context) -> Outcome:
         for private in (True, False):
             errors[name, private] = _errors(name, private, every, context)
             context.progress("regression", len(errors), 2 * len(PAPER))
-    return Outcome((_table(errors, every),), (_bands(errors, every[0]),))
+    return PaperOutcome((_table(errors, every),), (_bands(errors, every[0]),))
 
 
 def _errors(name: MethodName, private: bool, every: list[Points], context: Context) -> Errors:
@@ -149,7 +149,7 @@ def _errors(name: MethodName, private: bool, every: list[Points], context: Conte
     return Errors(tuple(own), tuple(relative), fits[0][1], fits[0][0])
 
 
-def _table(errors: dict[tuple[MethodName, bool], Errors], every: list[Points]) -> Table:
+def _table(errors: dict[tuple[MethodName, bool], Errors], every: list[Points]) -> PaperTable:
     rows: list[tuple[Any, ...]] = []
     for (name, private), found in errors.items():
         middle, low, high = statistics.median(found.own), min(found.own), max(found.own)
@@ -174,7 +174,7 @@ def _table(errors: dict[tuple[MethodName, bool], Errors], every: list[Points]) -
         "central limit formula; read literally, its SGLD step size would give epsilon 308. Private settings were "
         "reasoned beforehand and left as they were.",
     )
-    return Table("Heteroscedastic regression (table 5)", columns, tuple(rows), notes)
+    return PaperTable("Heteroscedastic regression (table 5)", columns, tuple(rows), notes)
 
 
 def _bands(errors: dict[tuple[MethodName, bool], Errors], points: Points) -> Figure:

@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from confide.papers import sets
-from confide.papers.base import COLOURS, MARKERS, Cell, Context, Experiment, Figure, Measured, Outcome, Paper, Table
+from confide.papers.base import (
+    COLOURS,
+    MARKERS,
+    Cell,
+    Context,
+    Experiment,
+    Figure,
+    Measured,
+    Paper,
+    PaperOutcome,
+    PaperTable,
+)
 from confide.papers.dp_sep import fits, mixture
 
 RECORDS, QUICK_RECORDS = 1000, 300
@@ -68,7 +79,7 @@ UNSOUND = (
 )
 
 
-def run_mixture(context: Context) -> Outcome:
+def run_mixture(context: Context) -> PaperOutcome:
     """Table 1 and Figure 1."""
     clusters = mixture.made_up(QUICK_RECORDS if context.quick else RECORDS)
     truth, about = mixture.reference(clusters, context)
@@ -88,7 +99,7 @@ def run_mixture(context: Context) -> Outcome:
         means, covariances = (Measured(tuple(pair[part] for pair in pairs)) for part in (0, 1))
         average = Measured(tuple((one + other) / 2 for one, other in pairs))
         rows.append((name, None if paper is None else paper[2], average, costs[name], means, covariances))
-    table = Table(
+    table = PaperTable(
         f"Table 1: distance to the posterior of the component means, N = {len(clusters.x)}, delta {mixture.DELTA:g}",
         ("method", "paper", "ours", "sound epsilon", "F-norm of means", "F-norm of covariances"),
         tuple(rows),
@@ -101,7 +112,7 @@ def run_mixture(context: Context) -> Outcome:
             "natural parameters that a record asks for as it stands, the paper a record's natural parameters.",
         ),
     )
-    return Outcome((table,), (_mixture_figure(clusters, panels),))
+    return PaperOutcome((table,), (_mixture_figure(clusters, panels),))
 
 
 def _mixture_fits(clusters: mixture.Clusters, context: Context, seed: int) -> list[tuple[str, Any, float]]:
@@ -141,9 +152,9 @@ def _mixture_figure(clusters: mixture.Clusters, panels: dict[str, mixture.Law]) 
     return Figure("mixture", caption, draw, (10.0, 7.0))
 
 
-def run_regression(context: Context) -> Outcome:
+def run_regression(context: Context) -> PaperOutcome:
     """Tables 3, 4 and 5."""
-    runs: dict[str, Callable[[sets.Set, int], fits.Score]] = {
+    runs: dict[str, Callable[[sets.Set, int], fits.SepScore]] = {
         "VI": lambda given, seed: fits.variational(given, context, seed, None),
         "ADF": lambda given, seed: fits.adf(given, context, seed),
         "EP": lambda given, seed: fits.ep(given, context, seed),
@@ -153,7 +164,7 @@ def run_regression(context: Context) -> Outcome:
         "DP-VI": lambda given, seed: fits.variational(given, context, seed, fits.EPSILON),
         "point": lambda given, seed: fits.point(given, context, seed),
     }
-    scores: dict[tuple[str, str], list[fits.Score]] = {}
+    scores: dict[tuple[str, str], list[fits.SepScore]] = {}
     notes: tuple[str, ...] = ()
     names = _names(context)
     for place, name in enumerate(names):
@@ -181,11 +192,11 @@ def run_regression(context: Context) -> Outcome:
     errors = _rows(scores, names, METHODS, PAPER_ERRORS, lambda score: score.error)
     likelihoods = _rows(scores, names, METHODS, PAPER_LIKELIHOODS, lambda score: score.log_likelihood)
     points = {name: (PAPER_POINTS[name], PAPER_ERRORS[name][METHODS.index("DP-SEP")]) for name in names}
-    return Outcome(
+    return PaperOutcome(
         (
-            Table("Table 3: test RMSE", columns, errors, (about, *common)),
-            Table("Table 4: test log-likelihood", columns, likelihoods),
-            Table(
+            PaperTable("Table 3: test RMSE", columns, errors, (about, *common)),
+            PaperTable("Table 4: test log-likelihood", columns, likelihoods),
+            PaperTable(
                 "Table 5: point estimate, test RMSE",
                 columns,
                 _rows(scores, names, ("point", "DP-SEP"), points, lambda score: score.error),
@@ -199,11 +210,11 @@ def _names(context: Context) -> tuple[str, ...]:
 
 
 def _rows(
-    scores: dict[tuple[str, str], list[fits.Score]],
+    scores: dict[tuple[str, str], list[fits.SepScore]],
     names: tuple[str, ...],
     methods: tuple[str, ...],
     paper: Mapping[str, tuple[float | None, ...]],
-    value: Callable[[fits.Score], float],
+    value: Callable[[fits.SepScore], float],
 ) -> tuple[tuple[Cell, ...], ...]:
     rows: list[tuple[Cell, ...]] = []
     for name in names:
@@ -216,7 +227,7 @@ def _rows(
     return tuple(rows)
 
 
-def run_clipping(context: Context) -> Outcome:
+def run_clipping(context: Context) -> PaperOutcome:
     """Tables 8 and 9, on split 0."""
     clips = CLIPS[1:3] if context.quick else CLIPS
     names = _names(context)
@@ -235,15 +246,17 @@ def run_clipping(context: Context) -> Outcome:
         context.progress("clipping", place + 1, len(names))
     columns = ("set", "C", "paper", "ours", "sound epsilon")
     about = "The paper's C is a norm of natural parameters; ours is in units of the median norm of an answer."
-    return Outcome(
+    return PaperOutcome(
         (
-            Table("Table 8: test RMSE against the clip, epsilon 1", columns, tuple(errors), (about, *notes, UNSOUND)),
-            Table("Table 9: test log-likelihood against the clip, epsilon 1", columns, tuple(likelihoods)),
+            PaperTable(
+                "Table 8: test RMSE against the clip, epsilon 1", columns, tuple(errors), (about, *notes, UNSOUND)
+            ),
+            PaperTable("Table 9: test log-likelihood against the clip, epsilon 1", columns, tuple(likelihoods)),
         )
     )
 
 
-def run_frontier(context: Context) -> Outcome:
+def run_frontier(context: Context) -> PaperOutcome:
     """What privacy costs: test error of DP-SEP against epsilon, beside SEP without noise."""
     epsilons = EPSILONS[1:3] if context.quick else EPSILONS
     names = _names(context)
@@ -269,7 +282,7 @@ def run_frontier(context: Context) -> Outcome:
                 )
             )
         context.progress("frontier", place + 1, len(names))
-    table = Table(
+    table = PaperTable(
         "DP-SEP against epsilon, split 0: test RMSE, and how far above SEP without noise",
         ("set", "epsilon", "paper", "ours", "sound epsilon", "above SEP"),
         tuple(rows),
@@ -297,7 +310,7 @@ def run_frontier(context: Context) -> Outcome:
         axis.set_ylabel("test RMSE above SEP without noise, as a share")
         axis.legend()
 
-    return Outcome((table,), (Figure("frontier", "What privacy costs in test error", draw),))
+    return PaperOutcome((table,), (Figure("frontier", "What privacy costs in test error", draw),))
 
 
 PAPER = Paper(

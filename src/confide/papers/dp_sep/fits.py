@@ -21,7 +21,7 @@ EP_PASSES, EP_DAMPING, EP_RECORDS = 60, 0.05, 2000  # EP keeps a factor for ever
 
 
 @dataclass(frozen=True)
-class Score:
+class SepScore:
     """Test error and log-likelihood in the units of the target, with the sound epsilon of the run."""
 
     error: float
@@ -40,7 +40,7 @@ def batch_of(given: Set) -> int:
     return min(1000, given.records // 10)
 
 
-def sep(given: Set, context: Context, seed: int, epsilon: float | None, clip: float = CLIP) -> Score:
+def sep(given: Set, context: Context, seed: int, epsilon: float | None, clip: float = CLIP) -> SepScore:
     """DP-SEP, or without an epsilon SEP (clip = inf) and clipped SEP."""
     from confide.methods.sep import SEP
 
@@ -49,12 +49,12 @@ def sep(given: Set, context: Context, seed: int, epsilon: float | None, clip: fl
 
 
 @cache
-def sep_on_split(name: str, context: Context, split: int, epsilon: float | None, clip: float = CLIP) -> Score:
+def sep_on_split(name: str, context: Context, split: int, epsilon: float | None, clip: float = CLIP) -> SepScore:
     """`sep` on a split, with the split's number as its seed; one run serves all tables of a call that show it."""
     return sep(sets.load(name, context, split=split), context, split, epsilon, clip)
 
 
-def variational(given: Set, context: Context, seed: int, epsilon: float | None, clip: float = CLIP) -> Score:
+def variational(given: Set, context: Context, seed: int, epsilon: float | None, clip: float = CLIP) -> SepScore:
     """DP-VI: Bayes by Backprop with a learnt noise scale, under the same kind of plan; without an epsilon VI."""
     from confide.methods.bbp import BBP
     from confide.models.likelihoods import LearntNoise
@@ -65,7 +65,7 @@ def variational(given: Set, context: Context, seed: int, epsilon: float | None, 
     return _score(BBP(optimiser="adam"), network, given, context, seed, epsilon, clip, None, steps)
 
 
-def ep(given: Set, context: Context, seed: int) -> Score:
+def ep(given: Set, context: Context, seed: int) -> SepScore:
     """EP with a factor for every record, not private."""
     from confide.methods._baselines import expectation_propagation
 
@@ -74,14 +74,14 @@ def ep(given: Set, context: Context, seed: int) -> Score:
     return _by_records(expectation_propagation, settings, given, context, seed)
 
 
-def adf(given: Set, context: Context, seed: int) -> Score:
+def adf(given: Set, context: Context, seed: int) -> SepScore:
     """Assumed density filtering, one pass: probabilistic backpropagation, not private."""
     from confide.methods._baselines import assumed_density_filtering
 
     return _by_records(assumed_density_filtering, {"batch": ADF_BATCH}, given, context, seed)
 
 
-def _by_records(method: Any, settings: dict[str, Any], given: Set, context: Context, seed: int) -> Score:
+def _by_records(method: Any, settings: dict[str, Any], given: Set, context: Context, seed: int) -> SepScore:
     """A method that reads records directly, on features with the mean and deviation of the training part."""
     import torch
 
@@ -94,10 +94,10 @@ def _by_records(method: Any, settings: dict[str, Any], given: Set, context: Cont
     likelihood = Gaussian(START_SCALE)
     found = method(_network(given, context, seed), x, y, likelihood=likelihood, generator=generator, **settings)
     error, density = _quality(found.predict((given.x_test - centre) / spread), given)
-    return Score(error, density, math.inf, time.perf_counter() - started)
+    return SepScore(error, density, math.inf, time.perf_counter() - started)
 
 
-def point(given: Set, context: Context, seed: int) -> Score:
+def point(given: Set, context: Context, seed: int) -> SepScore:
     """A point estimate, not private."""
     from confide.methods.sgd import SGD
 
@@ -126,7 +126,7 @@ def _score(
     clip: float,
     noise_scale: float | None,
     steps: int,
-) -> Score:
+) -> SepScore:
     from confide.mechanism.plan import plan
     from confide.models.likelihoods import Gaussian, HeteroscedasticGaussian
     from confide.running.fit import fit
@@ -136,7 +136,7 @@ def _score(
     made = plan(**settings, **privacy, clip=clip)
     likelihood = HeteroscedasticGaussian() if noise_scale is None else Gaussian(noise_scale)
     run = fit(method, module, given.private(context), made, likelihood=likelihood, seed=seed)
-    return Score(*_quality(run.posterior.predict(given.x_test), given), run.privacy.epsilon(), run.seconds)
+    return SepScore(*_quality(run.posterior.predict(given.x_test), given), run.privacy.epsilon(), run.seconds)
 
 
 def _quality(predictive: Any, given: Set) -> tuple[float, float]:

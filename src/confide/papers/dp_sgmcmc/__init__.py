@@ -7,14 +7,25 @@ from dataclasses import replace
 from typing import Any
 
 from confide.papers import sets
-from confide.papers.base import COLOURS, MARKERS, Cell, Context, Experiment, Figure, Measured, Outcome, Paper, Table
+from confide.papers.base import (
+    COLOURS,
+    MARKERS,
+    Cell,
+    Context,
+    Experiment,
+    Figure,
+    Measured,
+    Paper,
+    PaperOutcome,
+    PaperTable,
+)
 from confide.papers.dp_sgmcmc import adult
 
 RECORDS, STEPS, BATCH, DELTA = 50_000, 10_000, 128, 1e-5
 PAPER_EPSILON, PAPER_FIRST_STEP, PAPER_WANG = 0.1, 0.103, 1.54e-6
 
 
-def run_step_sizes(context: Context) -> Outcome:
+def run_step_sizes(context: Context) -> PaperOutcome:
     """Figures 1 and 2, the sentence with the 0.103, and the same for the other two samplers."""
     epsilons = (0.1,) if context.quick else (0.02, 0.1, 0.5, 1.0, 1.7)
     steps = 500 if context.quick else STEPS
@@ -38,7 +49,7 @@ def run_step_sizes(context: Context) -> Outcome:
         ]
         context.progress("step sizes", done + 1, len(epsilons) + 1)
     rows.append(("the paper's first step", PAPER_EPSILON, PAPER_FIRST_STEP, PAPER_FIRST_STEP, _paper_cost(steps)))
-    table = Table(
+    table = PaperTable(
         f"Largest step size: N = {RECORDS}, T = {steps}, L = 1, delta {DELTA:g}, batches of {BATCH}",
         ("step size", "epsilon asked for", "paper", "ours", "sound epsilon"),
         tuple(rows),
@@ -50,7 +61,7 @@ def run_step_sizes(context: Context) -> Outcome:
             "The figure's curves other than the quoted points are not printed as numbers.",
         ),
     )
-    return Outcome((table, _samplers(steps)), (_step_figure(sizes, epsilons), _sensitivity_figure(context)))
+    return PaperOutcome((table, _samplers(steps)), (_step_figure(sizes, epsilons), _sensitivity_figure(context)))
 
 
 def _largest(epsilon: float, steps: int, schedule: Any, **options: Any) -> Any:
@@ -81,13 +92,13 @@ def _paper_cost(steps: int) -> float:
     return sound_epsilon(events, DELTA)
 
 
-def _samplers(steps: int) -> Table:
+def _samplers(steps: int) -> PaperTable:
     """The largest fixed step of every sampler, from the same noise multiplier."""
     rows: list[tuple[Cell, ...]] = []
     for name, title in (("sgld", "SGLD"), ("sghmc", "SGHMC, friction 0.1"), ("sgnht", "SGNHT, A h = 0.1")):
         found = _largest(PAPER_EPSILON, steps, "fixed", method=name, friction=0.1)
         rows.append((title, None, found.step_size, found.noise_multiplier, found.epsilon))
-    return Table(
+    return PaperTable(
         f"Largest fixed step size of every sampler at epsilon {PAPER_EPSILON:g}",
         ("sampler", "paper", "ours", "noise multiplier", "sound epsilon"),
         tuple(rows),
@@ -152,7 +163,7 @@ OUR_RATE = 3.0
 MNIST_EPSILON, PAPER_RATE, PAPER_CLIP, PAPER_BATCH, PAPER_EPOCHS = 0.99, 0.3, 0.3, 128, 20
 
 
-def run_mnist(context: Context) -> Outcome:
+def run_mnist(context: Context) -> PaperOutcome:
     """Table 1: the paper's own settings, priced soundly, and ours at the epsilon it claims."""
     found = _grey(sets.load("mnist", context))
     rows: list[tuple[Cell, ...]] = []
@@ -167,7 +178,7 @@ def run_mnist(context: Context) -> Outcome:
             context.progress("MNIST", len(rows) * len(context.seeds) + len(runs), 3 * len(context.seeds))
         ours = Measured(tuple(_accuracy(found, run) for run in runs))
         rows.append((title, claimed, paper, ours, runs[0].privacy.epsilon()))
-    table = Table(
+    table = PaperTable(
         f"MNIST, test accuracy, delta {DELTA:g}",
         ("method", "epsilon in the paper", "paper", "ours", "sound epsilon"),
         tuple(rows),
@@ -186,7 +197,7 @@ def run_mnist(context: Context) -> Outcome:
             *found.notes,
         ),
     )
-    return Outcome((table,))
+    return PaperOutcome((table,))
 
 
 def _grey(found: sets.Set) -> sets.Set:

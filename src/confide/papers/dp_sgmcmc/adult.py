@@ -13,7 +13,7 @@ from torch import Tensor
 
 from confide.models.predictive import of_classes
 from confide.papers import sets
-from confide.papers.base import COLOURS, MARKERS, Cell, Context, Figure, Measured, Outcome, Table
+from confide.papers.base import COLOURS, MARKERS, Cell, Context, Figure, Measured, PaperOutcome, PaperTable
 from confide.posteriors.base import Posterior
 
 DELTA = 1e-4
@@ -37,7 +37,7 @@ WIDTH = 10.0
 
 
 @dataclass(frozen=True)
-class Problem:
+class AdultProblem:
     """Records with a public feature map, and the one schedule that all methods on noisy sums share.
 
     fewest, most   steps: in proportion to epsilon between these, since less noise lets a chain go further
@@ -88,11 +88,11 @@ class Problem:
         return float((of_classes(posterior.predict(self.x_test)).labels == self.y_test).double().mean())
 
 
-def load(context: Context) -> Problem:
+def load(context: Context) -> AdultProblem:
     found = sets.load("adult", context)
     x, x_test = (public_map(part, found.schema.columns) for part in (found.x, found.x_test))
     batch, fewest, most = (500, 60, 60) if context.quick else (4000, 400, 1000)
-    return Problem(x, found.y, x_test, found.y_test, found, context, batch, fewest, most)
+    return AdultProblem(x, found.y, x_test, found.y_test, found, context, batch, fewest, most)
 
 
 def public_map(x: Tensor, columns: Any) -> Tensor:
@@ -146,7 +146,7 @@ def sampler(name: str, plan: Any, **options: Any) -> Any:
     return SGNHT(step_size=math.sqrt(step), diffusion=FRICTION / math.sqrt(step), **options)
 
 
-def fitted(problem: Problem, name: str, epsilon: float | None, seed: int, **options: Any) -> Any:
+def fitted(problem: AdultProblem, name: str, epsilon: float | None, seed: int, **options: Any) -> Any:
     """A run of one of the methods on noisy sums."""
     from confide.methods.bbp import BBP
     from confide.models.likelihoods import Bernoulli
@@ -158,7 +158,7 @@ def fitted(problem: Problem, name: str, epsilon: float | None, seed: int, **opti
     return fit(method, logistic(problem.features), problem.private(), plan, likelihood=Bernoulli(), seed=seed)
 
 
-def drawing(problem: Problem, epsilon: float) -> Any:
+def drawing(problem: AdultProblem, epsilon: float) -> Any:
     """The mechanism of posterior draws; the prior keeps most draws off the edge of the ball."""
     from confide.mechanism.posterior_sampling import PosteriorSampling
 
@@ -167,13 +167,13 @@ def drawing(problem: Problem, epsilon: float) -> Any:
     return PosteriorSampling(epsilon, radius, problem.feature_bound, prior_scale=scale, tolerance=1e-8)
 
 
-def one_sample(problem: Problem, epsilon: float, seed: int) -> Any:
+def one_sample(problem: AdultProblem, epsilon: float, seed: int) -> Any:
     from confide.running.posterior_sample import one_posterior_sample
 
     return one_posterior_sample(problem.private(), problem.features, drawing(problem, epsilon), delta=DELTA)
 
 
-def hybrid_sample(problem: Problem, epsilon: float, seed: int) -> Any:
+def hybrid_sample(problem: AdultProblem, epsilon: float, seed: int) -> Any:
     """Half of epsilon for the draw, and SGLD from there on with all that is left."""
     from confide.running.posterior_sample import hybrid
 
@@ -182,7 +182,7 @@ def hybrid_sample(problem: Problem, epsilon: float, seed: int) -> Any:
     return hybrid(problem.private(), problem.features, mechanism, sampler("sgld", plan), plan, seed=seed)
 
 
-def runner(name: str) -> Callable[[Problem, float, int], Any]:
+def runner(name: str) -> Callable[[AdultProblem, float, int], Any]:
     if name == "ops":
         return one_sample
     if name == "hybrid":
@@ -190,7 +190,7 @@ def runner(name: str) -> Callable[[Problem, float, int], Any]:
     return lambda problem, epsilon, seed: fitted(problem, name, epsilon, seed)
 
 
-def run(context: Context) -> Outcome:
+def run(context: Context) -> PaperOutcome:
     problem = load(context)
     epsilons = (1.0, 4.0) if context.quick else EPSILONS
     rows: list[tuple[Cell, ...]] = []
@@ -205,14 +205,14 @@ def run(context: Context) -> Outcome:
             rows.append((title, epsilon, _paper(name, epsilon), cell, gap, len(runs), sound))
             context.progress("Adult", len(found), len(epsilons) * len(TITLES))
     rows.append(("SGLD, not private", math.inf, "dashed line of Figure 3", baseline, 0.0, len(context.seeds), math.inf))
-    table = Table(
+    table = PaperTable(
         f"Adult, Bayesian logistic regression, delta {DELTA:g}: test accuracy",
         ("method", "epsilon asked for", "paper", "ours", "points below not private", "runs", "sound epsilon"),
         tuple(rows),
         (*_notes(problem), *problem.found.notes),
     )
     figures = (_accuracy_figure(found, baseline, epsilons), _trace_figure(problem, epsilons))
-    return Outcome((table, _comparison(found, rows)), figures)
+    return PaperOutcome((table, _comparison(found, rows)), figures)
 
 
 def seeds_of(name: str, context: Context) -> tuple[int, ...]:
@@ -221,7 +221,7 @@ def seeds_of(name: str, context: Context) -> tuple[int, ...]:
     return tuple(seed + 1000 * repeat for repeat in range(repeats) for seed in context.seeds)
 
 
-def _comparison(found: dict[tuple[str, float], Measured], rows: list[tuple[Cell, ...]]) -> Table:
+def _comparison(found: dict[tuple[str, float], Measured], rows: list[tuple[Cell, ...]]) -> PaperTable:
     """By how much SGLD is above each baseline, and how sure that is."""
     sound = {(row[0], row[1]): row[-1] for row in rows}
     lines: list[tuple[Cell, ...]] = []
@@ -231,7 +231,7 @@ def _comparison(found: dict[tuple[str, float], Measured], rows: list[tuple[Cell,
             error = standard_error(ours, other)
             cells = (round(100 * (ours.mean - other.mean), 2), None if error is None else round(100 * error, 2))
             lines.append((TITLES[name], epsilon, "SGLD above", *cells, sound[TITLES["sgld"], epsilon]))
-    return Table(
+    return PaperTable(
         "Adult: points by which SGLD is above its baselines",
         ("baseline", "epsilon asked for", "paper", "ours", "standard error", "sound epsilon"),
         tuple(lines),
@@ -250,7 +250,7 @@ def standard_error(one: Measured, other: Measured) -> float | None:
     return math.sqrt(one.deviation**2 / len(one.values) + other.deviation**2 / len(other.values))
 
 
-def _measured(problem: Problem, runs: list[Any]) -> Measured:
+def _measured(problem: AdultProblem, runs: list[Any]) -> Measured:
     return Measured(tuple(problem.accuracy(one.posterior) for one in runs))
 
 
@@ -259,7 +259,7 @@ def _paper(name: str, epsilon: float) -> Cell:
     return "as not private" if name == "sgld" and epsilon >= 0.08 else None
 
 
-def _notes(problem: Problem) -> tuple[str, ...]:
+def _notes(problem: AdultProblem) -> tuple[str, ...]:
     return (
         f"All but OPS: clip 1, Poisson batches of {problem.batch} on average, {STEPS_PER_EPSILON} steps per unit of "
         f"epsilon but at least {problem.fewest} and at most {problem.most}, second half kept; the step on the mean "
@@ -299,7 +299,7 @@ def _accuracy_figure(found: dict[tuple[str, float], Measured], baseline: Measure
     return Figure("adult_accuracy", "Adult: test accuracy against epsilon; bars are standard deviations.", draw)
 
 
-def _trace_figure(problem: Problem, epsilons: Any) -> Figure:
+def _trace_figure(problem: AdultProblem, epsilons: Any) -> Figure:
     """Three coefficients of every sampler from the first step on."""
     epsilon = epsilons[1]
     options: dict[str, Any] = {"burn_in": 0.0, "thinning": 1}

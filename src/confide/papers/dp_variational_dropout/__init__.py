@@ -6,14 +6,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from confide.papers.base import COLOURS, MARKERS, Cell, Context, Experiment, Figure, Measured, Outcome, Paper, Table
+from confide.papers.base import (
+    COLOURS,
+    MARKERS,
+    Cell,
+    Context,
+    Experiment,
+    Figure,
+    Measured,
+    Paper,
+    PaperOutcome,
+    PaperTable,
+)
 from confide.papers.dp_variational_dropout.fits import (
     DROPOUT,
     METHODS,
     SGD,
     SVI,
-    Found,
-    Setting,
+    DropoutScores,
+    DropoutSetting,
     fitted,
     images,
     measured,
@@ -45,30 +56,30 @@ PAPER_ACCURACY: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
 CNN = "mnist-cnn"
 Curve: TypeAlias = list[tuple[float, Measured, float]]
 
-SETTINGS: Mapping[str, Mapping[float, Setting]] = {
+SETTINGS: Mapping[str, Mapping[float, DropoutSetting]] = {
     "mnist": {
-        10.0: Setting((64,), 2048, 25, 3.0, 0.3),
-        1.0: Setting((64,), 4096, 15, 6.0, 0.25),
-        0.1: Setting((64,), 4096, 6, 3.0, 0.15),
+        10.0: DropoutSetting((64,), 2048, 25, 3.0, 0.3),
+        1.0: DropoutSetting((64,), 4096, 15, 6.0, 0.25),
+        0.1: DropoutSetting((64,), 4096, 6, 3.0, 0.15),
     },
     CNN: {
-        10.0: Setting(None, 2048, 4, 2.0, 0.3),
-        1.0: Setting(None, 2048, 4, 2.0, 0.3),
-        0.1: Setting(None, 4096, 3, 2.0, 0.1),
+        10.0: DropoutSetting(None, 2048, 4, 2.0, 0.3),
+        1.0: DropoutSetting(None, 2048, 4, 2.0, 0.3),
+        0.1: DropoutSetting(None, 4096, 3, 2.0, 0.1),
     },
     "digits": {
-        10.0: Setting((), 360, 40, 2.0, 0.3),
-        1.0: Setting((), 360, 10, 1.0, 0.5),
-        0.1: Setting((), 360, 4, 1.0, 0.1),
+        10.0: DropoutSetting((), 360, 40, 2.0, 0.3),
+        1.0: DropoutSetting((), 360, 10, 1.0, 0.5),
+        0.1: DropoutSetting((), 360, 4, 1.0, 0.1),
     },
 }
-QUICK: Mapping[str, Setting] = {
-    "mnist": Setting((16,), 360, 5, 2.0, 0.3),
-    CNN: Setting(None, 360, 5, 2.0, 0.3),
-    "digits": Setting((16,), 360, 5, 2.0, 0.3),
+QUICK: Mapping[str, DropoutSetting] = {
+    "mnist": DropoutSetting((16,), 360, 5, 2.0, 0.3),
+    CNN: DropoutSetting(None, 360, 5, 2.0, 0.3),
+    "digits": DropoutSetting((16,), 360, 5, 2.0, 0.3),
 }
-FEATURES = Setting((), 7200, 14.4, 0.5, 60.0)
-QUICK_FEATURES = Setting((), 360, 8, 0.3, 20.0)
+FEATURES = DropoutSetting((), 7200, 14.4, 0.5, 60.0)
+QUICK_FEATURES = DropoutSetting((), 360, 8, 0.3, 20.0)
 SPARSE_WEIGHTS = (0.0, 0.3, 1.0)
 
 DIVERGENCE_NOTE = (
@@ -81,7 +92,7 @@ SOUND_NOTE = (
 )
 
 
-def run_mnist_cnn(context: Context) -> Outcome:
+def run_mnist_cnn(context: Context) -> PaperOutcome:
     notes = (
         f"{DESCRIPTION} All are clipped as one vector, momentum 0.9 as post-processing; dropout noise zeta is the "
         "privacy noise of one step, 30 draws for a prediction.",
@@ -94,7 +105,7 @@ def run_mnist_cnn(context: Context) -> Outcome:
     return _accuracy(CNN, "MNIST, CNN (paper's table 1)", context, notes)
 
 
-def run_mnist(context: Context) -> Outcome:
+def run_mnist(context: Context) -> PaperOutcome:
     notes = (
         "One hidden layer of 64 tanh units, all clipped as one vector, momentum 0.9 as post-processing; "
         "dropout noise zeta is the privacy noise of one step, 30 draws for a prediction. Batch, clip, rate and "
@@ -107,7 +118,7 @@ def run_mnist(context: Context) -> Outcome:
     return _accuracy("mnist", "MNIST, one hidden layer (paper's table 1)", context, notes)
 
 
-def run_digits(context: Context) -> Outcome:
+def run_digits(context: Context) -> PaperOutcome:
     notes = (
         "Softmax regression on 64 pixels. At 1437 records the noise in each of T steps on the mean gradient is about "
         "C sqrt(T) / (1437 mu) per coordinate, with mu = 2.0, 0.27 and 0.033 at epsilon 10, 1 and 0.1: forty times "
@@ -121,7 +132,7 @@ def run_digits(context: Context) -> Outcome:
     return _accuracy("digits", "DIGITS (paper's table 1)", context, notes)
 
 
-def _accuracy(name: str, title: str, context: Context, notes: tuple[str, ...]) -> Outcome:
+def _accuracy(name: str, title: str, context: Context, notes: tuple[str, ...]) -> PaperOutcome:
     data = images(context) if name == CNN else pixels(name, context)
     paper = PAPER_ACCURACY["mnist" if name == CNN else name]
     rows: list[tuple[Cell, ...]] = []
@@ -135,10 +146,10 @@ def _accuracy(name: str, title: str, context: Context, notes: tuple[str, ...]) -
         spent = max(one.epsilon for one in found)
         rows.append((method_name, f"epsilon {epsilon:g}", stated, accuracy, spent, measured(found, "ece")))
     columns = ("method", "target", "paper", "ours", "sound epsilon", "ECE")
-    table = Table(title, columns, tuple(rows), (*notes, *data.notes))
+    table = PaperTable(title, columns, tuple(rows), (*notes, *data.notes))
     caption = "Test accuracy against epsilon, delta = 1e-5; ours at a sound epsilon, the paper's (dashed) at its own."
     figure = Figure(f"accuracy-{name}", caption, lambda drawing: _draw_accuracy(drawing, curves))
-    return Outcome((table,), (figure,))
+    return PaperOutcome((table,), (figure,))
 
 
 def _asked(name: str, context: Context) -> list[tuple[str, int]]:
@@ -163,7 +174,7 @@ def _draw_accuracy(figure: Any, curves: Mapping[str, Curve]) -> None:
     axes.legend(fontsize=8)
 
 
-def run_features(context: Context) -> Outcome:
+def run_features(context: Context) -> PaperOutcome:
     """The same method with one layer of weights, on features that no private record was used for."""
     data = scattering(context)
     setting = QUICK_FEATURES if context.quick else FEATURES
@@ -180,10 +191,10 @@ def run_features(context: Context) -> Outcome:
         *data.notes,
     )
     columns = ("network", "target", "paper", "ours", "sound epsilon", "ECE", "dropped")
-    return Outcome((Table("MNIST, variational dropout on public features", columns, (row,), notes),))
+    return PaperOutcome((PaperTable("MNIST, variational dropout on public features", columns, (row,), notes),))
 
 
-def run_sparsity(context: Context) -> Outcome:
+def run_sparsity(context: Context) -> PaperOutcome:
     """Weights with log alpha > 3, for the divergence's weight from 0 to 1, and what is lost by dropping them."""
     data = pixels("mnist", context)
     base = QUICK["mnist"] if context.quick else SETTINGS["mnist"][1.0]
@@ -200,18 +211,18 @@ def run_sparsity(context: Context) -> Outcome:
         *data.notes,
     )
     columns = ("variant", "paper", "ours", "sound epsilon", "dropped", "accuracy without them", "ECE")
-    table = Table("Sparsity: share of weights with log alpha > 3", columns, tuple(rows), notes)
+    table = PaperTable("Sparsity: share of weights with log alpha > 3", columns, tuple(rows), notes)
     caption = "Distribution of log alpha over the weights; right of the line a weight counts as dropped."
-    return Outcome((table,), (Figure("log-alpha", caption, lambda drawing: _draw_alphas(drawing, alphas)),))
+    return PaperOutcome((table,), (Figure("log-alpha", caption, lambda drawing: _draw_alphas(drawing, alphas)),))
 
 
-def _sparse_settings(base: Setting, quick: bool) -> list[tuple[str, Setting]]:
+def _sparse_settings(base: DropoutSetting, quick: bool) -> list[tuple[str, DropoutSetting]]:
     weights = SPARSE_WEIGHTS[::2] if quick else SPARSE_WEIGHTS
     tied = [(f"tied noise, divergence x {weight:g}", replace(base, weight=weight)) for weight in weights]
     return [*tied, ("learnt noise, divergence x 0.05", replace(base, weight=0.05, deviation="learnt"))]
 
 
-def _sparse_row(name: str, found: list[Found], data: Set) -> tuple[Cell, ...]:
+def _sparse_row(name: str, found: list[DropoutScores], data: Set) -> tuple[Cell, ...]:
     smaller = Measured(tuple(quality(pruned(one.posterior), data)[0] for one in found))
     spent = max(one.epsilon for one in found)
     shares = Measured(tuple(one.sparsity or 0.0 for one in found))

@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 500  # predictions in pieces that stay in the processor's cache
 
 
 @dataclass(frozen=True)
-class Setting:
+class DropoutSetting:
     """Public settings of a fit. The rate is that of momentum 0.9 on the mean gradient.
 
     hidden   widths of the hidden layers; None: the convolutional network, all of whose weights are learnt
@@ -44,7 +44,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Found:
+class DropoutScores:
     """What one fit came to, on the test part."""
 
     posterior: Posterior
@@ -79,7 +79,7 @@ def scattering(context: Context) -> Set:
     return replace(found, x=x, x_test=x_test)
 
 
-def method(name: str, setting: Setting) -> Any:
+def method(name: str, setting: DropoutSetting) -> Any:
     """The method of a row. SVI has a standard Gaussian prior and learns its deviations; its divergence has weight 1."""
     from confide.methods import sgd
     from confide.methods.variational_dropout import VariationalDropout
@@ -94,7 +94,7 @@ def method(name: str, setting: Setting) -> Any:
     return VariationalDropout(deviation=deviation, weight=setting.weight, predictive_draws=30, **common)
 
 
-def _network(inputs: int, setting: Setting, seed: int) -> nn.Module:
+def _network(inputs: int, setting: DropoutSetting, seed: int) -> nn.Module:
     from confide.models.networks import mlp
 
     if setting.hidden is None:
@@ -102,7 +102,7 @@ def _network(inputs: int, setting: Setting, seed: int) -> nn.Module:
     return mlp(inputs, 10, setting.hidden, "tanh", torch.Generator().manual_seed(seed))
 
 
-def fitted(data: Set, name: str, setting: Setting, epsilon: float, context: Context, seed: int) -> Found:
+def fitted(data: Set, name: str, setting: DropoutSetting, epsilon: float, context: Context, seed: int) -> DropoutScores:
     """One fit at a sound epsilon, on all training records."""
     from confide.mechanism.plan import plan
     from confide.running.fit import fit
@@ -124,7 +124,7 @@ def fitted(data: Set, name: str, setting: Setting, epsilon: float, context: Cont
         progress=lambda done, total: context.progress(f"{name}, epsilon {epsilon:g}, seed {seed}", done, total),
     )
     sparsity = run.posterior.facts.get("sparsity")
-    return Found(run.posterior, *quality(run.posterior, data), run.privacy.epsilon(), sparsity)
+    return DropoutScores(run.posterior, *quality(run.posterior, data), run.privacy.epsilon(), sparsity)
 
 
 def quality(posterior: Posterior, data: Set) -> tuple[float, float]:
@@ -136,7 +136,7 @@ def quality(posterior: Posterior, data: Set) -> tuple[float, float]:
     return metrics.accuracy(probabilities, data.y_test), metrics.ece(probabilities, data.y_test)
 
 
-def measured(found: Sequence[Found], name: str) -> Measured:
+def measured(found: Sequence[DropoutScores], name: str) -> Measured:
     return Measured(tuple(float(getattr(one, name)) for one in found))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from confide.papers.base import COLOURS, MARKERS, Cell, Context, Figure, Outcome, Table
+from confide.papers.base import COLOURS, MARKERS, Cell, Context, Figure, PaperOutcome, PaperTable
 from confide.papers.dp_variational_dropout.fits import DELTA
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.accountants.bound import Accountant
@@ -53,7 +53,7 @@ NOTES = (
 )
 
 
-def run_composition(context: Context) -> Outcome:
+def run_composition(context: Context) -> PaperOutcome:
     rows: list[tuple[Cell, ...]] = []
     for paper_run in RUNS[:1] if context.quick else RUNS:
         for place, (name, accountant) in enumerate(RULES):
@@ -68,10 +68,12 @@ def run_composition(context: Context) -> Outcome:
         "of the paper's sigma",
         "of the paper's sigma, replace-one",
     )
-    table = Table("Noise sigma for epsilon = 1", columns, tuple(rows), NOTES)
+    table = PaperTable("Noise sigma for epsilon = 1", columns, tuple(rows), NOTES)
     caption = "Noise that each rule asks for, against the promised epsilon, at the paper's sampling rates and steps."
     curves = _curves((1.0, 10.0) if context.quick else EPSILONS, RUNS[:1] if context.quick else RUNS)
-    return Outcome((table,), (Figure("noise-per-rule", caption, lambda figure: _draw(figure, curves), (8.4, 3.8)),))
+    return PaperOutcome(
+        (table,), (Figure("noise-per-rule", caption, lambda figure: _draw(figure, curves), (8.4, 3.8)),)
+    )
 
 
 def _row(paper_run: PaperRun, name: str, accountant: Accountant) -> tuple[Cell, ...]:

@@ -158,5 +158,5 @@ class _Family:
     def __init__(self, first: Plan, promise: Promise) -> None:
         self.promise = promise
         shares = SHARES_OF_GAUSSIANS if all(is_plain_gaussian(event) for event in first) else SHARES
-        made: list[type[Filter]] = [kinds.Repetition, kinds.Gaussian, kinds.Renyi]
+        made: list[type[Filter]] = [kinds.RepetitionFilter, kinds.GaussianFilter, kinds.RenyiFilter]
         self.filters = {kind.name: kind(first, promise, shares[kind.name]) for kind in made if shares[kind.name] > 0}

@@ -7,6 +7,7 @@ behind ten thousand.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -50,7 +51,7 @@ class _Running:
     dear: set[Plan] = field(default_factory=set)  # what was added since it was written down
 
 
-class Filter:
+class Filter(ABC):
     """One filter at its own share of the ceiling's delta. The amounts are those of the plans behind the first one."""
 
     name = ""
@@ -63,13 +64,13 @@ class Filter:
         self._lock = ForkAwareLock()
         self._fits, self._too_much, self._asked = -1.0, math.inf, 0
 
+    @abstractmethod
     def amount_of(self, plan: Plan) -> float:
         """What one later plan uses; infinite where this filter does not apply to it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def price(self, amount: float) -> float:
         """Epsilon of the first plan with that amount behind it; grows with the amount."""
-        raise NotImplementedError
 
     def kept_for_slack(self) -> float:
         """How much the later plans may give away altogether."""
@@ -171,7 +172,7 @@ class Filter:
         return Sum(RULES, self.ceiling, self.first, first, self.name, position, amount, given_away)
 
 
-class Repetition(Filter):
+class RepetitionFilter(Filter):
     """Every plan is a multiple of one base, so that the history is a power of it, whatever the order."""
 
     name = REPETITION
@@ -192,7 +193,7 @@ class Repetition(Filter):
         return sound_epsilon(events, self.promise.delta, self.promise.adjacency)
 
 
-class Gaussian(Filter):
+class GaussianFilter(Filter):
     """Later plans as Gaussians beside the first plan; the amount is the sum of their mu^2."""
 
     name = GAUSSIAN
@@ -253,7 +254,7 @@ def gaussian_cover(parts: Parts, widest: float, leak: float) -> float:
     return high
 
 
-class Renyi(Filter):
+class RenyiFilter(Filter):
     """Renyi divergences at one order: the order at which the first plan takes the least part of the budget."""
 
     name = RENYI

@@ -32,7 +32,7 @@ def single(event: Event) -> Event:
     return event if event.count == 1 else replace(event, count=1)
 
 
-class Part:
+class ChargedPart:
     """What was charged to one partition, or to the whole: events, the plans they came in, and what these amount to.
 
     events    how often each event was charged
@@ -69,7 +69,7 @@ class Part:
         return {**self._others, GaussianEvent(noise): 1}
 
 
-_EMPTY = Part()
+_EMPTY = ChargedPart()
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Account:
     before_ceiling  how many plans were there when the ceiling was set, or loosened for the last time
     """
 
-    parts: dict[str | None, Part] = field(default_factory=dict)
+    parts: dict[str | None, ChargedPart] = field(default_factory=dict)
     before_ceiling: int = 0
     _count: int = 0
     _last: tuple[int, str | None, tuple[Event, ...]] | None = None
@@ -91,7 +91,7 @@ class Account:
             self._close()
             self._last = (plan, partition, ())
         self._last = (plan, partition, (*self._last[2], event))
-        self.parts.setdefault(partition, Part()).add(event)
+        self.parts.setdefault(partition, ChargedPart()).add(event)
 
     def _close(self) -> None:
         """The plan whose entries came last is whole, and becomes part of the log."""

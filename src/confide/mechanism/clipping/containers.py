@@ -1,0 +1,67 @@
+"""Containers that user code may write to: what was in them, whether it still is, and putting it back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any
+
+CONTAINERS = (dict, list, set, deque, bytearray)
+
+
+def contents_of(container: Any) -> Any:
+    """A plain copy, by the methods of the built-in type: a subclass may have a constructor or a copy of its own."""
+    if isinstance(container, dict):
+        return {key: value for key, value in dict.items(container)}  # noqa: C416 - dict() would ask the subclass
+    if isinstance(container, set):
+        return set.copy(container)
+    return bytes(container) if isinstance(container, bytearray) else list(_items(container))
+
+
+def _items(container: Any) -> Any:
+    kind = list if isinstance(container, list) else deque
+    return kind.__iter__(container)
+
+
+def _is_as_kept(container: Any, kept: Any) -> bool:
+    if isinstance(container, dict):
+        return (
+            dict.__len__(container) == len(kept)
+            and all(map(_is, dict.keys(container), kept))
+            and all(map(_is, dict.values(container), kept.values()))
+        )
+    if isinstance(container, list | deque):
+        now = list(_items(container))
+        return len(now) == len(kept) and all(map(_is, now, kept))
+    return set.__eq__(container, kept) if isinstance(container, set) else bytes(container) == kept
+
+
+def _is(first: object, second: object) -> bool:
+    return first is second
+
+
+def _put_back(container: Any, kept: Any) -> None:
+    if isinstance(container, OrderedDict):
+        OrderedDict.clear(container)
+        for key, value in kept.items():
+            OrderedDict.__setitem__(container, key, value)
+    elif isinstance(container, dict):
+        dict.clear(container)
+        dict.update(container, kept)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, kept)
+    elif isinstance(container, deque):
+        deque.clear(container)
+        deque.extend(container, kept)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), kept)
+    else:
+        container[:] = kept
+
+
+def restore_container(container: Any, kept: Any) -> bool:
+    """Put back what was kept; whether anything had changed."""
+    if _is_as_kept(container, kept):
+        return False
+    _put_back(container, kept)
+    return True
