@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.table import PaperTable as RichTable
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from confide.cli import options
