@@ -17,7 +17,7 @@ import torch
 
 import confide
 from confide import methods
-from confide.errors import LedgerError
+from confide.errors import LedgerError, Refusal
 from confide.methods.base import Problem
 from confide.methods.sgd import SGD
 from confide.running import checkpoint_files
@@ -254,6 +254,9 @@ class TestCopies:
         self.attempt(tmp_path / "run", ledger)
         monkeypatch.setattr(KeptJournal, "_claimed", lambda self: self.mine)
         monkeypatch.setattr(confide.Ledger, "_check_unclaimed", lambda self, run, steps: None)
+        with pytest.raises(Refusal, match="used before"):  # a second check, by what the run has used
+            self.attempt(tmp_path / "copy", ledger)
+        monkeypatch.setattr(confide.Ledger, "_check_paid", lambda self, run, uses, paid_now: None)
         self.attempt(tmp_path / "copy", ledger)
         assert self.charged(ledger) < len(Counted.made)
 

@@ -15,8 +15,8 @@ from confide.mechanism.gaussian import SampledGaussian
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import merged
 from confide.sources.adaptive_clip import AdaptiveClip
-from confide.sources.ahead import PaidAhead, pay_ahead
-from confide.sources.base import Source
+from confide.sources.ahead import PaidAhead, Purse, pay_ahead
+from confide.sources.base import Source, Stretch
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import StatisticQuery
 from confide.sources.together import PaidTogether
@@ -104,3 +104,57 @@ def test_a_fork_holds_an_empty_purse(tmp_path: Path) -> None:
         os._exit(int(purse.take(PLAN.blocks)))
     assert os.waitpid(child, 0)[1] == 0
     assert purse.take(PLAN.blocks)
+
+
+class TestWhatWasPaidForIsUsedOnce:
+    """Seen: purses that number their steps anew had 20 releases for 4 that were booked."""
+
+    def test_not_under_other_numbers_of_steps(self) -> None:
+        ledger = confide.Ledger()
+        data = private(ledger)
+        run = pay_ahead(data, PLAN.blocks, "one").run
+        one_fit(PaidAhead(data, Purse(run, PLAN.blocks)))
+        for claimed in (100, 4, 17):
+            with pytest.raises(Refusal, match="4 paid, 4 used before"):
+                one_fit(PaidAhead(data, Purse(run, PLAN.blocks, claimed=claimed)))
+        assert sum(event.count for event in ledger.events("d")) == PLAN.steps
+
+    def test_not_without_a_claim(self) -> None:
+        data = private(confide.Ledger())
+        run = pay_ahead(data, PLAN.blocks, "one").run
+        with pytest.raises(Refusal, match="must be claimed"):
+            data.charge((), "", Stretch(run, None, PLAN.blocks))
+
+    def test_not_a_part_of_it_twice(self) -> None:
+        data = private(confide.Ledger())
+        run = pay_ahead(data, PLAN.blocks, "one").run
+        data.charge((), "", Stretch(run, (1, 3), ((PLAN.mechanism, 3),)))
+        with pytest.raises(Refusal, match="4 paid, 3 used before"):
+            data.charge((), "", Stretch(run, (4, 5), ((PLAN.mechanism, 2),)))
+        data.charge((), "", Stretch(run, (4, 4), ((PLAN.mechanism, 1),)))
+
+    def test_not_beside_the_plan(self) -> None:
+        data = private(confide.Ledger())
+        run = pay_ahead(data, PLAN.blocks, "one").run
+        with pytest.raises(Refusal, match="has not paid for 1 x"):
+            data.charge((), "", Stretch(run, (1, 4), PLAN.blocks, ((BESIDE, 1),)))
+
+    def test_not_in_another_process(self, tmp_path: Path) -> None:
+        path = tmp_path / "budget.db"
+        data = private(confide.Ledger(path))
+        run = pay_ahead(data, PLAN.blocks, "one").run
+        child = os.fork()
+        if child == 0:
+            other = private(confide.Ledger(path))
+            other.charge((), "", Stretch(run, (1, 4), PLAN.blocks))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(Refusal, match="4 used before"):
+            data.charge((), "", Stretch(run, (5, 8), PLAN.blocks))
+
+    def test_nor_by_a_charge_that_pays_for_less_than_it_hands_out(self) -> None:
+        ledger = confide.Ledger()
+        data = private(ledger)
+        with pytest.raises(Refusal, match="has not paid for 4 x"):
+            data.charge([(PLAN.mechanism, 3)], "", Stretch("r", (1, 4), ((PLAN.mechanism, 4),)))
+        assert not ledger.events("d")  # refused as a whole: nothing was written

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -204,15 +203,16 @@ class PrivateData:
         if stretch is None:
             self.ledger.charge_all(written, purpose, self.name)
             return
+        uses = merged(self.__booked(priced((*stretch.parts, *stretch.beside))))
         first, last = stretch.claim or (None, None)
         if written:
-            self.ledger.charge_all(written, purpose, self.name, run=stretch.run, first_step=first, last_step=last)
+            self.ledger.charge_all(
+                written, purpose, self.name, run=stretch.run, first_step=first, last_step=last, uses=uses
+            )
         elif stretch.claim is not None:
-            self.ledger.claim(stretch.run, *stretch.claim, purpose, self.name)
-        paid = dict(_counts(self.ledger.paid(stretch.run)))
-        for unit, count in _counts(self.__booked(priced((*stretch.parts, *stretch.beside)))):
-            if count > paid.get(unit, 0):
-                raise Refusal(f"run={stretch.run!r}: has not paid for {count} x {unit}; charge for them")
+            self.ledger.claim(stretch.run, *stretch.claim, purpose, self.name, uses)
+        elif uses:
+            raise Refusal(f"claim=None of run {stretch.run!r}: steps that are not paid for now must be claimed")
 
     def __booked(self, events: Sequence[Event]) -> list[Event]:
         """The events as a ledger has to hold them."""
@@ -316,10 +316,6 @@ class PrivateData:
 def _seed_of(seed: int, rank: int) -> int:
     """The streams of a seeded test on several ranks: apart from each other, like those of the operating system."""
     return int.from_bytes(hashlib.sha256(f"seed {seed} of rank {rank}".encode()).digest()[:7])
-
-
-def _counts(events: Sequence[Event]) -> list[tuple[Event, int]]:
-    return [(replace(event, count=1), event.count) for event in merged(events)]
 
 
 def _check_batch(mechanism: SampledGaussian) -> None:

@@ -78,6 +78,7 @@ class Entry:
     hash       stands for this entry and all before it
     plan       position of the first entry that was charged together with this one, as one plan
     run        the run that pays or claims, and the steps it claims by this entry
+    uses       what those steps will release, out of what the run has paid
     who        who wrote it, as given or as the system knows them, and with which version of confide
     before     the hash of the entry before it
     seal       the key that a looser ceiling must be signed with, and the signature of this one
@@ -104,6 +105,7 @@ class Entry:
     key_id: str = ""
     sketch: bytes | None = None
     sum: Sum | None = None
+    uses: tuple[Event, ...] = ()
 
     @property
     def head(self) -> Head:
@@ -193,9 +195,10 @@ def _read_claim(values: dict[str, Any], record: Record) -> dict[str, Any]:
     run, steps, plan = values.pop("run", None), values.pop("steps", None), values.pop("plan", record.position)
     if not _is_whole(plan) or not 1 <= plan <= record.position:
         raise Refusal(f"plan={plan!r}")
+    uses = tuple(plain_event(event, 1) for event in values.pop("uses", []))
     check_names(**names)
-    check_run(run, steps is not None)
-    return {**names, "run": run, "steps": None if steps is None else Steps(*steps), "plan": plan}
+    check_run(run, steps is not None or bool(uses))
+    return {**names, "run": run, "steps": None if steps is None else Steps(*steps), "plan": plan, "uses": uses}
 
 
 def _read_dataset(values: dict[str, Any], record: Record) -> dict[str, Any]:
@@ -279,7 +282,7 @@ class Reader:
         if plan > position:
             return entry_of(record)
         names = (known.purpose, known.dataset, known.partition, known.run, known.steps, known.who, known.version)
-        return Entry(position, stamp, record.hash, known.event, None, *names, plan, record.before)
+        return Entry(position, stamp, record.hash, known.event, None, *names, plan, record.before, uses=known.uses)
 
 
 _TIME_KEY, _TIME_LENGTH = '"time":"', len("2026-01-01T00:00:00.000000+00:00")
@@ -326,13 +329,22 @@ def steps_of(run: str | None, first: int | None, last: int | None) -> Steps | No
     return None if first is None and last is None else Steps(first, last)  # type: ignore[arg-type]
 
 
-def names_of(purpose: str, dataset: str, partition: str | None, run: str | None, steps: Steps | None) -> dict[str, Any]:
+def names_of(
+    purpose: str,
+    dataset: str,
+    partition: str | None,
+    run: str | None,
+    steps: Steps | None,
+    uses: Sequence[Event] = (),
+) -> dict[str, Any]:
     """What an entry says beside its event; what does not apply is left out."""
     names: dict[str, Any] = {"purpose": purpose, "dataset": dataset, "partition": partition}
     if run is not None:
         names["run"] = run
     if steps is not None:
         names["steps"] = [int(steps.first), int(steps.last)]
+    if uses:
+        names["uses"] = [event_to_dict(event) for event in uses]
     return names
 
 

@@ -39,6 +39,7 @@ from confide.privacy.ledger.pricing import Pricing
 from confide.privacy.ledger.registry import Registry
 from confide.privacy.ledger.sqlite import SqliteStore
 from confide.privacy.ledger.standing import Standing, refusal
+from confide.privacy.ledger.state import Run
 from confide.privacy.ledger.store import Head, LedgerStore
 from confide.privacy.ledger.table import table
 from confide.privacy.ledger.witness import Witness
@@ -118,17 +119,21 @@ class Ledger:
         run: str | None = None,
         first_step: int | None = None,
         last_step: int | None = None,
+        uses: Sequence[Event] = (),
     ) -> tuple[Entry, ...]:
         """Writes down every one of the events, an entry each, or raises `BudgetExceeded` and writes none of them.
 
         run          the identity of the run that pays, kept with every entry; see `paid`
         first_step,  steps of that run, from 1, that this attempt claims by the same transaction: `StepsClaimed` where
         last_step    another attempt has claimed one of them, and then nothing is written
+        uses         what this attempt is about to release: refused where the run has not paid for all of it, these
+                     events included, or has used it before
         """
         plain = [plain_event(event_to_dict(event), count) for event in events]
         steps = steps_of(run, first_step, last_step)
         check_names(purpose, dataset, partition)
-        names = names_of(purpose, dataset, partition, run, steps)
+        uses = _plain(uses)
+        names = names_of(purpose, dataset, partition, run, steps, uses)
         histories: list[History] = []
         limit: Limit | None = None
         within: bool | None = None
@@ -138,6 +143,7 @@ class Ledger:
             self._book.state.check_names(dataset, partition)
             if steps is not None:
                 self._check_unclaimed(names["run"], steps)
+            self._check_paid(run, uses, plain)
             limit = self._book.state.limit
             if limit is None:
                 return self._append_charges(plain, names, head)
@@ -176,22 +182,33 @@ class Ledger:
         if not self._pricing.judge(after, limit).within:
             self._refuse([event for plan in (*before, last) for event in plan], dataset, None, limit, after)
 
-    def claim(self, run: str, first_step: int, last_step: int, purpose: str = "", dataset: str = "") -> Entry:
+    def claim(
+        self,
+        run: str,
+        first_step: int,
+        last_step: int,
+        purpose: str = "",
+        dataset: str = "",
+        uses: Sequence[Event] = (),
+    ) -> Entry:
         """Takes steps that the run has paid for before, so that no other attempt can release them at the same price.
 
         An attempt calls it before it makes these steps. `StepsClaimed`: one of them was taken already, by an earlier
         attempt or by one that runs from a copy of the same folder; what is to be released again must be charged again.
-        A run that this ledger never charged can claim nothing.
+        A run that this ledger never charged can claim nothing, and one that did can use what it paid for once (`uses`,
+        as for `charge_all`).
         """
         steps = steps_of(run, first_step, last_step)
         assert steps is not None
         check_names(purpose, dataset, None)
+        uses = _plain(uses)
 
         def claim(head: Head) -> tuple[Entry, ...]:
             if self._book.state.run(run) is None:
                 raise LedgerError(f"{self._store.name}: run={run!r} was never charged here; pay for its steps first")
             self._check_unclaimed(run, steps)
-            return (self._book.append("claim", names_of(purpose, dataset, None, run, steps), head),)
+            self._check_paid(run, uses, ())
+            return (self._book.append("claim", names_of(purpose, dataset, None, run, steps, uses), head),)
 
         return self._book.write(claim)[0]
 
@@ -379,11 +396,18 @@ class Ledger:
                 found.claimed,
             )
 
+    def _check_paid(self, run: str | None, uses: Sequence[Event], paid_now: Sequence[Event]) -> None:
+        found = (self._book.state.run(run) if run is not None else None) or Run()
+        shortfall = found.shortfall(uses, paid_now)
+        if shortfall:
+            raise Refusal(f"run={run!r}: has not paid for {shortfall}; charge for what it releases")
+
     def _append_charges(self, events: Sequence[Event], names: dict[str, Any], head: Head) -> tuple[Entry, ...]:
         entries: list[Entry] = []
         for event in events:
             plan = {"plan": entries[0].position} if entries else {}
             entries.append(self._book.append("charge", {**names, **plan, "event": event_to_dict(event)}, head))
+            names = {name: value for name, value in names.items() if name != "uses"}  # once for all of them
             head = entries[-1].head
         return tuple(entries)
 
@@ -436,3 +460,7 @@ def _system_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # no entry in the password file, no variable set
         return ""
+
+
+def _plain(events: Sequence[Event]) -> list[Event]:
+    return [plain_event(event_to_dict(event), 1) for event in events]

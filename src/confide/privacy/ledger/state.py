@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from confide.errors import Refusal
+from confide.privacy.events import Event, merged
 from confide.privacy.filters import falls_short
 from confide.privacy.ledger.budget import Account
 from confide.privacy.ledger.entries import Entry, Limit, Steps
@@ -16,12 +18,14 @@ from confide.privacy.ledger.names import check_name, key_of, looks_like
 class Run:
     """What one run has paid, and the steps that attempts of it have claimed.
 
+    used     what those steps release; never more of anything than was paid for
     taken    stretches of steps, in order and apart: one from step 1 on, but where several processes share what was
              paid for by one charge, and the second of them came first
     """
 
     paid: Account = field(default_factory=Account)
     taken: list[tuple[int, int]] = field(default_factory=list)
+    used: tuple[Event, ...] = ()
 
     @property
     def claimed(self) -> int:
@@ -37,6 +41,17 @@ class Run:
             self.paid.add(entry.event, None, entry.plan)
         if entry.steps is not None:
             self._join(entry.steps.first, entry.steps.last)
+        if entry.uses:
+            self.used = merged((*self.used, *entry.uses))
+
+    def shortfall(self, events: Sequence[Event], paid_now: Sequence[Event]) -> str:
+        """Which of the events would be released more often than they were paid for; empty where none."""
+        paid = _counts((*self.paid.events(), *paid_now))
+        used, wanted = _counts(self.used), _counts(events)
+        for event, count in wanted.items():
+            if used.get(event, 0) + count > paid.get(event, 0):
+                return f"{count} x {event} ({paid.get(event, 0)} paid, {used.get(event, 0)} used before)"
+        return ""
 
     def _join(self, first: int, last: int) -> None:
         touching = [one for one in self.taken if one[0] <= last + 1 and first <= one[1] + 1]
@@ -144,3 +159,7 @@ class State:
 
     def run(self, identity: str) -> Run | None:
         return self._runs.get(identity)
+
+
+def _counts(events: Sequence[Event]) -> dict[Event, int]:
+    return {replace(event, count=1): event.count for event in merged(events)}
