@@ -53,9 +53,10 @@ from confide.posteriors.prediction.summary import Summary
 from confide.privacy.events import Adjacency, Sampling
 from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
+from confide.report import PUBLIC, SEPARATE, Evaluation
 from confide.running.fit import Run
 from confide.running.journal import CheckpointPlace
-from confide.workflow.measure import in_units
+from confide.workflow.measure import check_test, in_units, measured
 from confide.workflow.request import Request
 from confide.workflow.run import run_request
 
@@ -260,12 +261,27 @@ class _PrivateBayes(_Estimated):
         labels: Array = column_or_1d(y, warn=True)
         return labels
 
-    def save(self, directory: str | Path) -> Path:
-        """Write posterior, run and report to a new directory, which `confide predict` reads."""
+    def save(self, directory: str | Path, *, test: tuple[Any, Any] | None = None, public: bool = False) -> Path:
+        """Write posterior, run and report to a new directory, which `confide predict` reads.
+
+        test     (X, y) as for `fit`: the report then measures on them, without noise, so they must be public or
+                 separate from the records that were learnt from
+        public   whether they are public; otherwise the report says that the guarantee does not cover them
+        """
         from confide.running.artefacts import save_run
 
         check_is_fitted(self, "posterior_")
-        return save_run(self.run_, directory, encoder=self.encoder_)
+        evaluation = None if test is None else self._measured(test, public)
+        return save_run(self.run_, directory, evaluation=evaluation, encoder=self.encoder_)
+
+    def _measured(self, test: tuple[Any, Any], public: bool) -> Evaluation:
+        if not (isinstance(test, tuple | list) and len(test) == 2):
+            raise Refusal(f"test={type(test).__name__}: must be a pair (X, y)")
+        table, labels = self._new_table(test[0]), column_or_1d(test[1])
+        check_consistent_length(test[0], labels)
+        table = replace(table, labels=plain_column(np.asarray(labels), "y"))
+        check_test(table, self.encoder_)
+        return measured(self.posterior_, self.encoder_, table, PUBLIC if public else SEPARATE)
 
     def _parts(self, X: Any) -> Iterator[Summary]:
         """Averages over the posterior for some thousand records at a time: memory grows neither with X nor draws."""

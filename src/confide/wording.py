@@ -35,6 +35,16 @@ METRICS: Mapping[str, Title] = {
     "accuracy": Title(
         "accuracy", "Accuracy", "share of test inputs whose most probable class was right; higher is better"
     ),
+    "auroc": Title(
+        "area under the ROC curve",
+        "AUROC",
+        "chance that a record of the class is ranked above one of another; 0.5 is blind, 1 perfect",
+    ),
+    "average_precision": Title(
+        "average precision",
+        "Avg. prec.",
+        "precision averaged over recall, one class against the rest; blind guessing gives the class's share",
+    ),
     "nll": Title(
         "negative log-likelihood", "NLL", "surprise at the right class, in nats; 0 is perfect, smaller is better"
     ),

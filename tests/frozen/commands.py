@@ -56,7 +56,7 @@ def kinds_of_facts(facts: Any) -> Any:
     return kinds({**facts, "warning": ""}) if isinstance(facts, dict) else facts
 
 
-NOISY_KINDS = {**OPEN_KINDS, "metrics": kinds, "facts": kinds_of_facts}
+NOISY_KINDS = {**OPEN_KINDS, "metrics": kinds, "judgement": "<any>", "facts": kinds_of_facts}
 """What fresh noise decides as well, also whether a chain mixed and so whether it warns."""
 COUNTED_KINDS = {**NOISY_KINDS, "records": kinds, "noise": kinds}
 """Where records are counted privately, everything that is divided by their number is noisy too."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
+from confide.evaluate.ordering import auroc_of, average_precision_of, defined_classes
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
 from confide.sources.private_data import PrivateData
 
@@ -42,7 +43,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     refuse_private("y", y)
     if isinstance(predictive, ClassPredictive):
         p = predictive.probabilities
-        return {
+        found = {
             "accuracy": accuracy(p, y),
             "nll": nll(p, y),
             "brier": brier(p, y),
@@ -51,6 +52,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
             "adaptive_ece": adaptive_ece(p, y),
             "classwise_ece": classwise_ece(p, y),
         }
+        return found | ranking_scores(p, y)
     return {
         "rmse": rmse(predictive, y),
         "log_likelihood": log_likelihood(predictive, y),
@@ -62,8 +64,23 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
 def accuracy(probabilities: Tensor, y: Tensor) -> float:
     """Share of inputs whose most probable class is the right one."""
-    p, y = _classes_checked(probabilities, y)
+    p, y = checked_classes(probabilities, y)
     return _mean(p.argmax(-1) == y)
+
+
+def ranking_scores(probabilities: Tensor, y: Tensor) -> dict[str, float]:
+    """auroc and average_precision, means over classes against the rest; of two classes the second one's.
+
+    Nothing where the test records are all of one class: there is no order to judge.
+    """
+    p, labels = checked_classes(probabilities, y)
+    classes = defined_classes(p, labels)
+    if not classes:
+        return {}
+    return {
+        name: sum(score(p[:, k], labels == k) for k in classes) / len(classes)
+        for name, score in (("auroc", auroc_of), ("average_precision", average_precision_of))
+    }
 
 
 def nll(probabilities: Tensor, y: Tensor) -> float:
@@ -72,14 +89,14 @@ def nll(probabilities: Tensor, y: Tensor) -> float:
     A probability too small for the number type it came in counts as the smallest one that type can hold, so
     that one underflow does not make the mean infinite.
     """
-    p, y = _classes_checked(probabilities, y)
+    p, y = checked_classes(probabilities, y)
     least = torch.finfo(probabilities.dtype if probabilities.is_floating_point() else p.dtype).tiny
     return -_mean(p.gather(1, y[:, None]).clamp(min=least).log())
 
 
 def brier(probabilities: Tensor, y: Tensor) -> float:
     """Mean over inputs of sum_k (p_k - 1[y = k])^2: 0 is perfect, 2 the worst (Brier, 1950)."""
-    p, y = _classes_checked(probabilities, y)
+    p, y = checked_classes(probabilities, y)
     return _mean((p - torch.nn.functional.one_hot(y, p.shape[1])).square().sum(1))
 
 
@@ -111,7 +128,7 @@ def classwise_ece(probabilities: Tensor, y: Tensor, bins: int = BINS) -> float:
 
     (Kull, Perello Nieto, Kängsepp, Silva Filho, Song and Flach, NeurIPS 2019.)
     """
-    p, y = _classes_checked(probabilities, y)
+    p, y = checked_classes(probabilities, y)
     cuts = _equal_width_cuts(bins)
     gaps = [_binned(p[:, k].contiguous(), (y == k).double(), cuts).expected_gap for k in range(p.shape[1])]
     return sum(gaps) / len(gaps)
@@ -194,15 +211,15 @@ def out_of_distribution_auroc(inside: Tensor, outside: Tensor) -> float:
     return _mean((below + not_above).double() / (2 * len(usual)))
 
 
-def proportion_interval(share: float, count: int, z: float = 1.959963984540054) -> tuple[float, float]:
+def proportion_interval(share: float, count: float, z: float = 1.959963984540054) -> tuple[float, float]:
     """Wilson's interval for a share observed on `count` inputs, 95 % by default: what so few inputs can say.
 
     centre = (p + z^2/2n) / (1 + z^2/n),  half-width = z/(1 + z^2/n) sqrt(p(1-p)/n + z^2/4n^2)  (Wilson, 1927)
     """
     if not 0 <= share <= 1:
         raise Refusal(f"share={share}: must be in [0, 1]")
-    if count < 1:
-        raise Refusal(f"count={count}: must be at least 1")
+    if not count > 0:
+        raise Refusal(f"count={count}: must be above 0")
     shrink = 1 + z**2 / count
     centre = (share + z**2 / (2 * count)) / shrink
     half = z / shrink * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
@@ -278,9 +295,14 @@ def _parts(exact: RealPredictive) -> Iterator[tuple[slice, RealPredictive]]:
 
 
 def _top_class(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    p, y = _classes_checked(probabilities, y)
+    p, y = checked_classes(probabilities, y)
     confidence, label = p.max(-1)
     return confidence, (label == y).double()
+
+
+def calibration(probability: Tensor, truth: Tensor, bins: int = BINS) -> Reliability:
+    """Bins of equal width of any probability, with the share that came true in each."""
+    return _binned(probability.double().contiguous(), truth.double(), _equal_width_cuts(bins))
 
 
 def _equal_width_cuts(bins: int) -> Tensor:
@@ -298,7 +320,7 @@ def _binned(confidence: Tensor, correct: Tensor, cuts: Tensor) -> Reliability:
     return Reliability(edges, counts, sums[0] / ones, sums[1] / ones)
 
 
-def _classes_checked(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def checked_classes(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities in double precision and labels as integers, or a ValueError."""
     if probabilities.ndim != 2 or not len(probabilities):
         raise Refusal(f"probabilities of shape {tuple(probabilities.shape)}: must be (inputs, classes), not empty")

@@ -7,11 +7,12 @@ and the way from its first draws to its last is longer than its draws are wide.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
-from confide.evaluate.chains import split_r_hat
+from confide.evaluate.chains import effective_sample_size, split_r_hat
 from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
 
@@ -27,32 +28,78 @@ STUCK = 99.0
 """Stands for an infinite R-hat, where a chain never moved."""
 
 
-def mixing_facts(posterior: Posterior) -> dict[str, Any]:
-    """split_r_hat and way of a chain, and a warning if it did not mix; nothing for what is no chain.
+@dataclass(frozen=True)
+class Mixing:
+    """How a chain went round its posterior, over its parameters.
 
-    way   from the mean of the first quarter to that of the last, in deviations of the draws; root mean square over
-          parameters. About 0.3 for a chain that mixes, above 1 for one that is still on its way
+    r_hat, largest       split R-hat of the median parameter, and at the 95 % point
+    effective, fewest    effective draws of the median parameter, and at the 5 % point
+    way                  from the mean of the first quarter to that of the last, in deviations of the draws; root mean
+                         square over parameters. About 0.3 for a chain that mixes, above 1 for one still on its way
+    temperature          at which it ran, where the method says so: above 1, privacy noise is more than is needed
     """
-    if not isinstance(posterior, Draws) or "burn_in_steps" not in posterior.facts:
-        return {}
-    chains = int(posterior.facts.get("chains", 1))
-    count, size = posterior.draws.shape
-    if count // chains < LEAST_DRAWS:
-        return {"warning": f"Too few draws ({count // chains}) to tell whether the chain mixed."}
+
+    chains: int
+    draws: int
+    r_hat: float
+    largest: float
+    effective: float
+    fewest: float
+    way: float
+    temperature: float | None
+
+    @property
+    def converged(self) -> bool:
+        return self.r_hat <= LARGEST_R_HAT
+
+
+def mixing_of(posterior: Posterior) -> Mixing | None:
+    """Read off the draws of a chain; None for what is no chain, or too short to tell."""
+    if not _is_chain(posterior) or posterior.draws.shape[0] // _chains(posterior) < LEAST_DRAWS:
+        return None
+    chains, (count, size) = _chains(posterior), posterior.draws.shape
     draws = posterior.draws[:, :: max(1, size // COORDINATES)].double().reshape(chains, count // chains, -1)
     spread = draws.flatten(0, 1).std(0)
-    found = split_r_hat(draws)
-    r_hat = min(STUCK, float(torch.where(spread > 0, found, torch.full_like(found, STUCK)).median()))
+    moved = spread > 0
+    r_hats = torch.where(moved, split_r_hat(draws), torch.full_like(spread, STUCK)).clamp(max=STUCK)
+    effective = torch.where(moved, effective_sample_size(draws), torch.ones_like(spread)).clamp(max=float(count))
     quarter = draws.shape[1] // 4
     gap = (draws[:, -quarter:].mean(1) - draws[:, :quarter].mean(1)) / spread.clamp(min=torch.finfo(spread.dtype).tiny)
-    way = min(STUCK, float(gap.square().mean().sqrt()))
-    facts: dict[str, Any] = {"split_r_hat": round(r_hat, 3), "way": round(way, 3)}
-    if r_hat > LARGEST_R_HAT:
+    return Mixing(
+        chains,
+        count,
+        float(r_hats.median()),
+        float(r_hats.quantile(0.95)),
+        float(effective.median()),
+        float(effective.quantile(0.05)),
+        min(STUCK, float(gap.square().mean().sqrt())),
+        posterior.facts.get("temperature"),
+    )
+
+
+def mixing_facts(posterior: Posterior) -> dict[str, Any]:
+    """split_r_hat and way of a chain (see `Mixing`), and a warning if it did not mix; nothing for what is no chain."""
+    if not _is_chain(posterior):
+        return {}
+    found = mixing_of(posterior)
+    if found is None:
+        count = len(posterior.draws) // _chains(posterior)
+        return {"warning": f"Too few draws ({count}) to tell whether the chain mixed."}
+    facts: dict[str, Any] = {"split_r_hat": round(found.r_hat, 3), "way": round(found.way, 3)}
+    if not found.converged:
         facts["warning"] = (
-            f"The chain did not mix: its halves disagree (split R-hat {r_hat:.2f}, 1 is agreement), so its draws are "
-            "narrower than the posterior. Intervals of parameters are not to be relied on."
+            f"The chain did not mix: its halves disagree (split R-hat {found.r_hat:.2f}, 1 is agreement), so its draws "
+            "are narrower than the posterior. Intervals of parameters are not to be relied on."
         )
     return facts
+
+
+def _is_chain(posterior: Posterior) -> TypeGuard[Draws]:
+    return isinstance(posterior, Draws) and "burn_in_steps" in posterior.facts
+
+
+def _chains(posterior: Draws) -> int:
+    return int(posterior.facts.get("chains", 1))
 
 
 def with_mixing(posterior: AnyPosterior) -> AnyPosterior:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from confide.errors import Refusal
+from confide.evaluate.judgement import Judgement
 from confide.evaluate.metrics import refuse_private
 from confide.models.predictive import ClassPredictive, Predictive
 
@@ -42,6 +44,19 @@ class Evaluation:
         return self.predictive.means.shape[1]
 
     def metrics(self) -> dict[str, float]:
+        """All metrics by name."""
         from confide.evaluate.metrics import evaluate
 
         return evaluate(self.predictive, self.y)
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """What so few inputs can say of them: 95 % intervals by name."""
+        from confide.evaluate.intervals import intervals
+
+        return intervals(self.predictive, self.y)
+
+    def judgement(self, labels: tuple[Any, ...] | None = None) -> Judgement | None:
+        """Beside a model that learns nothing, and class by class."""
+        from confide.evaluate.judgement import judge
+
+        return judge(self.predictive, self.y, labels)

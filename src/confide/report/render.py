@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from confide.report import words
+from confide.evaluate.mixing import mixing_of
+from confide.report import judging, words
 from confide.report.evaluation import PUBLIC, Evaluation
 from confide.report.trail import assumptions, event_rows, fact_rows, trail_parts, versions
 from confide.report.verdict import RunVerdict, attacker_curve, cards, cautions, lead, stamps, statement_of
@@ -56,7 +57,9 @@ def render(
         statement=_paragraphs(statement_of(run.privacy)),
         cautions=cautions(verdict),
         tested=_tested(evaluation, bool(metrics)),
-        metrics=[words.metric(name, value) for name, value in (metrics or {}).items()],
+        metrics=_metric_rows(verdict),
+        class_tables=judging.tables(verdict.judgement),
+        chain_table=judging.chain_table(mixing_of(run.posterior)),
         quality_plots=figures(_quality_plots(evaluation)),
         effect_plots=figures(_effect_plots(run)),
         cost=_cost(verdict),
@@ -114,6 +117,12 @@ def _tested(evaluation: Evaluation | None, measured: bool) -> str:
         "guarantee covers the records that were learnt from, not the people in this test set. The figures below "
         "show groups of them, some of which are small."
     )
+
+
+def _metric_rows(verdict: RunVerdict) -> list[dict[str, str]]:
+    evaluation = verdict.evaluation
+    intervals = {} if evaluation is None else evaluation.intervals()
+    return [*judging.baseline_row(verdict.judgement), *judging.metric_rows(verdict.metrics, intervals)]
 
 
 def _quality_plots(evaluation: Evaluation | None) -> list[Any]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from confide.errors import UnsupportedEvents
+from confide.evaluate.judgement import Judgement
 from confide.privacy.accountants.bound import EXACT, Bound, not_applicable, slack
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import NonPrivateEvent
 from confide.privacy.interpretation import Attacker
 from confide.privacy.statement import SEEDED, Privacy
-from confide.report import words
+from confide.report import judging, words
 from confide.report.evaluation import Evaluation
 from confide.wording import accountant, share, share_up
 from confide.wording import epsilon as shown_epsilon
@@ -81,12 +82,14 @@ class RunVerdict:
     evaluation: Evaluation | None
     bounds: tuple[NamedBound, ...]
     attacker: Attacker | None
+    judgement: Judgement | None = None
 
     @classmethod
     def of(cls, run: Run, metrics: Mapping[str, float], evaluation: Evaluation | None) -> RunVerdict:
         bounds = tuple(NamedBound(name, bound) for name, bound in bounds_of(run.privacy).items())
         first = bounds[0].finite if bounds else False
-        return cls(run, metrics, evaluation, bounds, run.privacy.attacker() if first else None)
+        judgement = None if evaluation is None else evaluation.judgement(run.schema.classes)
+        return cls(run, metrics, evaluation, bounds, run.privacy.attacker() if first else None, judgement)
 
     @property
     def delta(self) -> float:
@@ -169,12 +172,13 @@ def stamps(verdict: RunVerdict) -> list[Remark]:
 
 
 def lead(verdict: RunVerdict) -> str:
-    """What was learnt, how good it is and what it means for one person, in at most three sentences.
+    """What was learnt, how good it is beside no learning, and what it means for one person, in a few sentences.
 
     What the posterior itself warns of, such as a chain that did not mix, comes before all of it.
     """
     records = f"about {verdict.run.plan.records:,} private records"
-    sentences = [f"A {verdict.task} was learnt from {records} by {verdict.method}.", _quality(verdict)]
+    learnt = f"A {verdict.task} was learnt from {records} by {verdict.method}."
+    sentences = [learnt, _quality(verdict), *judging.sentences(verdict.judgement)]
     if not verdict.claimed:
         sentences.append("No privacy is claimed for this run.")
     elif verdict.attacker is not None:

@@ -26,10 +26,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal, Unfinished
+from confide.evaluate.metrics import refuse_private
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.base import Posterior
 from confide.posteriors.description import one_sentence
@@ -38,10 +40,11 @@ from confide.posteriors.files import load_posterior
 from confide.privacy.events import Event, event_from_dict, event_to_dict
 from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
-from confide.report import Evaluation, render
+from confide.report import PUBLIC, SEPARATE, Evaluation, render
 from confide.report.trail import versions
 from confide.report.verdict import bounds_of, statement_of
 from confide.report.words import settings
+from confide.sources.private_data import PrivateData
 from confide.wording import json_text
 
 if TYPE_CHECKING:
@@ -103,6 +106,19 @@ def save_run(
     return target
 
 
+def measured_on(posterior: Posterior, test: tuple[Any, Any], public: bool = False) -> Evaluation:
+    """Predictions for test inputs, as the network sees them, beside their truth."""
+    if isinstance(test, PrivateData) or not (isinstance(test, tuple | list) and len(test) == 2):
+        refuse_private("test", test)
+        raise Refusal(f"test={type(test).__name__}: must be a pair (inputs, labels or values)")
+    for part in test:
+        refuse_private("test", part)
+    x, y = (torch.as_tensor(part) for part in test)
+    if x.is_floating_point():
+        x = x.to(next(posterior.module.parameters()).dtype)
+    return Evaluation(posterior.predict(x), y, PUBLIC if public else SEPARATE)
+
+
 def _write_record(record: Mapping[str, Any], directory: Path) -> None:
     text = json_text(record, pretty=True, infinity_as_text=True)
     (directory / RECORD).write_text(text, encoding="utf-8")
@@ -138,12 +154,21 @@ def run_record(
         "ledger": {"proven": run.privacy.ledger, "head": None if run.ledger is None else dict(run.ledger)},
         "seeded": run.privacy.seeded,
         "metrics": dict(metrics or {}),
+        "judgement": _judgement_record(run, evaluation),
         "test": None if evaluation is None else {"inputs": evaluation.inputs, "source": evaluation.source},
         "posterior": {"kind": run.posterior.kind, "facts": dict(run.posterior.facts)},
         "schema": run.schema.to_dict(),
         "encoder": encoder.to_dict() if hasattr(encoder, "to_dict") else encoder,
         "versions": versions(),
     }
+
+
+def _judgement_record(run: Run, evaluation: Evaluation | None) -> dict[str, Any] | None:
+    """The intervals of the metrics, the baseline, and every class."""
+    if evaluation is None:
+        return None
+    found = evaluation.judgement(run.schema.classes)
+    return {"intervals_95": evaluation.intervals(), **({} if found is None else found.to_dict())}
 
 
 def _attacker_record(privacy: Privacy, epsilon: float | None) -> dict[str, Any] | None:

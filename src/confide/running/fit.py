@@ -48,11 +48,18 @@ class Run:
     seconds: float
     ledger: Mapping[str, Any] | None = None
 
-    def save(self, directory: str) -> None:
-        """Write posterior.safetensors, run.json and report.html to a new directory."""
-        from confide.running.artefacts import save_run
+    def save(
+        self, directory: str | os.PathLike[str], *, test: tuple[Any, Any] | None = None, public: bool = False
+    ) -> None:
+        """Write posterior.safetensors, run.json and report.html to a new directory.
 
-        save_run(self, directory)
+        test     inputs as the network sees them and their labels or values, as tensors or arrays: the report then
+                 measures on them, without noise, so they must be public or separate from the records learnt from
+        public   whether they are public; otherwise the report says that the guarantee does not cover them
+        """
+        from confide.running.artefacts import measured_on, save_run
+
+        save_run(self, directory, evaluation=None if test is None else measured_on(self.posterior, test, public))
 
 
 def fit(
