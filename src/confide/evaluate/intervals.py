@@ -5,7 +5,7 @@
     root mean squared error   the root of the interval of the mean square
     area under the ROC        the variance of DeLong, DeLong and Clarke-Pearson (1988), on the scale of log-odds
     average precision         Wilson's for m records, 1 / m = 1 / positives + 1 / negatives: the binomial variance of
-                              Boyd, Eng and Page (ECML 2013), who leave out the second part, as they may for a rare class
+                              Boyd, Eng and Page (ECML 2013), who leave the second part out, as a rare class allows
     calibration errors        e +- q, with q the 95 % point of the noise in the bins' gaps
 
 The last is conservative: with gaps S of the bins and their expectations E, |sum |S| - sum |E|| <= sum |S - E|, so that

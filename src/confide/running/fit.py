@@ -6,6 +6,7 @@ plan (calibrated) -> rehearse -> charge -> [ask -> answer -> tell -> keep] x T -
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
