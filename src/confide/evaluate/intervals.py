@@ -36,9 +36,7 @@ def intervals(predictive: Predictive, y: Tensor) -> dict[str, Interval]:
     """The 95 % interval of every metric of `confide.evaluate.metrics.evaluate`, by its name."""
     if isinstance(predictive, ClassPredictive):
         return _of_classes(predictive.probabilities, y)
-    if isinstance(predictive, RealPredictive):
-        return _of_reals(predictive, y)
-    return {}
+    return _of_reals(predictive, y) if isinstance(predictive, RealPredictive) else {}
 
 
 def mean_interval(values: Tensor) -> Interval:

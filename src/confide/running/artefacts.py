@@ -44,7 +44,6 @@ from confide.report import PUBLIC, SEPARATE, Evaluation, render
 from confide.report.trail import versions
 from confide.report.verdict import bounds_of, statement_of
 from confide.report.words import settings
-from confide.sources.private_data import PrivateData
 from confide.wording import json_text
 
 if TYPE_CHECKING:
@@ -106,9 +105,9 @@ def save_run(
     return target
 
 
-def measured_on(posterior: Posterior, test: tuple[Any, Any], public: bool = False) -> Evaluation:
-    """Predictions for test inputs, as the network sees them, beside their truth."""
-    if isinstance(test, PrivateData) or not (isinstance(test, tuple | list) and len(test) == 2):
+def measured_on(posterior: Posterior, test: Any, public: bool = False) -> Evaluation:
+    """Predictions for a pair (inputs as the network sees them, labels or values), beside the truth."""
+    if not (isinstance(test, tuple | list) and len(test) == 2):
         refuse_private("test", test)
         raise Refusal(f"test={type(test).__name__}: must be a pair (inputs, labels or values)")
     for part in test:
