@@ -27,9 +27,11 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
 from confide.privacy.events import event_from_dict, event_to_dict
 from confide.running.checkpoint_files import Tensors, locked, unpacked
+from confide.running.closing import Closing, closing_from_dict, closing_to_dict
 from confide.running.journal import CheckpointPlace, Checkpoints, Journal, KeptJournal, fingerprint_of, journal
 from confide.sources.base import Part, Source, Stretch
 from confide.sources.crew import error_from_dict, error_to_dict
+from confide.sources.queries import Release
 
 
 def check_whole(module: nn.Module) -> None:
@@ -73,20 +75,25 @@ def start_alike(method: Method, problem: Problem, source: Source) -> None:
 
 @contextmanager
 def shared_journal(
-    place: CheckpointPlace, method: Method, problem: Problem, source: Source, state: Any
+    place: CheckpointPlace,
+    method: Method,
+    problem: Problem,
+    source: Source,
+    state: Any,
+    closing: Closing | None = None,
 ) -> Iterator[Journal]:
     """The journal of a run that several processes make; without checkpoints each has its own, which needs no files."""
     if place is None:
-        with journal(None, method, problem, source, state) as book:
+        with journal(None, method, problem, source, state, closing) as book:
             yield book
         return
     settings = Checkpoints.at(place)
     source.crew.together(source.check_resumable)
     if source.crew.leads:
-        with _leading(settings, method, problem, source, state) as book:
+        with _leading(settings, method, problem, source, state, closing) as book:
             yield book
         return
-    follower = FollowingJournal(method, problem, source, state)
+    follower = FollowingJournal(method, problem, source, state, closing)
     follower.listen()  # whether the directory can be used
     try:
         yield follower
@@ -96,14 +103,14 @@ def shared_journal(
 
 @contextmanager
 def _leading(
-    settings: Checkpoints, method: Method, problem: Problem, source: Source, state: Any
+    settings: Checkpoints, method: Method, problem: Problem, source: Source, state: Any, closing: Closing | None
 ) -> Iterator[LeadingJournal]:
     lock = locked(Path(settings.directory))
     with _told(source):
         lock.__enter__()
     try:
         with _told(source):
-            book = LeadingJournal(settings, method, problem, source, state)
+            book = LeadingJournal(settings, method, problem, source, state, closing)
         source.crew.told(_packed({"word": "done"}))
         try:
             yield book
@@ -145,27 +152,33 @@ class LeadingJournal(KeptJournal):
         self.source.crew.told(_packed(message))
         super()._pay(parts, stretch)
 
+    def _closed_before(self) -> Release | None:
+        with _told(self.source):
+            kept = super()._closed_before()
+        self._say_done({"closed": None if kept is None else closing_to_dict(kept)})
+        return kept
+
+    def _say_done(self, more: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> None:
+        where = {"done": self.done, "next": self.next, "events": [event_to_dict(event) for event in self.events]}
+        self.source.crew.told(_packed({"word": "done", **where, **more}, tensors))
+
     def _tell(self, work: Callable[[], None], start: bool = False) -> None:
         with _told(self.source):
             work()
-        message: dict[str, Any] = {
-            "word": "done",
-            "done": self.done,
-            "next": self.next,
-            "events": [event_to_dict(event) for event in self.events],
-        }
+        message: dict[str, Any] = {}
         carried = _Carried(self.directory)
         if start and self.done:
             message["state"] = carried.packed(self.state)["fields"]
             message["position"] = carried.write(self.problem.position)
             message["generator"] = carried.write(self.problem.generator.get_state())
-        self.source.crew.told(_packed(message, carried.held))
+        self._say_done(message, carried.held)
 
 
 class FollowingJournal(Journal):
     """Another member's: no files; it pays when the first one does, and goes on from where that one says."""
 
     next = 0
+    kept: Release | None = None  # what the first member was answered in an earlier attempt
 
     def charge(self, plan: Plan) -> None:
         self.listen()
@@ -173,6 +186,10 @@ class FollowingJournal(Journal):
     def keep(self, step: int, state: Any) -> None:
         if step >= self.next:
             self.listen()
+
+    def closed(self, ask: Callable[[], Release]) -> Release:
+        self.listen()
+        return ask() if self.kept is None else self.kept
 
     def listen(self) -> None:
         """Do as the first member says, until it is done."""
@@ -196,6 +213,8 @@ class FollowingJournal(Journal):
             return
         self.done, self.next = message["done"], message["next"]
         self.events = tuple(event_from_dict(event) for event in message["events"])
+        if message.get("closed") is not None:
+            self.kept = closing_from_dict(message["closed"], self.closing[0][0])
         if "state" in message:
             values = {name: unpacked(value, tensors) for name, value in message["state"].items()}
             self.state = type(self.state)(**values)

@@ -27,6 +27,7 @@ from confide.models.networks import recipe_of
 from confide.posteriors.base import Posterior
 from confide.posteriors.files import check_saveable
 from confide.privacy.statement import Privacy
+from confide.running.closing import Closing
 from confide.running.crews import check_whole, shared_journal, start_alike
 from confide.running.journal import CheckpointPlace, journal
 from confide.sources.base import Source
@@ -74,6 +75,7 @@ def fit(
     progress: Callable[[int, int], None] | None = None,
     checkpoint: CheckpointPlace = None,
     secure: bool = False,
+    closing: Closing | None = None,
 ) -> Run:
     """Fit `module` to private data by `method` under `plan`.
 
@@ -82,7 +84,8 @@ def fit(
     that does not suffice refuses at once and nothing is spent. `seed` fixes the method's own randomness only; the
     noise that protects the records is never seeded here. `progress(done, total)` is called after every step.
     `checkpoint` names a directory from which a run that was killed goes on; see `confide.running.journal`. `secure`
-    puts the noise on a lattice, against attacks on low-order bits; see `confide.mechanism.secure`.
+    puts the noise on a lattice, against attacks on low-order bits; see `confide.mechanism.secure`. `closing` asks one
+    question more, about the posterior after the last step, and is paid for with the plan.
     """
     started = time.perf_counter()
     if progress is not None and not callable(progress):
@@ -92,7 +95,7 @@ def fit(
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
     public = make_problem(method, module, data.schema, plan, likelihood, seed)  # never shown a record
     opened = journal if data.crew.size == 1 else shared_journal
-    with opened(checkpoint, method, problem, data, state) as book:
+    with opened(checkpoint, method, problem, data, state, closing) as book:
         book.charge(plan)  # before any record is read
         state = book.state
         for step, mechanism in book.left():
@@ -101,7 +104,11 @@ def fit(
             book.keep(step, state)
             if progress is not None:
                 progress(step, plan.steps)
-    posterior = with_mixing(method.posterior(_moved(public, problem), state))
+        posterior = with_mixing(method.posterior(_moved(public, problem), state))
+        if closing is not None:
+            query = closing.ask(posterior)
+            release = book.closed(lambda: data.answer(query, closing.mechanism, book.receipt))
+            posterior = closing.tell(posterior, release)
     privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started, head_behind(data))
 

@@ -13,7 +13,8 @@ plan. Before an attempt reads a record, and again after every checkpoint, it cla
 make until it writes the next one. Steps that somebody has claimed before are charged once more: a start from checkpoint
 k pays for k+1, ..., reached, since the attempt before may have made them, and so does one from a copy of the directory,
 whatever became of the other. Every release is so paid for at least once, whether or not anybody saw it. A ledger that
-does not hold the charges of the earlier starts (one in memory, say) is charged for all of them.
+does not hold the charges of the earlier starts (one in memory, say) is charged for all of them. A closing question is
+paid for with the plan, claimed after the last step, and its answer is kept: whoever goes on has it for nothing.
 
 Files. See `checkpoint_files`; the last two checkpoints are kept. What does not match its hash is not used: the last
 good checkpoint is, or the run starts, and is charged, from the beginning.
@@ -27,7 +28,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,12 +43,14 @@ from confide.methods.base import Method, Problem
 from confide.privacy.events import Event, event_from_dict, event_to_dict
 from confide.privacy.ledger import Head
 from confide.running.checkpoint_files import TENSORS, Tensors, locked, names_in, sealed, unpacked, unsealed, write
+from confide.running.closing import Closing, closing_from_dict, closing_to_dict
 from confide.sources.base import Part, Receipt, Source, Stretch
+from confide.sources.queries import Release
 
 FORMAT = 3
 KEPT = 2
 USUAL_CHECKPOINTS = 20
-JOURNAL = "journal.json"
+JOURNAL, CLOSING = "journal.json", "closing.json"
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,14 @@ class Kept:
 class Journal:
     """A run without checkpoints: paid for as a whole, and over when the process is."""
 
-    def __init__(self, method: Method, problem: Problem, source: Source, state: Any) -> None:
+    def __init__(
+        self, method: Method, problem: Problem, source: Source, state: Any, closing: Closing | None = None
+    ) -> None:
         self.problem, self.source, self.state = problem, source, state
-        self.purpose = f"fit {method.name}"
+        self.purpose = f"fit {method.name}" if closing is None else f"fit {method.name} and {closing.purpose}"
+        self.closing: tuple[Part, ...] = () if closing is None else (closing.part,)
+        self.blocks: tuple[Part, ...] = (*problem.plan.blocks, *self.closing)
+        self.last = sum(answers for _, answers in self.blocks)
         self.run = secrets.token_hex(16)
         self.done = 0
         self.receipt: Receipt | None = None
@@ -93,7 +101,7 @@ class Journal:
 
     def charge(self, plan: Plan) -> None:
         """Pay for the whole plan, before a record is read."""
-        self._pay(plan.blocks, Stretch(self.run, (1, plan.steps), plan.blocks))
+        self._pay((*self.closing, *plan.blocks), Stretch(self.run, (1, self.last), self.blocks))
 
     def left(self) -> Iterator[tuple[int, SampledGaussian]]:
         """The number of every step that is left, with its mechanism."""
@@ -102,6 +110,10 @@ class Journal:
 
     def keep(self, step: int, state: Any) -> None:
         """Called after every step."""
+
+    def closed(self, ask: Callable[[], Release]) -> Release:
+        """The answer to the closing question, after the last step."""
+        return ask()
 
     def close(self) -> None:
         """Give up answers that were not used: no later run can have them for nothing."""
@@ -114,10 +126,17 @@ class Journal:
 
 
 @contextmanager
-def journal(place: CheckpointPlace, method: Method, problem: Problem, source: Source, state: Any) -> Iterator[Journal]:
+def journal(
+    place: CheckpointPlace,
+    method: Method,
+    problem: Problem,
+    source: Source,
+    state: Any,
+    closing: Closing | None = None,
+) -> Iterator[Journal]:
     """The journal of a run, with or without checkpoints. Two processes cannot share a directory of checkpoints."""
     if place is None:
-        book = Journal(method, problem, source, state)
+        book = Journal(method, problem, source, state, closing)
         try:
             yield book
         finally:
@@ -126,7 +145,7 @@ def journal(place: CheckpointPlace, method: Method, problem: Problem, source: So
     settings = Checkpoints.at(place)
     source.check_resumable()
     with locked(Path(settings.directory)):
-        book = KeptJournal(settings, method, problem, source, state)
+        book = KeptJournal(settings, method, problem, source, state, closing)
         try:
             yield book
         finally:
@@ -141,12 +160,20 @@ class KeptJournal(Journal):
     mine   the last step that this attempt may make
     """
 
-    def __init__(self, settings: Checkpoints, method: Method, problem: Problem, source: Source, state: Any) -> None:
-        super().__init__(method, problem, source, state)
+    def __init__(
+        self,
+        settings: Checkpoints,
+        method: Method,
+        problem: Problem,
+        source: Source,
+        state: Any,
+        closing: Closing | None = None,
+    ) -> None:
+        super().__init__(method, problem, source, state, closing)
         self.directory = Path(settings.directory)
         self.plan = problem.plan
         self.every = settings.every or math.ceil(self.plan.steps / USUAL_CHECKPOINTS)
-        self.what = fingerprint_of(method, problem, source)
+        self.what = fingerprint_of(method, problem, source, self.closing)
         self.tensors = Tensors(self.directory)
         self.charged: list[tuple[int, int]] = []
         self.note = self._of_this_run(unsealed(self.directory / JOURNAL))
@@ -161,14 +188,15 @@ class KeptJournal(Journal):
 
     def charge(self, plan: Plan) -> None:
         """Pay for the plan, or for what earlier attempts may have made of the steps that are left."""
-        whole = list(enumerate(steps for _, steps in plan.blocks))
+        numbered = list(enumerate(steps for _, steps in self.blocks))
+        whole = numbered[len(plan.blocks) :] + numbered[: len(plan.blocks)]
         if self.note is None:
             # With a checkpoint and no note nothing is known of the attempts before; one more plan is charged for them.
             self._start(whole * 2 if self.done else whole, self._until())
         elif self._in_ledger(self.note):
             self.run, self.charged = self.note["identity"], _pairs(self.note["charged"])
             self.events = tuple(event_from_dict(event) for event in self.note["events"])
-            self._take(max(self._until(), self._claimed()))
+            self._take(min(max(self._until(), self._claimed()), plan.steps))
         else:
             reached = max(self._until(), self._reached(self.note))
             self._start(_pairs(self.note["charged"]) + self._steps(self.done, self._reached(self.note)), reached)
@@ -202,7 +230,7 @@ class KeptJournal(Journal):
 
     def _reached(self, note: dict[str, Any]) -> int:
         """How far the last attempt can have come. A new start begins a new pass, so a shuffled one counts as done."""
-        return self.plan.steps if self._shuffled else int(note["reached"])
+        return max(self.plan.steps if self._shuffled else 0, int(note["reached"]))
 
     @property
     def _shuffled(self) -> bool:
@@ -217,12 +245,12 @@ class KeptJournal(Journal):
 
     def _steps(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Steps start+1, ..., stop as (number of the block, steps)."""
-        blocks = (block for block, (_, steps) in enumerate(self.plan.blocks) for _ in range(steps))
+        blocks = (block for block, (_, steps) in enumerate(self.blocks) for _ in range(steps))
         chosen = itertools.islice(blocks, start, max(start, stop))
         return [(block, len(list(group))) for block, group in itertools.groupby(chosen)]
 
     def _parts(self, counted: Sequence[tuple[int, int]]) -> list[Part]:
-        return [(self.plan.blocks[block][0], steps) for block, steps in counted]
+        return [(self.blocks[block][0], steps) for block, steps in counted]
 
     def _in_ledger(self, note: dict[str, Any]) -> bool:
         """Whether the ledger holds what earlier attempts were charged."""
@@ -250,6 +278,27 @@ class KeptJournal(Journal):
         self._take(self._until())
         self._write_note()
         self._sweep()
+
+    def closed(self, ask: Callable[[], Release]) -> Release:
+        """The answer that an earlier attempt kept, or one to a question that is claimed before it is asked."""
+        kept = self._closed_before()
+        if kept is not None:
+            return kept
+        release = ask()
+        write(self.directory / CLOSING, sealed({"what": self.what, **self._after(), **closing_to_dict(release)}))
+        return release
+
+    def _closed_before(self) -> Release | None:
+        """What an attempt was answered after the very same last step; where there is none, the answer is claimed."""
+        body = self._of_this_run(unsealed(self.directory / CLOSING))
+        if body is not None and body["after"] == self._after()["after"]:
+            return closing_from_dict(body, self.closing[0][0])
+        self._take(self.last)
+        self._write_note()
+        return None
+
+    def _after(self) -> dict[str, str]:
+        return {"after": _digest(self.problem.position)}
 
     def _write_note(self) -> None:
         head = None if self.source.ledger is None else self.source.ledger.head_record()
@@ -320,13 +369,13 @@ class KeptJournal(Journal):
         return sorted(self.directory.glob("step-*.json"), reverse=True)
 
 
-def fingerprint_of(method: Method, problem: Problem, source: Source) -> str:
+def fingerprint_of(method: Method, problem: Problem, source: Source, closing: Sequence[Part] = ()) -> str:
     """A hash of everything public that makes a run this run and not another."""
     plan, module = problem.plan, problem.module
     facts = {
         "format": FORMAT,
         "method": [method.name, repr(method)],
-        "blocks": [[asdict(mechanism), steps] for mechanism, steps in plan.blocks],
+        "blocks": [[asdict(mechanism), steps] for mechanism, steps in (*plan.blocks, *closing)],
         "delta": [plan.delta, plan.adjacency],
         "likelihood": repr(problem.likelihood),
         "parameters": [[name, list(value.shape), str(value.dtype)] for name, value in module.named_parameters()],

@@ -12,11 +12,12 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from confide._native.process import mark
 from confide.errors import Refusal
-from confide.mechanism.gaussian import SampledGaussian
-from confide.sources.base import Part, Receipt, Source, Stretch, Wrapper
+from confide.privacy.events import Event
+from confide.sources.base import Part, Receipt, Source, Stretch, Wrapper, priced
 
 
 class Purse:
@@ -28,9 +29,7 @@ class Purse:
 
     def __init__(self, run: str, parts: Sequence[Part], claimed: int = 0) -> None:
         self.run = run
-        self._left: Counter[SampledGaussian] = Counter()
-        for mechanism, answers in parts:
-            self._left[mechanism] += answers
+        self._left = _units(parts)
         self._claimed = claimed
         self._mark = mark()
 
@@ -38,10 +37,8 @@ class Purse:
         """Use up what these parts cost; false, and nothing is used, where not all of it was paid for."""
         if self._mark != mark():
             return False
-        wanted: Counter[SampledGaussian] = Counter()
-        for mechanism, answers in parts:
-            wanted[mechanism] += answers
-        if any(self._left[mechanism] < answers for mechanism, answers in wanted.items()):
+        wanted = _units(parts)
+        if any(self._left[event] < count for event, count in wanted.items()):
             return False
         self._left -= wanted
         return True
@@ -51,6 +48,14 @@ class Purse:
         first = self._claimed + 1
         self._claimed += sum(answers for _, answers in parts)
         return first, self._claimed
+
+
+def _units(parts: Sequence[Part]) -> Counter[Event]:
+    """How often each event is paid for, or asked: a mechanism of the same price is as good as the one named."""
+    counted: Counter[Event] = Counter()
+    for event in priced(parts):
+        counted[replace(event, count=1)] += event.count
+    return counted
 
 
 def pay_ahead(source: Source, parts: Sequence[Part], purpose: str) -> Purse:
@@ -77,6 +82,10 @@ class PaidAhead(Wrapper):
         steps = self._purse.next_steps((*stretch.parts, *stretch.beside))
         claimed = Stretch(self._purse.run, steps, stretch.parts, stretch.beside)
         return self._source.charge((), purpose, claimed).stating(self._source.price(parts))
+
+    def take_up(self, parts: Sequence[Part], purpose: str = "") -> Receipt:
+        """A receipt for some of what the purse holds, outside of a run."""
+        return self.charge(parts, purpose, Stretch(self._purse.run, None, tuple(parts)))
 
     def check_resumable(self) -> None:
         raise Refusal("checkpoint: a run that was paid for with others cannot be taken up alone; fit it without one")

@@ -1,7 +1,7 @@
 """The number of records, learnt privately where nobody declared it: one full-batch Gaussian count.
 
 The fit that follows has a rate and a number of steps that do not depend on the count, so that both releases are fixed
-in advance and compose as they stand.
+in advance and compose as they stand: they are paid for by one charge, before the first record is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
-from confide.sources.private_data import PrivateData
+from confide.sources.ahead import PaidAhead
 from confide.sources.queries import StatisticQuery
 from confide.workflow.calibrate import one_release
 from confide.workflow.request import Request
@@ -29,8 +29,9 @@ def mechanism_of(request: Request) -> SampledGaussian | None:
     return one_release(request, SHARE)
 
 
-def count_records(data: PrivateData, mechanism: SampledGaussian) -> int:
+def count_records(source: PaidAhead, mechanism: SampledGaussian) -> int:
     """The number of records as a noisy count shows it, at least the count's standard deviation."""
     query = StatisticQuery(Recordwise(lambda x, _: torch.ones(len(x), 1, dtype=torch.float64)), 1)
-    seen = data.answer(query, mechanism, purpose=PURPOSE).sum.item()
+    receipt = source.take_up([(mechanism, 1)], PURPOSE)
+    seen = source.answer(query, mechanism, receipt).sum.item()
     return max(2, math.ceil(mechanism.noise_std), round(seen))

@@ -29,8 +29,8 @@ from confide.methods.base import Method
 from confide.models.likelihoods import Gaussian
 from confide.posteriors.base import Posterior
 from confide.posteriors.recordwise import recordwise
-from confide.sources.private_data import PrivateData
-from confide.sources.queries import StatisticQuery
+from confide.running.closing import Closing
+from confide.sources.queries import Release, StatisticQuery
 from confide.workflow.calibrate import one_release
 from confide.workflow.request import Request
 
@@ -75,11 +75,14 @@ def mechanism_of(request: Request, task: Task, method: Method) -> SampledGaussia
     return one_release(request, SHARE)
 
 
-def with_learnt_noise(posterior: Posterior, data: PrivateData, histogram: SampledGaussian, plan: Plan) -> Posterior:
-    """The posterior under a Gaussian likelihood of the noise scale that one release shows."""
-    release = data.answer(residual_bins(posterior), histogram, purpose=PURPOSE)
-    scale = scale_of(release.sum.clone(), plan.records)
-    facts = {**posterior.facts, "noise_scale": scale, "noise_scale_from": "private histogram of residuals"}
-    if plan.target_epsilon is not None:
-        facts["noise_scale_epsilon"] = SHARE * plan.target_epsilon
-    return posterior.with_likelihood(Gaussian(scale), facts)
+def closing_of(histogram: SampledGaussian, plan: Plan) -> Closing:
+    """After the last step: the posterior under a Gaussian likelihood of the noise scale that one release shows."""
+
+    def tell(posterior: Posterior, release: Release) -> Posterior:
+        scale = scale_of(release.sum.clone(), plan.records)
+        facts = {**posterior.facts, "noise_scale": scale, "noise_scale_from": "private histogram of residuals"}
+        if plan.target_epsilon is not None:
+            facts["noise_scale_epsilon"] = SHARE * plan.target_epsilon
+        return posterior.with_likelihood(Gaussian(scale), facts)
+
+    return Closing(histogram, PURPOSE, residual_bins, tell)

@@ -4,9 +4,10 @@ check      the request, before any record is looked at
 settle     which facts are public, and whose word they are
 plan       the noise, from public sizes
 rehearse   the whole fit on made-up records: what cannot work is refused here
-charge     the ledger, then fit: no record is used before it is paid for
+charge     the ledger, for everything that will be released; then fit: no record is used before it is paid for
 
-Where the number of records is not declared, it is counted privately first; the plan of the fit does not depend on it.
+Where the number of records is not declared, it is counted privately first; what the fit costs does not depend on it, so
+that count and fit are one charge.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ from confide.models.networks import recipe_of
 from confide.privacy.events import Event
 from confide.running.chains import check_draws, fit_chains
 from confide.running.fit import Run, fit, rehearse
-from confide.sources.ahead import PaidAhead, Purse
+from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Part, Source, priced
 from confide.sources.private_data import PrivateData
 from confide.sources.together import PaidTogether
 from confide.workflow import count, noise
-from confide.workflow.budget import check_room
 from confide.workflow.calibrate import plan_of
 from confide.workflow.facts import Settled, assumptions_of, settle
 from confide.workflow.network import likelihood_of, network_of
@@ -46,14 +46,6 @@ CHECKED_DRAWS = 16
 """Draws that are looked at to see whether the posterior is made of finite numbers."""
 
 Progress = Callable[[int, int], None]
-
-
-FOLLOWS_THE_COUNT = (
-    "the steps, whose rate follows from the noisy count of the records, compose with that count as if they had been "
-    "fixed before it",
-)
-"""What the epsilon of a fit with counted records rests on: the plan comes after the count. Under a ceiling the ledger's
-filter does without it."""
 
 
 @dataclass(frozen=True)
@@ -132,62 +124,58 @@ def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = 
     data = records_of(job)
     spent: tuple[Event, ...] = ()
     if job.counting is not None:
+        assert purse is None  # fits that are paid for with others have a declared number of records
         rehearse_job(job)
         spent = (job.counting.event(),)
-        request, plans = job.request, [spent, priced([part for part in job.parts if part[0] is not job.counting])]
-        name = data.name
-        data.crew.led(f"room {plans}", lambda: check_room(request.ledger, name, plans))
-        records = count.count_records(data, job.counting)
-        job = job_of(job.request, job.settled.with_records(records))
-        data = records_of(job)
+        purse = pay_ahead(data, job.parts, _purpose_of(job))
+        job = _counted(job, count.count_records(PaidAhead(data, purse), job.counting))
+        data = records_of(job, data)
     run = _fitted(job, data, progress, purse)
     _check_finite(run)
-    vouched = (*run.privacy.assumptions, *assumptions_of(job.settled.schema), *(FOLLOWS_THE_COUNT if spent else ()))
+    vouched = (*run.privacy.assumptions, *assumptions_of(job.settled.schema))
     privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=vouched)
     run = replace(run, privacy=privacy, seconds=time.perf_counter() - started)
     recipe = None if job.request.module is not None else recipe_of(job.module)
     return Outcome(run, job.settled.encoder, None if recipe is None else recipe.hidden)
 
 
+def _purpose_of(job: Job) -> str:
+    """Of one charge for everything."""
+    after = f" and {noise.PURPOSE}" if job.histogram is not None else ""
+    return f"{count.PURPOSE}, then fit {job.method.name}{after}"
+
+
+def _counted(job: Job, records: int) -> Job:
+    """The same job for so many records: another network, maybe, and other steps, at the price that was paid."""
+    found = job_of(job.request, job.settled.with_records(records))
+    if priced(found.parts) != priced(job.parts):
+        raise AssertionError("the price of a fit follows its count; it is paid for before the count is known")
+    return found
+
+
 def _fitted(job: Job, data: PrivateData, progress: Progress | None, purse: Purse | None) -> Run:
     """The fit, or the chains, and then the noise of a regression target: all of it charged in one go."""
-    request, histogram = job.request, job.histogram
+    request = job.request
     source: Source = data if purse is None else PaidAhead(data, purse)
-    if histogram is not None:
-        source = PaidTogether(source, beside=[(histogram, 1)], purpose=noise.PURPOSE)
-    if request.chains > 1:
-        run = fit_chains(
-            job.method,
-            job.module,
-            source,
-            job.plan,
-            chains=request.chains,
-            likelihood=job.likelihood,
-            seed=request.seed,
-            progress=progress,
-        )
-    else:
-        run = fit(
-            job.method,
-            job.module,
-            source,
-            job.plan,
-            likelihood=job.likelihood,
-            seed=request.seed,
-            progress=progress,
-            checkpoint=request.checkpoint,
-        )
-    if histogram is None:
-        return run
-    return replace(run, posterior=noise.with_learnt_noise(run.posterior, data, histogram, job.plan))
+    closing = None if job.histogram is None else noise.closing_of(job.histogram, job.plan)
+    shared: dict[str, Any] = {"likelihood": job.likelihood, "seed": request.seed, "progress": progress}
+    if request.chains == 1:
+        kept = request.checkpoint
+        return fit(job.method, job.module, source, job.plan, checkpoint=kept, closing=closing, **shared)
+    if closing is None:
+        return fit_chains(job.method, job.module, source, job.plan, chains=request.chains, **shared)
+    source = PaidTogether(source, beside=[closing.part], purpose=closing.purpose)
+    run = fit_chains(job.method, job.module, source, job.plan, chains=request.chains, **shared)
+    release = data.answer(closing.ask(run.posterior), closing.mechanism, purpose=closing.purpose)
+    return replace(run, posterior=closing.tell(run.posterior, release))
 
 
-def records_of(job: Job) -> PrivateData:
-    """The records behind the boundary, with fresh noise."""
+def records_of(job: Job, before: PrivateData | None = None) -> PrivateData:
+    """The records behind the boundary, with fresh noise; `before`: charged where the same records were before."""
     request, settled = job.request, job.settled
     options: dict[str, Any] = {
         "schema": settled.schema,
-        "ledger": request.ledger,
+        "ledger": before.ledger if before is not None and before.crew.leads else request.ledger,
         "name": request.name,
         "seed": request.seed,
     }
