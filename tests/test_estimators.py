@@ -102,7 +102,8 @@ def test_interface_as_written(digits: tuple[np.ndarray, ...]) -> None:
     assert predictive.epistemic.shape == predictive.aleatoric.shape == (360,)
     assert predictive.interval(0.9).shape == (360, 10, 2)
     assert model.score(x_test, y_test) > 0.8
-    assert [entry.purpose for entry in book.entries()] == ["count the records", "fit sgld"]
+    assert {entry.purpose for entry in book.entries()} == {"count the records, then fit sgld"}
+    assert {entry.plan for entry in book.entries()} == {1}  # one charge
     assert sound_epsilon(book.events(), 1e-5) <= 1.0
     assert "epsilon = 1 and delta = 1e-05" in model.privacy_.statement()
     assert model.schema_.source_of("records") == "learnt privately"

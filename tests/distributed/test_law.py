@@ -34,6 +34,7 @@ WANTED: Wanted = {
     "fit: every rank charges": ("fit", {"method": "SGD", "fault": "every rank charges"}),
     "chains": ("chains", {}),
     "resumed": ("resumed", {}),
+    "closed": ("closed", {}),
 }
 
 
@@ -145,6 +146,12 @@ class TestRuns:
     def test_chains_are_paid_for_together(self, said: list[Any]) -> None:
         assert said[0]["chains"][0] == said[1]["chains"][0]
         assert sum(steps for _, steps in said[0]["chains"][1]) == 40
+
+    def test_a_closing_question_is_asked_once_by_all(self, said: list[Any]) -> None:
+        (answers, charged), other = said[0]["closed"], said[1]["closed"][0]
+        assert answers == other
+        assert answers[0] == answers[1]  # kept by rank 0 alone, and told
+        assert sorted(steps for _, steps in charged) == [1, 12]
 
     def test_a_run_goes_on_from_rank_0s_checkpoint(self, said: list[Any]) -> None:
         (bits, before, after, stated, kept), other = said[0]["resumed"], said[1]["resumed"]

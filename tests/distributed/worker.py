@@ -23,8 +23,10 @@ from torch import Tensor
 
 import confide
 from confide.distributed import Ranks, start
+from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models import networks
+from confide.running.closing import Closing
 from confide.running.journal import Checkpoints
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import StatisticQuery
@@ -165,6 +167,29 @@ def resumed(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
         run = confide.fit(*arguments, checkpoint=checkpoint)
         steps = sum(event.count for event in run.privacy.events)
         return [bits(run), before, charged(ranks, folder), steps, Path(checkpoint.directory).exists()]
+
+
+@case
+def closed(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """A closing question with checkpoints, asked by all ranks and kept by the first; then the same run again."""
+    answers: list[float] = []
+
+    def ask(posterior: Any) -> StatisticQuery:
+        return StatisticQuery(Recordwise(lambda x, _: torch.ones(len(x), 1, dtype=torch.float64)), 1)
+
+    def tell(posterior: Any, release: Any) -> Any:
+        answers.append(release.sum.item())
+        return posterior
+
+    closing = Closing(SampledGaussian(2.0, 1.0, 1.0, 1, "full-batch"), "a count", ask, tell)
+    network = networks.mlp(problems.FEATURES, 3, hidden=(4,))
+    checkpoint = Checkpoints(folder / f"checkpoints-{0 if ranks.leads else 'none'}", every=5)
+    for _ in range(2):
+        source = private(ranks, folder)
+        confide.fit(
+            confide.methods.SGLD(), network, source, problems.plan(), seed=3, checkpoint=checkpoint, closing=closing
+        )
+    return [answers, charged(ranks, folder)]
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

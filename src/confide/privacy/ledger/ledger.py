@@ -39,7 +39,7 @@ from confide.privacy.ledger.pricing import Pricing
 from confide.privacy.ledger.registry import Registry
 from confide.privacy.ledger.sqlite import SqliteStore
 from confide.privacy.ledger.standing import Standing, refusal
-from confide.privacy.ledger.state import Run
+from confide.privacy.ledger.state import PaidRun
 from confide.privacy.ledger.store import Head, LedgerStore
 from confide.privacy.ledger.table import table
 from confide.privacy.ledger.witness import Witness
@@ -397,7 +397,7 @@ class Ledger:
             )
 
     def _check_paid(self, run: str | None, uses: Sequence[Event], paid_now: Sequence[Event]) -> None:
-        found = (self._book.state.run(run) if run is not None else None) or Run()
+        found = (self._book.state.run(run) if run is not None else None) or PaidRun()
         shortfall = found.shortfall(uses, paid_now)
         if shortfall:
             raise Refusal(f"run={run!r}: has not paid for {shortfall}; charge for what it releases")

@@ -15,7 +15,7 @@ from confide.privacy.ledger.names import check_name, key_of, looks_like
 
 
 @dataclass
-class Run:
+class PaidRun:
     """What one run has paid, and the steps that attempts of it have claimed.
 
     used     what those steps release; never more of anything than was paid for
@@ -78,7 +78,7 @@ class State:
     _accounts: dict[str, Account] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)
     _parts: dict[str, dict[str, str]] = field(default_factory=dict)
-    _runs: dict[str, Run] = field(default_factory=dict)
+    _runs: dict[str, PaidRun] = field(default_factory=dict)
 
     def take(self, entry: Entry) -> None:
         """One entry more, in the order of the chain."""
@@ -92,7 +92,7 @@ class State:
         if entry.sum is not None:
             self.account(entry.dataset).note(self.part(entry.dataset, entry.partition), entry.sum)
         if entry.run is not None:
-            self._runs.setdefault(entry.run, Run()).take(entry)
+            self._runs.setdefault(entry.run, PaidRun()).take(entry)
         if entry.sketch is not None:
             self._named(entry.dataset)
             self.known.append(Known(entry.dataset, entry.key_id, entry.sketch))
@@ -157,7 +157,7 @@ class State:
                 if any(falls_short(part.log, found) for found in part.log.noted):
                     raise Refusal("a sum was written down that is less than what its charges come to")
 
-    def run(self, identity: str) -> Run | None:
+    def run(self, identity: str) -> PaidRun | None:
         return self._runs.get(identity)
 
 
