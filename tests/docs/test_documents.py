@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TUTORIALS = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "quickstart.md", ROOT / "README.md"]
+TUTORIALS = [
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+    ROOT / "docs" / "quickstart.md",
+    ROOT / "docs" / "networks.md",
+    ROOT / "README.md",
+]
 NEEDS_DATA = {"adult.py"}
 GALLERY = [path for path in sorted((ROOT / "docs" / "gallery").glob("*.py")) if path.name not in NEEDS_DATA]
 

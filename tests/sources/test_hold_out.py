@@ -206,8 +206,10 @@ class TestHoldOut:
             HoldOut(source([1.0] * RECORDS), vectors([0.5] * 3), np.zeros(3), **options)
 
     def test_shapes_are_checked_and_an_unused_one_has_nothing_to_say(self) -> None:
-        with pytest.raises(ValueError, match="at least 2 hold-out records"):
+        with pytest.raises(ValueError, match="one entry of y per record"):
             HoldOut(source([1.0] * RECORDS), vectors([0.5] * 3), np.zeros(2))
+        with pytest.raises(ValueError, match="at least 2 hold-out records"):
+            HoldOut(source([1.0] * RECORDS), vectors([0.5]), np.zeros(1))
         with pytest.raises(ValueError, match="no step has been answered"):
             HoldOut(source([1.0] * RECORDS), vectors([0.5] * 3), np.zeros(3)).sequences()
 

@@ -6,7 +6,7 @@ from confide.data import catalogue
 from confide.data.fingerprint import fingerprint, registered_name
 from confide.data.loaders import from_frame, from_pairs, load_dataset, load_table
 from confide.data.preprocessing import Encoder, Prepared, curator_notes, prepare
-from confide.data.schema import Column, Fact, Schema
+from confide.data.schema import Column, Fact, Input, Schema
 from confide.data.statistics import (
     ColumnMoments,
     RecordStatistic,
@@ -29,6 +29,7 @@ __all__ = [
     "DataSet",
     "Encoder",
     "Fact",
+    "Input",
     "Prepared",
     "RecordStatistic",
     "Schema",

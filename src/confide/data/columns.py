@@ -1,4 +1,4 @@
-"""Column: the public facts of one feature, and the checks that bounds and choices go through."""
+"""Column and Input: the public facts of one feature, or of one tensor of a record, and the checks they go through."""
 
 from __future__ import annotations
 
@@ -61,6 +61,27 @@ class Column:
     def width(self) -> int:
         """How many model inputs this column becomes."""
         return (1 if self.kind == "numeric" else len(self.categories)) + (self.missing == "category")
+
+
+@dataclass(frozen=True)
+class Input:
+    """The public facts of one tensor of a record, for records that are several tensors or ids.
+
+    vocabulary   of whole numbers: ids are 0, ..., vocabulary - 1, and a record with any other counts for nothing
+    bounds       (low, high) of real numbers; those outside are moved to the nearer end
+    """
+
+    vocabulary: int | None = None
+    bounds: Bounds | None = None
+
+    def __post_init__(self) -> None:
+        size = self.vocabulary
+        if (size is None) == (self.bounds is None):
+            raise DataError("input: has a vocabulary or bounds; give one of them")
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < 2**62):
+            raise DataError(f"vocabulary={shown(size)}: must be a whole number, at least 1")
+        if self.bounds is not None:
+            object.__setattr__(self, "bounds", bounds_pair(self.bounds, "input: bounds"))
 
 
 def bounds_pair(values: Any, where: str) -> Bounds:

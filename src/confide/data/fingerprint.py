@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.data.trees import arrays_in
 from confide.errors import Refusal
 from confide.privacy.ledger.keys import check_key
 
@@ -49,7 +50,7 @@ KEY_VARIABLE = "CONFIDE_KEY"
 def fingerprint(x: Any, y: Any, key: bytes) -> str:
     """A name of 32 hexadecimal digits. `key`: at least 16 secret random bytes, such as `secrets.token_bytes(32)`."""
     code = hmac.new(check_key(key), digestmod=hashlib.sha256)
-    for part in (np.asarray(x), np.asarray(y)):
+    for part in (*arrays_in(x), *arrays_in(y)):
         if part.dtype.hasobject:
             raise Refusal(f"x, y: hold {part.dtype} values; encode them first (confide.data.prepare)")
         # The layout goes in front, so that no two different pairs of arrays give the same bytes.
@@ -171,7 +172,8 @@ def _secret(key: bytes) -> Codes:
 
 
 def _tables(x: Any, y: Any) -> list[NDArray[Any]]:
-    return [_numbers(part) for part in (x, y) if part is not None]
+    """One for each tensor of a record, and the targets'."""
+    return [_numbers(array) for part in (x, y) if part is not None for array in arrays_in(part)]
 
 
 def _length(x: Any, y: Any) -> int:
@@ -182,9 +184,8 @@ def _length(x: Any, y: Any) -> int:
     return lengths[0]
 
 
-def _numbers(part: Any) -> NDArray[Any]:
+def _numbers(array: NDArray[Any]) -> NDArray[Any]:
     """A table of numbers, one row for each record."""
-    array = np.asarray(part)
     if array.ndim == 0 or array.dtype.kind not in "biuf":
         raise Refusal(f"x, y: hold {array.dtype} values; encode them first (confide.data.prepare)")
     return array.reshape(len(array), math.prod(array.shape[1:]))

@@ -19,6 +19,8 @@ from confide.errors import DataError
 Label: TypeAlias = str | int | float | bool
 
 LARGEST_LABEL = 10**18  # below 2^63, so that a label is an int64 with room to spare
+NO_LABEL = -100
+"""Among labels of tokens: this token has none. torch's cross entropies leave it out, too."""
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?\Z")
 

@@ -18,6 +18,8 @@ Researchers with plain tensors need one line, `Schema(classes=10, records=60_000
     [columns.workclass]
     categories = ["Private", "State-gov"]
     missing = "category"
+    [inputs.input_ids]                   # for records that are several tensors, or ids
+    vocabulary = 50257
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from confide.data.columns import POLICIES, SOURCES, Bounds, Column, Missing, Source, bounds_pair, check_choice
+from confide.data.columns import POLICIES, SOURCES, Bounds, Column, Input, Missing, Source, bounds_pair, check_choice
 from confide.data.labels import LARGEST_LABEL, Label, plain_labels
 from confide.data.table import attempt, listed, placed, quoted, shown
 from confide.errors import DataError
@@ -42,7 +44,7 @@ Task: TypeAlias = Literal["classification", "regression"]
 FACTS = ("records", "classes", "target_bounds", "bounds", "shape")
 MOST_CLASSES = 100_000  # convention: beyond it a target is a number that was taken for a class
 
-__all__ = ["Column", "DataError", "Fact", "Schema", "Task"]
+__all__ = ["Column", "DataError", "Fact", "Input", "Schema", "Task"]
 
 
 class Fact(NamedTuple):
@@ -66,6 +68,8 @@ class Schema:
     shape           shape of one record of a plain array: (64,) or (28, 28)
     missing         policy for features without their own
     ignore          columns of the file that are left out
+    inputs          vocabulary or bounds of the tensors of a record: {"input_ids": Input(vocabulary=50257)}; those of a
+                    tuple are in order, and a record that is one tensor of ids has one of them
     sources         whose word a fact is, {"records": "assumed public"}; "declared" unless said otherwise
     """
 
@@ -78,6 +82,7 @@ class Schema:
     shape: tuple[int, ...] | None
     missing: Missing
     ignore: tuple[str, ...]
+    inputs: tuple[tuple[str, Input], ...]
     sources: tuple[tuple[str, Source], ...]
 
     def __init__(
@@ -91,6 +96,7 @@ class Schema:
         shape: int | Iterable[int] | None = None,
         missing: Missing = "refuse",
         ignore: Iterable[str] = (),
+        inputs: Mapping[str, Any] | Iterable[Any] | Input = (),
         sources: Mapping[str, Source] | Iterable[tuple[str, Source]] = (),
     ) -> None:
         values: dict[str, Any] = {
@@ -103,6 +109,7 @@ class Schema:
             "shape": None if shape is None else _record_shape(shape),
             "missing": missing,
             "ignore": _names("ignore", ignore),
+            "inputs": _named_inputs(inputs),
             "sources": _fact_sources(sources),
         }
         for name, value in values.items():
@@ -124,6 +131,8 @@ class Schema:
             if name == self.target or name in ignored:
                 other = "the target" if name == self.target else "ignored"
                 raise DataError(f"column {quoted(name)}: declared as a feature but also {other}; choose one")
+        if self.inputs and (names or self.bounds is not None):
+            raise DataError("inputs: are for records of tensors, columns and bounds for tables and arrays; give one")
         if names and self.shape is not None:
             raise DataError("columns and shape: named columns are for tables, shape is for plain arrays; give one")
         count = len(self.columns) or (self.shape and math.prod(self.shape))
@@ -226,6 +235,9 @@ class Schema:
             pairs = cast("Any", (self.bounds,) if _is_pair(self.bounds) else self.bounds)
             text = "; ".join(_range(pair) for pair in pairs[:8]) + ("; ..." if len(pairs) > 8 else "")
             rows.append(Fact("bounds", text, self.source_of("bounds")))
+        for name, one in self.inputs:
+            value = _range(one.bounds) if one.bounds else f"ids below {one.vocabulary}"
+            rows.append(Fact(f"input {name}", value, "declared"))
         for column in self.columns:
             if column.bounds is not None or column.categories:
                 value = _range(column.bounds) if column.bounds else _shortened(column.categories)
@@ -239,6 +251,9 @@ class Schema:
             {field.name: _plain(getattr(column, field.name)) for field in fields(column)} for column in self.columns
         ]
         result["sources"] = dict(self.sources)
+        result["inputs"] = {name: _facts_of(one) for name, one in self.inputs}
+        if not self.inputs:
+            del result["inputs"]
         return result
 
     @classmethod
@@ -327,6 +342,32 @@ def _fact_sources(
         check_choice("sources: fact", fact, FACTS)
         check_choice(f"sources: {fact}", source, SOURCES)
     return tuple((fact, source) for fact, source in sorted(pairs.items()) if source != "declared")
+
+
+def _named_inputs(inputs: Mapping[str, Any] | Iterable[Any] | Input) -> tuple[tuple[str, Input], ...]:
+    """By name; those of a tuple by their place, and a single one is the first."""
+    complaint = 'inputs: must map the name of a tensor to its facts, such as {"input_ids": Input(vocabulary=50257)}'
+    if isinstance(inputs, Input):
+        inputs = (inputs,)
+    if isinstance(inputs, Mapping):
+        pairs = list(inputs.items())
+    else:
+        listed_ = attempt(lambda: list(inputs), complaint, TypeError)
+        named = all(isinstance(one, tuple) and len(one) == 2 for one in listed_)
+        pairs = listed_ if named else [(str(place), one) for place, one in enumerate(listed_)]
+    found = []
+    for name, one in pairs:
+        if isinstance(one, Mapping):
+            known = _known_keys(one, [field.name for field in fields(Input)], f"inputs: {quoted(name)}")
+            one = attempt(lambda known=known: Input(**known), f"inputs: {quoted(name)} has a wrong value", TypeError)
+        if not isinstance(one, Input) or not isinstance(name, str) or not name:
+            raise DataError(complaint)
+        found.append((name, one))
+    return tuple(found)
+
+
+def _facts_of(one: Input) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in vars(one).items() if value is not None}
 
 
 def _names(argument: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ class _MeanFieldLayer(BayesianLayer):
     bias_jacobian: Tensor | None
 
     def __init__(self, shape: tuple[int, ...], bias: bool, initial_rho: float, norms: Norms) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # not that of the layer whose place it takes, which would make a weight of its own
         _check_norms(norms)
         self.norms = norms
         self.weight_mean = nn.Parameter(torch.empty(shape))
@@ -139,6 +139,24 @@ class _MeanFieldLayer(BayesianLayer):
             bias, self.bias_jacobian = _perturbed(self.bias_mean, self.bias_rho, self.bias_noise)
         return weight, bias
 
+    def _one(self, which: Literal["weight", "bias"]) -> Tensor | None:
+        """For code that reads a layer's weight instead of calling it: of the first draw, for all rows."""
+        mean: Tensor | None = getattr(self, f"{which}_mean")
+        noise: Tensor | None = getattr(self, f"{which}_noise")
+        if mean is None or noise is None:
+            return mean
+        return torch.addcmul(mean, F.softplus(getattr(self, f"{which}_rho")), noise[0])
+
+    @property
+    def weight(self) -> Tensor:
+        drawn = self._one("weight")
+        assert drawn is not None
+        return drawn
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self._one("bias")
+
     def jacobian(self, which: Literal["weight", "bias"]) -> Tensor:
         """d drawn / d rho = noise * sigmoid(rho) for every draw, as of the last forward pass; handed out once."""
         known: Tensor | None = getattr(self, f"{which}_jacobian")
@@ -163,7 +181,7 @@ def _fast_softplus(values: Tensor) -> Tensor:
     return F.softplus(values) if bool(values.max() > 20) else values.exp().log1p_()
 
 
-class MeanFieldLinear(_MeanFieldLayer):
+class MeanFieldLinear(_MeanFieldLayer, nn.Linear):  # type: ignore[misc]
     """A linear layer with independent Gaussian weights; rows on axis 0, features last."""
 
     def __init__(
@@ -190,11 +208,8 @@ class MeanFieldLinear(_MeanFieldLayer):
             output = torch.baddbmm(bias.unsqueeze(1), rows, weight.transpose(1, 2))
         return output.view(*inputs.shape[:-1], self.out_features)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias_mean is not None}"
 
-
-class MeanFieldConv2d(_MeanFieldLayer):
+class MeanFieldConv2d(_MeanFieldLayer, nn.Conv2d):  # type: ignore[misc]
     """A convolution with independent Gaussian weights (zero padding)."""
 
     def __init__(
@@ -213,8 +228,7 @@ class MeanFieldConv2d(_MeanFieldLayer):
     ) -> None:
         shape = (out_channels, in_channels // groups, *_pair(kernel_size))
         super().__init__(shape, bias, initial_rho, norms)
-        self.kernel_size, self.groups = _pair(kernel_size), groups
-        self.stride, self.padding, self.dilation = _pair(stride), _pair(padding), _pair(dilation)
+        _describe(self, in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
 
     def forward(self, inputs: Tensor) -> Tensor:
         weight, bias = self.drawn()
@@ -227,6 +241,23 @@ class MeanFieldConv2d(_MeanFieldLayer):
 
     def _convolved(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(rows, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def _describe(
+    layer: nn.Conv2d,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: Pair,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> None:
+    """What a convolution says of itself."""
+    layer.in_channels, layer.out_channels, layer.groups = in_channels, out_channels, groups
+    layer.kernel_size, layer.stride = _pair(kernel_size), _pair(stride)
+    layer.padding, layer.dilation = _pair(padding), _pair(dilation)
+    layer.padding_mode, layer.transposed, layer.output_padding = "zeros", False, (0, 0)
 
 
 # variational dropout --------------------------------------------------------------------------------------------
@@ -245,7 +276,7 @@ class _LocalReparameterisation(BayesianLayer):
     remembered_variance: Tensor | None
 
     def __init__(self, shape: tuple[int, ...], bias: bool, initial_log_variance: float, norms: Norms) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # not that of the layer whose place it takes
         _check_norms(norms)
         self.norms = norms
         self.weight_mean = nn.Parameter(torch.empty(shape))
@@ -268,6 +299,11 @@ class _LocalReparameterisation(BayesianLayer):
     def use_mean_(self) -> Self:
         self.draws, self.noisy = 1, False
         return self
+
+    @property
+    def weight(self) -> Tensor:
+        """The mean: for code that reads a layer's weight instead of calling it."""
+        return self.weight_mean
 
     def _map(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise AssertionError("linear map or convolution")
@@ -312,7 +348,7 @@ class _LocalReparameterisation(BayesianLayer):
         return self.weight_log_variance - 2 * self.weight_mean.abs().clamp(min=1e-8).log()
 
 
-class VariationalDropoutLinear(_LocalReparameterisation):
+class VariationalDropoutLinear(_LocalReparameterisation, nn.Linear):  # type: ignore[misc]
     """A linear layer under variational dropout, additive parametrisation."""
 
     def __init__(
@@ -331,7 +367,7 @@ class VariationalDropoutLinear(_LocalReparameterisation):
         return F.linear(inputs, weight, bias)
 
 
-class VariationalDropoutConv2d(_LocalReparameterisation):
+class VariationalDropoutConv2d(_LocalReparameterisation, nn.Conv2d):  # type: ignore[misc]
     """A convolution under variational dropout, additive parametrisation (zero padding)."""
 
     def __init__(
@@ -350,8 +386,7 @@ class VariationalDropoutConv2d(_LocalReparameterisation):
     ) -> None:
         shape = (out_channels, in_channels // groups, *_pair(kernel_size))
         super().__init__(shape, bias, initial_log_variance, norms)
-        self.kernel_size, self.groups = _pair(kernel_size), groups
-        self.stride, self.padding, self.dilation = _pair(stride), _pair(padding), _pair(dilation)
+        _describe(self, in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
 
     def _map(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.conv2d(inputs, weight, bias, self.stride, self.padding, self.dilation, self.groups)

@@ -36,16 +36,17 @@ def new_seed(source: Source) -> int:
     return int(source.integers(_SEEDS, 1)[0])
 
 
-class SharedDropout(BayesianLayer):
+class SharedDropout(BayesianLayer, nn.Dropout):
     """Zero each activation with probability `rate` and scale the others by 1 / (1 - rate), in training and after.
 
-    channels=True drops whole channels, (rows, channels, ...) in one piece, as Dropout2d does.
+    channels=True drops whole channels, (rows, channels, ...) in one piece, as Dropout2d does. A model that reads `p`,
+    to drop something by itself, finds the rate there.
     """
 
     def __init__(self, rate: float, channels: bool = False) -> None:
-        super().__init__()
         if not 0 <= rate < 1:
             raise Refusal(f"rate={rate}: must be in [0, 1)")
+        super().__init__(float(rate))
         self.rate, self.channels = float(rate), channels
         self.seed: int | None = 0
 

@@ -1,6 +1,7 @@
 """Likelihoods: how a network's output explains a target.
 
-Each gives one loss per record, and reads a predictive distribution off the outputs of many draws.
+Each gives one loss per record, and reads a predictive distribution off the outputs of many draws. A network's output is
+a tensor, or an object that has it as `.logits`, as models of the transformers library give.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from confide.errors import Refusal
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
+from confide.models.tokens import Tokens as Tokens
+from confide.models.tokens import logits_of
 
 
 @runtime_checkable
@@ -61,7 +64,7 @@ class Categorical:
         return 1.0
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(output, y, reduction="none")
+        return F.cross_entropy(logits_of(output), y, reduction="none")
 
     def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
         return ClassPredictive(outputs.softmax(-1), weights)
@@ -82,7 +85,8 @@ class Bernoulli:
         return 1.0
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        logit = output.reshape(len(output))
+        logits = logits_of(output)
+        logit = logits.reshape(len(logits))
         return F.binary_cross_entropy_with_logits(logit, y.to(logit.dtype), reduction="none")
 
     def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
@@ -105,7 +109,8 @@ class Probit:
         return 1.0
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        value = output.reshape(len(output))
+        outputs = logits_of(output)
+        value = outputs.reshape(len(outputs))
         loss: Tensor = -torch.special.log_ndtr((2 * y.to(value.dtype) - 1) * value)
         return loss
 
@@ -135,7 +140,7 @@ class Gaussian:
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         # The constant is left out: it moves no gradient and no draw.
-        return (output.reshape(y.shape) - y).square() / (2 * self.noise_scale**2)
+        return (logits_of(output).reshape(y.shape) - y).square() / (2 * self.noise_scale**2)
 
     def predictive(self, outputs: Tensor, weights: Tensor) -> RealPredictive:
         means = outputs.reshape(outputs.shape[0], outputs.shape[1])
@@ -170,6 +175,7 @@ class HeteroscedasticGaussian:
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         # Without the constant log(2 pi) / 2, as in the Gaussian with known noise.
+        output = logits_of(output)
         scale = self.scale(output[..., 1]).reshape(y.shape)
         return ((output[..., 0].reshape(y.shape) - y) / scale).square() / 2 + scale.log()
 
@@ -203,14 +209,14 @@ class LearntNoise(nn.Module):
         excess = scale - smallest
         self.raw = _Constant(excess + math.log(-math.expm1(-excess)), next(network.parameters()).dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        mean = self.network(x)
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+        mean = logits_of(self.network(*x, **named))
         mean = mean.reshape(len(mean), 1)
         return torch.cat([mean, self.raw(torch.ones_like(mean))], 1)
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
-    cls.name: cls for cls in (Categorical, Bernoulli, Probit, Gaussian, HeteroscedasticGaussian)
+    cls.name: cls for cls in (Categorical, Bernoulli, Probit, Gaussian, HeteroscedasticGaussian, Tokens)
 }
 """Everything that confide offers, by the name that stands in files."""
 

@@ -41,7 +41,10 @@ def weighted_quantile(values: Tensor, weights: Tensor, level: float) -> Tensor:
 
 @dataclass(frozen=True)
 class ClassPredictive:
-    """Class probabilities of every draw, of shape (draws, inputs, classes), with one weight per draw."""
+    """Class probabilities of every draw, of shape (draws, inputs, classes), with one weight per draw.
+
+    Where every token of an input has a label, positions stand between inputs and classes, here and in the averages.
+    """
 
     draws: Tensor
     weights: Tensor
@@ -49,7 +52,7 @@ class ClassPredictive:
     @cached_property
     def probabilities(self) -> Tensor:
         """Posterior predictive probabilities, of shape (inputs, classes)."""
-        return torch.einsum("s,snk->nk", self.weights, self.draws)
+        return torch.einsum("s,s...->...", self.weights, self.draws)
 
     @cached_property
     def total(self) -> Tensor:
@@ -57,7 +60,7 @@ class ClassPredictive:
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        return torch.einsum("s,sn->n", self.weights, entropy(self.draws))
+        return torch.einsum("s,s...->...", self.weights, entropy(self.draws))
 
     @cached_property
     def epistemic(self) -> Tensor:

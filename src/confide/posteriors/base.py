@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import Tree
 from confide.errors import Refusal
 from confide.models.flat import trainable
 from confide.models.likelihoods import Likelihood
@@ -50,10 +51,10 @@ class Posterior(Protocol):
     def weighted_draws(self) -> tuple[Tensor, Tensor]:
         """Parameter vectors that stand for the law, the same at every call, with weights that add up to one."""
 
-    def predict(self, x: Tensor) -> Predictive:
+    def predict(self, x: Tree) -> Predictive:
         """The posterior predictive distribution at new inputs."""
 
-    def summary(self, x: Tensor) -> Summary:
+    def summary(self, x: Tree) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in as little memory as can be."""
 
     def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import Tree
 from confide.errors import Refusal
 from confide.models.flat import named_slices
 from confide.models.likelihoods import Likelihood, noise_scale_of
@@ -69,11 +70,11 @@ class Draws:
         return torch.cat(list(self.groups(DRAWS_AT_ONCE))).detach(), self.weights
 
     @torch.no_grad()
-    def predict(self, x: Tensor) -> Predictive:
+    def predict(self, x: Tree) -> Predictive:
         return predictive_of_draws(self.module, self.groups, x, self.likelihood, self.weights)
 
     @torch.no_grad()
-    def summary(self, x: Tensor) -> Summary:
+    def summary(self, x: Tree) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the draws."""
         return summary_of_draws(self.module, self.groups, x, self.likelihood, self.weights)
 
@@ -133,6 +134,6 @@ def to_arviz(draws: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Any:
     return from_dict({"posterior": arrays}, attrs={"posterior": {"inference_library": "confide", **about}})
 
 
-def outputs_of_draws(module: nn.Module, draws: Tensor, x: Tensor) -> Tensor:
+def outputs_of_draws(module: nn.Module, draws: Tensor, x: Tree) -> Tensor:
     """Network outputs for every draw and input: (draws, inputs, ...), in chunks of bounded memory."""
     return outputs_of(module, lambda size: iter(draws.split(size)), x, len(draws))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import Tree, inputs_of, size_of
 from confide.layers.bayesian import draw_
 from confide.layers.conversion import with_shared_dropout
 from confide.layers.dropout import SharedDropout
@@ -21,7 +22,7 @@ from confide.models.predictive import Predictive
 from confide.posteriors.base import check_count, check_size
 from confide.posteriors.description import Damaged, save_posterior
 from confide.posteriors.draws import to_arviz
-from confide.posteriors.prediction.stacked import ELEMENTS_AT_ONCE, Block, blocks, chain_of, collected
+from confide.posteriors.prediction.stacked import Block, blocks, chain_of, collected, in_pieces
 from confide.posteriors.prediction.summary import Summary, accumulated, predictive_of_draws, summary_of_draws
 
 PREDICTION_SEED = 0
@@ -71,12 +72,12 @@ class DiagonalGaussian:
             yield torch.stack(batch)
 
     @torch.no_grad()
-    def predict(self, x: Tensor) -> Predictive:
+    def predict(self, x: Tree) -> Predictive:
         weights = torch.full((self.passes,), 1 / self.passes, dtype=self.centre.dtype)
         return predictive_of_draws(self.module, self.groups, x, self.likelihood, weights)
 
     @torch.no_grad()
-    def summary(self, x: Tensor) -> Summary:
+    def summary(self, x: Tree) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the draws."""
         weights = equal_weights(self.passes)
         return summary_of_draws(self.module, self.groups, x, self.likelihood, weights)
@@ -169,10 +170,10 @@ class DropoutNetwork:
         for start in range(0, self.passes, size):
             yield self.sample(min(size, self.passes - start), generator)
 
-    def predict(self, x: Tensor) -> Predictive:
+    def predict(self, x: Tree) -> Predictive:
         return _predictive(self._blocks(x), self.likelihood, x, self.passes)
 
-    def summary(self, x: Tensor) -> Summary:
+    def summary(self, x: Tree) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in memory that does not grow with the masks."""
         return _summary(self._blocks(x), self.likelihood, x, self.passes)
 
@@ -180,7 +181,7 @@ class DropoutNetwork:
         """The masked weights that predictions average over, by parameter name, in ArviZ's data tree."""
         return to_arviz(_by_name(self.module, torch.cat(list(self.groups(self.passes)))), self.facts)
 
-    def _blocks(self, x: Tensor) -> Iterator[Block]:
+    def _blocks(self, x: Tree) -> Iterator[Block]:
         layers = list(_chain(self.module))
         masks = sum(isinstance(layer, SharedDropout) for layer in layers)
         in_weights = masks == len(list(_followed_by_linear(self.module)))
@@ -188,22 +189,20 @@ class DropoutNetwork:
             return blocks(self.module, self.groups, x, masked=True)
         return self._one_by_one(x)
 
-    def _one_by_one(self, x: Tensor) -> Iterator[Block]:
+    def _one_by_one(self, x: Tree) -> Iterator[Block]:
         """Masks that are not weights: the network runs once for each of them."""
         network = copy.deepcopy(self.module).train()
         position = flatten_(network)
         position.copy_(self.weights)
         generator = torch.Generator().manual_seed(PREDICTION_SEED)
-        size = max(1, ELEMENTS_AT_ONCE // max(1, x[:1].numel()))
-        inputs = x.to(position.dtype)
+        inputs = inputs_of(x, position.dtype)
         # Layers that hide dropout of their own (attention, recurrence) draw from torch's stream.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(PREDICTION_SEED)
             for turn in range(self.passes):
                 draw_(network, generator)
-                for start in range(0, len(x), size):
-                    rows = slice(start, min(start + size, len(x)))
-                    yield Block(turn, rows, network(inputs[rows])[None])
+                for rows, outputs in in_pieces(network, inputs):
+                    yield Block(turn, rows, outputs[None])
 
     def save(self, path: str | Path) -> None:
         numbers = {"passes": torch.tensor(self.passes), "rate": torch.tensor(self.rate, dtype=torch.float64)}
@@ -248,16 +247,16 @@ def _trainable(network: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 @torch.no_grad()
-def _predictive(parts: Iterator[Block], likelihood: Likelihood, x: Tensor, passes: int) -> Predictive:
-    outputs = collected(parts, passes, len(x))
+def _predictive(parts: Iterator[Block], likelihood: Likelihood, x: Tree, passes: int) -> Predictive:
+    outputs = collected(parts, passes, size_of(x))
     weights = torch.full((passes,), 1 / passes, dtype=outputs.dtype)
     return likelihood.predictive(outputs, weights)
 
 
 @torch.no_grad()
-def _summary(parts: Iterator[Block], likelihood: Likelihood, x: Tensor, passes: int) -> Summary:
+def _summary(parts: Iterator[Block], likelihood: Likelihood, x: Tree, passes: int) -> Summary:
     weights = equal_weights(passes)
-    return accumulated(parts, likelihood, weights, len(x))
+    return accumulated(parts, likelihood, weights, size_of(x))
 
 
 def _batched(draws: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:

@@ -24,10 +24,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from confide.data.trees import in_type
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise, clipped_sum, isolated_rows
 from confide.mechanism.gaussian import SampledGaussian
@@ -115,7 +117,7 @@ def scaled(query: Query, factor: float) -> Query:
         return GradientQuery(query.module, _scaled_loss(query.loss, factor))
     function = query.function
 
-    def multiplied(x: Tensor, y: Tensor) -> Tensor:
+    def multiplied(x: Any, y: Tensor) -> Tensor:
         return function(x, y) * factor
 
     whole = Recordwise(multiplied, function.module) if isinstance(function, Recordwise) else multiplied
@@ -129,13 +131,13 @@ def _scaled_loss(loss: Loss, factor: float) -> Loss:
 def under(query: Query, clip: float) -> StatisticQuery:
     """For each record +1/2 if its answer is no longer than `clip`, else -1/2."""
 
-    def function(x: Tensor, y: Tensor) -> Tensor:
+    def function(x: Any, y: Tensor) -> Tensor:
         return torch.where(norms_of(query, x, y) <= clip, 0.5, -0.5)[:, None].double()
 
     return StatisticQuery(Recordwise(function), 1)
 
 
-def norms_of(query: Query, x: Tensor, y: Tensor) -> Tensor:
+def norms_of(query: Query, x: Any, y: Tensor) -> Tensor:
     """How long each record's answer is before clipping. Private: only `under` reads it, inside the boundary."""
     if isinstance(query, StatisticQuery):
         rows = isolated_rows(query.function, x, y, query.size)
@@ -143,4 +145,5 @@ def norms_of(query: Query, x: Tensor, y: Tensor) -> Tensor:
         return norms
     unused = torch.zeros(query.size, dtype=query.dtype)
     with torch.enable_grad():
-        return clipped_sum(query.module, query.loss, x, y, clip=1.0, out=unused)
+        given, targets = in_type((x, y), query.dtype)
+        return clipped_sum(query.module, query.loss, given, targets, clip=1.0, out=unused)

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from confide.data.trees import Tree, in_type, rows_of
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
 from confide.mechanism.clipping.factors import GAMMA
@@ -29,6 +30,7 @@ from confide.privacy.bayesian import Distances, Sequences, Trusted, covering_cou
 from confide.privacy.events import GaussianEvent
 from confide.sources.base import Receipt, Source, Wrapper
 from confide.sources.queries import GradientQuery, Query, Release
+from confide.sources.records import as_records
 
 if TYPE_CHECKING:
     from confide.data.schema import Schema
@@ -182,26 +184,12 @@ class _HeldRecords:
     """Hold-out records, with which of them can answer at all."""
 
     def __init__(self, x: Any, y: Any, schema: Schema) -> None:
-        self.x, self.y = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y))
-        if self.x.ndim < 1 or len(self.x) != len(self.y) or len(self.x) < 2:
-            raise Refusal(
-                f"x of shape {tuple(self.x.shape)} and y of shape {tuple(self.y.shape)}: need one row of x and one "
-                "entry of y for each of at least 2 hold-out records"
-            )
-        if self.x.dtype not in (torch.float64, torch.int64):
-            self.x = self.x.float()
-        self.usable = torch.isfinite(self.x.flatten(1).double()).all(1) if self.x.ndim > 1 else torch.isfinite(self.x)
-        count = schema.class_count
-        if count is not None:
-            known = torch.isfinite(self.y.double()) & (self.y >= 0) & (self.y < count)
-            self.usable = self.usable & known & (self.y.double() == self.y.double().floor())
-            self.y = torch.where(self.usable, self.y, torch.zeros_like(self.y)).long()
-        else:
-            self.y = self.y.to(self.x.dtype if self.x.is_floating_point() else torch.float32)
-            self.usable = self.usable & torch.isfinite(self.y.reshape(len(self.y), -1)).all(1)
+        self.x, self.y, self.usable = as_records(x, y, schema)
+        if len(self.y) < 2:
+            raise Refusal(f"y of shape {tuple(self.y.shape)}: need at least 2 hold-out records")
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.y)
 
     def norms(
         self, query: Query, mechanism: SampledGaussian, rows: NDArray[np.int64], micro_batch: int
@@ -213,19 +201,20 @@ class _HeldRecords:
         picked = chosen[able]
         if len(picked):
             with torch.random.fork_rng(devices=[]):
-                found[able] = _norms(query, mechanism, self.x[picked], self.y[picked], micro_batch).double()
+                found[able] = _norms(query, mechanism, *rows_of((self.x, self.y), picked), micro_batch).double()
         return np.asarray(found.numpy())
 
 
-def _norms(query: Query, mechanism: SampledGaussian, x: Tensor, y: Tensor, micro_batch: int) -> Tensor:
+def _norms(query: Query, mechanism: SampledGaussian, x: Tree, y: Tensor, micro_batch: int) -> Tensor:
     scratch = torch.zeros(query.size, dtype=query.dtype)
     if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"clip": mechanism.clip, "style": mechanism.clipping, "micro_batch": micro_batch}
-        return clipped_sum(query.module, query.loss, x, y, out=scratch, **options)
+        given, targets = in_type((x, y), query.dtype)
+        return clipped_sum(query.module, query.loss, given, targets, out=scratch, **options)
     parts = []
     with torch.no_grad():
-        for start in range(0, len(x), micro_batch):
-            piece = slice(start, start + micro_batch)
-            answers = isolated_rows(query.function, x[piece], y[piece], query.size)
+        for start in range(0, len(y), micro_batch):
+            piece = rows_of((x, y), slice(start, start + micro_batch))
+            answers = isolated_rows(query.function, *piece, query.size)
             parts.append(clipped_sum_of_rows(answers, clip=mechanism.clip, out=scratch))
     return torch.cat(parts)

@@ -8,8 +8,9 @@ The door is locked. One thread of the process at a time is inside, whichever dat
 through (a user's module, workspaces of the clipping engine, streams of noise) may be shared. The sum that leaves
 belongs to the caller. What is paid in advance is a receipt, good once for each answer, in the process that paid.
 
-Errors must not depend on records. A record that cannot answer (features that are not finite, a label outside the
-declared classes, a gradient that overflows) counts as zero; an empty batch is a step of noise alone.
+Errors must not depend on records. A record that cannot answer (features that are not finite, an id outside the declared
+vocabulary, a label outside the declared classes, a gradient that overflows) counts as zero; an empty batch is a step of
+noise alone. A record may be one tensor, a tuple of tensors or tensors by name (`confide.data.trees`).
 
 Several processes may hold parts of one data set (`confide.distributed`). Each goes through its own door: it draws from
 its own records and clips; the sums are added up, and each adds the noise to its own part of the vector. The first pays.
@@ -23,14 +24,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from confide._native.process import ForkAwareLock, mark
+from confide.data import trees
 from confide.data.fingerprint import key_for, known_name, registered_name
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
+from confide.data.trees import Tree
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
 from confide.mechanism.clipping.rounding import LARGEST_BATCH, Tally, room_for_sums, working_type
@@ -47,6 +49,7 @@ from confide.privacy.ledger.places import is_server
 from confide.sources.base import Part, Receipt, Stretch, leased, priced
 from confide.sources.crew import ALONE, Crew, check_alone
 from confide.sources.queries import GradientQuery, Query, Release
+from confide.sources.records import as_records
 
 LARGEST_CLIP = 1e30
 """Stands for an infinite clip, which only a run marked as not private may have."""
@@ -64,9 +67,11 @@ _DOOR = ForkAwareLock()
 class PrivateData:
     """Records behind the boundary. Not iterable, not indexable, without a length, not picklable, not copyable.
 
-    x, y      features and targets, one row per record; tensors or arrays. More records than memory: x from
+    x, y      features and targets, one row per record; tensors or arrays. x may also be a tuple of them, or a
+              dictionary by the names of the module's arguments, each in the number type that the module wants; arrays
+              of whole numbers that are mapped from a disk stay there. More records than memory: x from
               `confide.data.streaming.from_parquet`, which holds the targets too, and y=None
-    schema    the public facts: classes, nominal number of records, bounds
+    schema    the public facts: classes, nominal number of records, bounds, vocabularies
     ledger    where every answer is charged, or the path of its file, which is then made at the first charge; in memory
               unless given
     name      the data set's name in the ledger, so that budgets add up over runs. In a ledger that outlives the process
@@ -97,7 +102,7 @@ class PrivateData:
         elif watch is not None and crew.size > 1:
             raise Refusal(f"watch={watch!r}: sees the records of one rank of {crew.size}; use one process")
         mapped = isinstance(x, MappedRecords)
-        features, targets, valid = (x.features, x.targets, x.usable) if mapped else _as_records(x, y, schema)
+        features, targets, valid = (x.features, x.targets, x.usable) if mapped else as_records(x, y, schema)
         self.schema = schema
         self.__ledger = Ledger() if ledger is None else ledger
         self.__name = name
@@ -111,7 +116,7 @@ class PrivateData:
         seed = seed if seed is None or crew.size == 1 else _seed_of(seed, crew.rank)
         self.__noise = NoiseStream(seed)
         self.__lattice = LatticeNoise(self.__noise)
-        self.__sampler = BatchSampler(len(features), NoiseStream(None if seed is None else seed + 1))
+        self.__sampler = BatchSampler(trees.size_of(features), NoiseStream(None if seed is None else seed + 1))
         self.__mark = mark()
         self.__issued: WeakSet[Receipt] = WeakSet()
         self.__open: list[Receipt] = []  # what was charged for anybody
@@ -145,7 +150,7 @@ class PrivateData:
         key = key_for(self.ledger, make=register)
         if key is None:
             return
-        records = self.__features.numpy(), self.__targets.numpy()
+        records = self.__features, self.__targets
         if register:
             self.__name = registered_name(self.ledger, *records, key=key, name=self.__name)
             self.__registered = True
@@ -220,7 +225,7 @@ class PrivateData:
 
     def rehearse(self, query: Query) -> None:
         """Try the query on made-up records of the right shape: what cannot work fails here, before any charge."""
-        x = torch.zeros((2, *self.__features.shape[1:]), dtype=self.__features.dtype)
+        x = trees.made_up(self.__features, self.schema.inputs)
         y = torch.zeros((2, *self.__targets.shape[1:]), dtype=self.__targets.dtype)
         if self.schema.class_count is not None:
             y[-1] = self.schema.class_count - 1  # a network with too few outputs fails here, not at such a record
@@ -239,7 +244,7 @@ class PrivateData:
                 self.__watch(mechanism, norms)
         return Release(total, std, mechanism.event(), mechanism.expected_batch)
 
-    def __summed(self, query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
+    def __summed(self, query: Query, x: Tree, y: Tensor, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
         """The noisy sum that leaves, the standard deviation of its noise, and the norms that stay."""
         if self.crew.size > 1:
             return self.__summed_together(query, x, y, mechanism)
@@ -255,7 +260,7 @@ class PrivateData:
         return total, std, norms
 
     def __summed_together(
-        self, query: Query, x: Tensor, y: Tensor, mechanism: SampledGaussian
+        self, query: Query, x: Tree, y: Tensor, mechanism: SampledGaussian
     ) -> tuple[Tensor, float, Tensor]:
         """The same on several processes: their sums are added up, and then meet the noise in one addition."""
         std, what = mechanism.noise_std, f"answer {type(query).__name__} {query.dtype} {mechanism}"
@@ -277,9 +282,12 @@ class PrivateData:
             raise Refusal(f"ranks={self.crew.size}: a posterior draw reads all records at once; use one process")
         if self.schema.class_count != 2:
             raise Refusal(f"classes={self.schema.classes}: a posterior draw needs a schema with two classes")
+        features = self.__features
+        if not isinstance(features, Tensor):
+            raise Refusal(f"x: has {len(features)} tensors per record, and a posterior draw needs one of features")
         with _DOOR.held():
             self.__book((mechanism.event(),), purpose, None)
-            return mechanism.draw(self.__features[self.__valid], self.__targets[self.__valid], self.__noise)
+            return mechanism.draw(features[self.__valid], self.__targets[self.__valid], self.__noise)
 
     def check_resumable(self) -> None:
         """Checkpoints hold functions of releases alone, so nothing of this is lost."""
@@ -299,10 +307,10 @@ class PrivateData:
                 "in the process that paid, not in a fork of it: charge again"
             )
 
-    def __batch(self, mechanism: SampledGaussian) -> tuple[Tensor, Tensor]:
+    def __batch(self, mechanism: SampledGaussian) -> tuple[Tree, Tensor]:
         rows = torch.from_numpy(self.__sampler.draw(mechanism))
         rows = rows[self.__valid[rows]]
-        return self.__features[rows], self.__targets[rows]
+        return trees.rows_of(self.__features, rows), self.__targets[rows]
 
     def __repr__(self) -> str:
         return f"PrivateData({self.name!r}, records hidden)"
@@ -328,7 +336,7 @@ def _check_batch(mechanism: SampledGaussian) -> None:
 
 def _add_answers(
     query: Query,
-    x: Tensor,
+    x: Tree,
     y: Tensor,
     mechanism: SampledGaussian,
     total: Tensor,
@@ -342,13 +350,14 @@ def _add_answers(
         clip = room * room_for_sums(clip, working_type(value for value in asked if value.requires_grad))
     if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"style": mechanism.clipping, "rehearsal": rehearsal}
-        return clipped_sum(query.module, query.loss, x, y, clip=clip, out=total, **options)
-    if not len(x):
-        return x.new_zeros(0)
+        given, targets = trees.in_type(x, query.dtype), trees.in_type(y, query.dtype)
+        return clipped_sum(query.module, query.loss, given, targets, clip=clip, out=total, **options)
+    if not len(y):
+        return total.new_zeros(0)
     rows = max(1, ANSWER_BYTES // (8 * query.size))
     with torch.no_grad():
         # No record sees another, so that pieces of a batch give what the batch gives.
-        pieces = zip(x.split(rows), y.split(rows), strict=True)
+        pieces = (trees.rows_of((x, y), slice(start, start + rows)) for start in range(0, len(y), rows))
         answers = (isolated_rows(query.function, *piece, query.size, rehearsal) for piece in pieces)
         sums, norms = Tally([query.size]), []
         for answer in answers:
@@ -356,33 +365,3 @@ def _add_answers(
             sums.added()
         total.add_(sums.total())
         return torch.cat(norms)
-
-
-def _as_records(x: Any, y: Any, schema: Schema) -> tuple[Tensor, Tensor, Tensor]:
-    """Tensors of features and targets, and which records can answer at all."""
-    features, targets = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y))
-    if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
-        raise Refusal(
-            f"x of shape {tuple(features.shape)} and y of shape {tuple(targets.shape)}: "
-            "need one row of x and one entry of y per record"
-        )
-    valid = torch.ones(len(features), dtype=torch.bool)
-    if features.is_floating_point():
-        features = features.to(torch.float32) if features.dtype != torch.float64 else features
-        valid &= torch.isfinite(features.flatten(1) if features.ndim > 1 else features[:, None]).all(1)
-        features = torch.nan_to_num(features, nan=0.0, posinf=0.0, neginf=0.0)
-    elif features.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.bool):
-        features = features.to(torch.float32)
-    targets, usable = _as_targets(targets, schema, features.dtype)
-    return features, targets, valid & usable
-
-
-def _as_targets(targets: Tensor, schema: Schema, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    count = schema.class_count
-    if count is not None:
-        usable = torch.isfinite(targets.double()) & (targets >= 0) & (targets < count)
-        usable &= targets.double() == targets.double().floor()
-        return torch.where(usable, targets, torch.zeros_like(targets)).to(torch.int64), usable
-    targets = targets.to(dtype if dtype.is_floating_point else torch.float32)
-    usable = torch.isfinite(targets.flatten(1) if targets.ndim > 1 else targets[:, None]).all(1)
-    return torch.nan_to_num(targets, nan=0.0, posinf=0.0, neginf=0.0), usable

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from confide.privacy.events import Event
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-Statistic: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
+Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def clipped_sum(
 ) -> Tensor:
     """Add the sum over records of their clipped gradients onto `out` and return the norms before clipping.
 
-    `module(x)` gives outputs and `loss(output, y)` one loss per record (records on axis 0; x may be a tuple).
+    `module(x)` gives outputs and `loss(output, y)` one loss per record (records on axis 0). A tuple x is given
+    as several arguments, a dictionary by name.
     With g_i the gradient of loss i with respect to all trainable parameters and n_i = |g_i|, this computes
 
         out += sum_i g_i * min(1, clip / n_i)                        style="flat"

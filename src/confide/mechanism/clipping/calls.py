@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.data.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
 from confide.mechanism.clipping.rounding import ROWS, Tally, lost_in_squares
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Rule, Where
 from confide.mechanism.clipping.rules.squares import chunks, full_precision, squared_norms_of
 from confide.mechanism.clipping.tape import Tape, TapedCall
-from confide.mechanism.clipping.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.workspace import Workspace
 
 

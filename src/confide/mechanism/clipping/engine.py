@@ -21,8 +21,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import form_of, rows_of
 from confide.errors import Refusal, UnclippableError
-from confide.mechanism.clipping import one_by_one
+from confide.mechanism.clipping import libraries, one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, Slot, anatomy_of, signature_of
 from confide.mechanism.clipping.calls import Cluster, Found, clusters_of
 from confide.mechanism.clipping.certified import add_certified, exact_products, views_of
@@ -35,7 +36,6 @@ from confide.mechanism.clipping.rules.registry import Contribution, Dense
 from confide.mechanism.clipping.rules.squares import full_precision
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, proven_pass, records_of
 from confide.mechanism.clipping.structure import examine
-from confide.mechanism.clipping.trees import map_tensors
 from confide.mechanism.clipping.workspace import Workspace
 
 # Buffers of up to this many numbers are not worth letting go between steps.
@@ -76,7 +76,7 @@ class Batch:
         if largest >= self.records:
             return [self]
         starts = range(0, self.records, largest)
-        cut = [map_tensors(lambda tensor, at=start: tensor[at : at + largest], (self.x, self.y)) for start in starts]
+        cut = [rows_of((self.x, self.y), slice(start, start + largest)) for start in starts]
         return [Batch(self.module, self.loss, x, y) for x, y in cut]
 
 
@@ -95,6 +95,7 @@ class Engine:
             self.anatomy = anatomy_of(module)
         key = examination_key(loss, x)
         if key not in self.anatomy.examined:
+            libraries.tell()
             try:
                 with exact_products():
                     self.anatomy, examined = copy_context().run(examine, module, self.anatomy, loss, x, y)
@@ -266,7 +267,7 @@ def examination_key(loss: Loss, x: Inputs) -> tuple[Any, ...]:
     Losses of the same code share an examination, not trust: any loss but confide's own runs isolated at every step.
     """
     code = getattr(loss, "__code__", None) or getattr(loss, "__func__", None) or type(loss)
-    return code, *((tensor.shape[1:], tensor.dtype) for tensor in (x if isinstance(x, tuple) else (x,)))
+    return code, *form_of(x)
 
 
 class ParameterViews:

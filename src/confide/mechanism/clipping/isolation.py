@@ -38,7 +38,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from confide.mechanism.clipping.trees import map_tensors
+from confide.data.trees import map_tensors
 
 
 class NotIsolable(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
@@ -124,6 +124,11 @@ class _Active(threading.local):
 
 
 _ACTIVE = _Active()
+
+
+def is_inside() -> bool:
+    """Whether this thread is in a region."""
+    return _ACTIVE.guard is not None
 
 
 def forget() -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import map_tensors, tensors_in
 from confide.errors import UnclippableError
 from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 from confide.mechanism.clipping.sealed import Attributes
-from confide.mechanism.clipping.trees import map_tensors, tensors_in
 
 FEW, MORE = 3, 4
 PIECE = 1 << 16  # numbers that are drawn at a time

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from confide.data.trees import called, map_tensors
 from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
 from confide.mechanism.clipping.isolation import clear
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
 from confide.mechanism.clipping.sealed import Reachable
-from confide.mechanism.clipping.trees import map_tensors
 
 
 def gradients(
@@ -91,7 +91,7 @@ class _Written(TorchFunctionMode):
 
 def _loss(module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int) -> Tensor:
     inputs, targets = folded(x, draws), folded(y, draws)
-    losses = loss(module(*(inputs if isinstance(inputs, tuple) else (inputs,))), targets)
+    losses = loss(called(module, inputs), targets)
     if not isinstance(losses, Tensor) or losses.numel() != draws:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise Refusal(f"loss: returned {got} for one record; one value per record is needed (reduction='none')")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
+from confide.data.trees import Tree, called, map_tensors, size_of
 from confide.errors import Refusal
 from confide.layers.bayesian import observed
 from confide.mechanism.clipping.anatomy import Anatomy
@@ -23,14 +24,10 @@ from confide.mechanism.clipping.losses import check_losses
 from confide.mechanism.clipping.proven import is_proven_loss
 from confide.mechanism.clipping.sealed import Attributes
 from confide.mechanism.clipping.tape import Tape, TapedCall, check_unchanged
-from confide.mechanism.clipping.trees import map_tensors
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
-Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
-
-
-def records_of(x: Inputs) -> int:
-    return (x[0] if isinstance(x, tuple) else x).shape[0]
+Inputs: TypeAlias = Tree
+records_of = size_of
 
 
 def folded(tree: Any, draws: int) -> Any:
@@ -41,8 +38,7 @@ def folded(tree: Any, draws: int) -> Any:
 def per_record_losses(module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int) -> Tensor:
     """The batch as it is: one loss per record, averaged over the weight draws before any gradient is taken."""
     inputs, targets = folded(x, draws), folded(y, draws)
-    output = module(*(inputs if isinstance(inputs, tuple) else (inputs,)))
-    losses = loss(output, targets)
+    losses = loss(called(module, inputs), targets)
     check_losses(losses, records_of(inputs))
     return losses if draws == 1 else losses.view(draws, -1).mean(0)
 
@@ -129,7 +125,7 @@ def proven_pass(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: A
             if is_proven_loss(loss, y):
                 losses = per_record_losses(module, loss, x, y, anatomy.draws)
             else:
-                output = module(folded(x, anatomy.draws))
+                output = called(module, folded(x, anatomy.draws))
         if not is_proven_loss(loss, y):
             losses = isolated_losses(loss, output, y, anatomy.draws)
     return Pass(tape, losses)
@@ -143,10 +139,10 @@ def isolated_pass(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y:
     tape, before = Tape(anatomy, records, region), _versions(module)
     try:
         with _noticed(anatomy, False), region.entered():
-            given = region.one_each(x if isinstance(x, tuple) else (x,))
+            given = region.one_each(x)
             targets = region.one_each(y)
             with tape.listening(), _with_copies(module, anatomy, region, copies):
-                losses = _one_value(region, loss(module(*given), targets))
+                losses = _one_value(region, loss(called(module, given), targets))
     finally:
         attributes.restore()
     if _versions(module) != before:

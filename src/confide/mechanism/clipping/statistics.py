@@ -10,18 +10,19 @@ import warnings
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import Tree
 from confide.errors import Refusal, SpeedWarning
 from confide.mechanism.clipping import one_by_one
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.proven import is_proven
 from confide.mechanism.clipping.sealed import Reachable
 
-Statistic: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,21 @@ class Recordwise:
     function: Statistic
     module: nn.Module | None = None
 
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, x: Tree, y: Tensor) -> Tensor:
         return self.function(x, y)
 
-    def holds(self, x: Tensor) -> bool:
+    def holds(self, x: Tree) -> bool:
         return self.module is None or is_proven(self.module, x)
 
 
-def isolated_rows(function: Statistic, x: Tensor, y: Tensor, size: int, rehearsal: bool = False) -> Tensor:
+def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal: bool = False) -> Tensor:
     """(records, size): the statistic of every record; with `rehearsal` records are made up and errors are raised."""
-    if not len(x):
+    if not len(y):
         return torch.zeros(0, size, dtype=torch.float64)
     with torch.no_grad():
         if type(function) is Recordwise and function.holds(x):
             try:
-                return _whole(function(x, y), len(x), size)
+                return _whole(function(x, y), len(y), size)
             except Exception:
                 if rehearsal:
                     raise
@@ -59,8 +60,8 @@ def isolated_rows(function: Statistic, x: Tensor, y: Tensor, size: int, rehearsa
             return rows
 
 
-def _rows_at_once(function: Statistic, x: Tensor, y: Tensor, size: int) -> Tensor:
-    region, seal = Region(len(x)), Reachable(function, contents=False)
+def _rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
+    region, seal = Region(len(y)), Reachable(function, contents=False)
     try:
         with region.entered():
             given = region.one_each(x), region.one_each(y)
@@ -74,13 +75,13 @@ def _rows_at_once(function: Statistic, x: Tensor, y: Tensor, size: int) -> Tenso
     return rows
 
 
-def _rows_one_by_one(function: Statistic, x: Tensor, y: Tensor, size: int, strict: bool) -> Tensor:
-    found = torch.zeros(len(x), size, dtype=torch.float64)
+def _rows_one_by_one(function: Statistic, x: Tree, y: Tensor, size: int, strict: bool) -> Tensor:
+    found = torch.zeros(len(y), size, dtype=torch.float64)
 
     def store(record: int, row: Tensor) -> None:
         found[record] = row
 
-    def of_record(one_x: Tensor, one_y: Tensor) -> Tensor:
+    def of_record(one_x: Any, one_y: Tensor) -> Tensor:
         return _row(function(one_x, one_y), size).detach()
 
     with torch.no_grad():

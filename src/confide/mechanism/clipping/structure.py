@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import tensors_in
 from confide.errors import SpeedWarning, UnclippableError
 from confide.mechanism.clipping import one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of
@@ -36,7 +37,6 @@ from confide.mechanism.clipping.made_up import kept_generators as kept_generator
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, per_record_losses, proven_pass
 from confide.mechanism.clipping.sealed import Reachable
-from confide.mechanism.clipping.trees import tensors_in
 from confide.mechanism.clipping.workspace import Workspace
 
 BUDGET = 64 << 20

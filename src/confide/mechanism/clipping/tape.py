@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from confide.data.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
 from confide.mechanism.clipping.isolation import Region, unguarded
 from confide.mechanism.clipping.rules.registry import find_rule
-from confide.mechanism.clipping.trees import map_tensors, tensors_in
 
 
 @dataclass(slots=True)

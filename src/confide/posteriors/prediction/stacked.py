@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import Tree, called, inputs_of, numbers_of, rows_of, size_of
 from confide.errors import Refusal
 from confide.layers.dropout import SharedDropout
 from confide.models.flat import flatten_, trainable
 from confide.models.networks import MLP
+from confide.models.tokens import logits_of
 from confide.posteriors.prediction import native
 
 INPUTS_AT_ONCE = 1024  # columns of one product: enough to fill it, few enough for the cache
@@ -70,13 +72,13 @@ class Layer:
     activation: nn.Module | None = None
 
 
-def blocks(module: nn.Module, groups: Groups, x: Tensor, masked: bool = False) -> Iterator[Block]:
+def blocks(module: nn.Module, groups: Groups, x: Tree, masked: bool = False) -> Iterator[Block]:
     """The outputs of all draws at all inputs, block by block.
 
     masked: dropout layers are left out, since their masks are part of the draws.
     """
     chain, inputs = _prepared(module, x, masked)
-    if chain is None:
+    if chain is None or not isinstance(inputs, Tensor):
         yield from _one_by_one(module, groups, inputs)
         return
     network = native.network_of(chain, inputs)
@@ -86,25 +88,35 @@ def blocks(module: nn.Module, groups: Groups, x: Tensor, masked: bool = False) -
         yield from _natively(network, groups, inputs)
 
 
-def native_network(module: nn.Module, x: Tensor, masked: bool = False) -> tuple[native.Network, Tensor] | None:
+def native_network(module: nn.Module, x: Tree, masked: bool = False) -> tuple[native.Network, Tensor] | None:
     """The network for the native kernel, and the inputs as it takes them; None where torch has to do the work."""
     chain, inputs = _prepared(module, x, masked)
-    network = None if chain is None else native.network_of(chain, inputs)
+    if chain is None or not isinstance(inputs, Tensor):
+        return None
+    network = native.network_of(chain, inputs)
     return None if network is None else (network, inputs)
 
 
-def _prepared(module: nn.Module, x: Tensor, masked: bool) -> tuple[tuple[Layer, ...] | None, Tensor]:
+def _prepared(module: nn.Module, x: Tree, masked: bool) -> tuple[tuple[Layer, ...] | None, Tree]:
     """The layers where they can be stacked, and the inputs in the network's number type, flat where they can."""
-    chain = chain_of(module, masked)
-    inputs = x.to(trainable(module)[0].dtype)
-    if chain is None or not (inputs.ndim == 2 or starts_flat(module)):
+    dtype, chain = trainable(module)[0].dtype, chain_of(module, masked)
+    inputs = inputs_of(x, dtype)
+    if chain is None or not isinstance(inputs, Tensor) or not (inputs.ndim == 2 or starts_flat(module)):
         return None, inputs
-    return chain, inputs.flatten(1)
+    return chain, inputs.to(dtype).flatten(1)
 
 
-def outputs_of(module: nn.Module, groups: Groups, x: Tensor, count: int) -> Tensor:
+def outputs_of(module: nn.Module, groups: Groups, x: Tree, count: int) -> Tensor:
     """All outputs of `count` draws together: (draws, inputs, ...)."""
-    return collected(blocks(module, groups, x), count, len(x))
+    return collected(blocks(module, groups, x), count, size_of(x))
+
+
+def in_pieces(network: nn.Module, inputs: Tree) -> Iterator[tuple[slice, Tensor]]:
+    """The network's outputs at a bounded number of inputs at a time, with which they are."""
+    count, size = size_of(inputs), max(1, ELEMENTS_AT_ONCE // max(1, numbers_of(inputs)))
+    for start in range(0, count, size):
+        rows = slice(start, min(start + size, count))
+        yield rows, logits_of(called(network, rows_of(inputs, rows)))
 
 
 def collected(parts: Iterator[Block], count: int, inputs: int) -> Tensor:
@@ -246,15 +258,13 @@ class _Stack:
         return values
 
 
-def _one_by_one(module: nn.Module, groups: Groups, x: Tensor) -> Iterator[Block]:
+def _one_by_one(module: nn.Module, groups: Groups, x: Tree) -> Iterator[Block]:
     network = copy.deepcopy(module).eval()
     position = flatten_(network)
-    size = max(1, ELEMENTS_AT_ONCE // max(1, x[:1].numel()))
     first = 0
     for draws in groups(max(1, WEIGHTS_AT_ONCE // len(position))):
         for draw in draws:
             position.copy_(draw)
-            for start in range(0, len(x), size):
-                rows = slice(start, min(start + size, len(x)))
-                yield Block(first, rows, network(x[rows])[None])
+            for rows, outputs in in_pieces(network, x):
+                yield Block(first, rows, outputs[None])
             first += 1

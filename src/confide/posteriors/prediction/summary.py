@@ -12,6 +12,7 @@ and noise variances v_k:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.data.trees import Tree, size_of
 from confide.errors import Refusal
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive, entropy, knowing
@@ -28,7 +30,7 @@ from confide.posteriors.prediction.stacked import Block, Groups, blocks, collect
 
 @dataclass(frozen=True)
 class Summary:
-    """centre      (inputs, classes) probabilities, or (inputs,) means
+    """centre      (inputs, classes) probabilities, or (inputs,) means; tokens have axes (inputs, positions)
     aleatoric   noise in the data, one value per input: nats for classes, a variance for numbers
     epistemic   doubt about the model, in the same units
     """
@@ -45,6 +47,10 @@ class Summary:
         """The same of scale * y + shift: back to the units of a target."""
         return Summary(self.centre * scale + shift, self.aleatoric * scale**2, self.epistemic * scale**2)
 
+    def in_shape(self, shape: tuple[int, ...]) -> Summary:
+        """The same with these axes in place of the first."""
+        return Summary(*(value.reshape(*shape, *value.shape[1:]) for value in vars(self).values()))
+
     def double(self) -> Summary:
         return replace(self, **{name: value.double() for name, value in vars(self).items()})
 
@@ -56,22 +62,22 @@ def summary_of_predictive(predictive: Predictive) -> Summary:
 
 
 def summary_of_draws(
-    module: nn.Module, groups: Groups, x: Tensor, likelihood: Any, weights: Tensor, masked: bool = False
+    module: nn.Module, groups: Groups, x: Tree, likelihood: Any, weights: Tensor, masked: bool = False
 ) -> Summary:
     """The summary of a network's outputs under draws of given weights."""
     task = _native_task(module, x, likelihood, masked)
     if task is None:
-        return accumulated(blocks(module, groups, x, masked), likelihood, weights, len(x))
+        return accumulated(blocks(module, groups, x, masked), likelihood, weights, size_of(x))
     return task.sums(groups, weights).summary()
 
 
 def predictive_of_draws(
-    module: nn.Module, groups: Groups, x: Tensor, likelihood: Any, weights: Tensor, masked: bool = False
+    module: nn.Module, groups: Groups, x: Tree, likelihood: Any, weights: Tensor, masked: bool = False
 ) -> Predictive:
     """The predictive distribution of a network's outputs under draws of given weights."""
     task = _native_task(module, x, likelihood, masked)
     if task is None:
-        outputs = collected(blocks(module, groups, x, masked), len(weights), len(x))
+        outputs = collected(blocks(module, groups, x, masked), len(weights), size_of(x))
         predictive: Predictive = likelihood.predictive(outputs, weights)
         return predictive
     return task.predictive(groups, weights)
@@ -81,24 +87,30 @@ def accumulated(blocks: Iterable[Block], likelihood: Any, weights: Tensor, input
     """The summary of blocks of outputs under a likelihood; `weights` add up to one."""
     classes: _Classes | None = None
     reals: _Reals | None = None
+    positions: tuple[int, ...] = ()
     for block in blocks:
-        outputs = block.outputs
+        outputs, rows = block.outputs, block.rows
         share = weights[block.first : block.first + len(outputs)].to(outputs.dtype)
         if isinstance(likelihood, Categorical) and outputs.ndim == 3:
             classes = classes or _Classes(inputs, outputs.shape[2])
-            classes.add_logits(block.rows, outputs, share)
+            classes.add_logits(rows, outputs, share)
             continue
         found = likelihood.predictive(outputs, share)
         if isinstance(found, ClassPredictive):
-            classes = classes or _Classes(inputs, found.draws.shape[2])
-            classes.add(block.rows, found.draws, share)
+            # the positions of an input are inputs of their own until the end
+            positions = tuple(found.draws.shape[2:-1])
+            each = math.prod(positions)
+            classes = classes or _Classes(inputs * each, found.draws.shape[-1])
+            among = slice(rows.start * each, rows.stop * each)
+            classes.add(among, found.draws.flatten(1, -2), share)
         else:
             reals = reals or _Reals(inputs)
-            reals.add(block.rows, found.means, found.variances, share)
+            reals.add(rows, found.means, found.variances, share)
     keeper = classes or reals
     if keeper is None:
         raise Refusal("x: must hold at least one input")
-    return keeper.summary()
+    said = keeper.summary()
+    return said.in_shape((inputs, *positions)) if positions else said
 
 
 class _Classes:
@@ -201,7 +213,7 @@ class _NativeTask:
         return keeper.predictive(results[..., 0], self.likelihood.noise_scale**2, weights)
 
 
-def _native_task(module: nn.Module, x: Tensor, likelihood: Any, masked: bool) -> _NativeTask | None:
+def _native_task(module: nn.Module, x: Tree, likelihood: Any, masked: bool) -> _NativeTask | None:
     """None where torch has to do the work."""
     kind = _NATIVE_KINDS.get(type(likelihood))
     found = None if kind is None else native_network(module, x, masked)

@@ -1,0 +1,313 @@
+"""Networks that nobody here wrote, each with made-up records that it can learn from: random weights, nothing loaded.
+
+`python -m tests.running.architectures NAME FOLDER` loads the posteriors of that folder in a fresh process and says
+whether they predict what they did before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from torch import Tensor, nn
+
+from confide.data import Input, Schema
+from confide.data.trees import rows_of
+from confide.models.likelihoods import Likelihood, Tokens
+from confide.posteriors.files import load_posterior
+
+RECORDS, LENGTH, WORDS = 48, 6, 20
+SMALL: dict[str, Any] = {
+    "vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
+    "max_position_embeddings": 16, "num_labels": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network with records that it can learn from."""
+
+    module: nn.Module
+    x: Any
+    y: Tensor
+    schema: Schema
+    likelihood: Likelihood | None = None
+
+    @property
+    def new(self) -> Any:
+        return rows_of(self.x, slice(0, 4))
+
+
+TASKS: dict[str, Callable[[], Task]] = {}
+
+
+def task(function: Callable[[], Task]) -> Callable[[], Task]:
+    def build() -> Task:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return function()
+
+    TASKS[function.__name__.replace("_", "-")] = build
+    return build
+
+
+def words() -> dict[str, Tensor]:
+    """Texts of which some are shorter: padding behind a mask."""
+    ids = torch.randint(3, WORDS, (RECORDS, LENGTH))
+    mask = torch.ones(RECORDS, LENGTH, dtype=torch.long)
+    mask[::3, -2:] = 0
+    return {"input_ids": torch.where(mask == 1, ids, 0), "attention_mask": mask}
+
+
+TEXT = {"input_ids": Input(vocabulary=WORDS), "attention_mask": Input(vocabulary=2)}
+
+
+def about_first_word(module: nn.Module) -> Task:
+    x = words()
+    y = (x["input_ids"][:, 0] >= WORDS // 2).long()
+    return Task(module, x, y, Schema(classes=2, records=RECORDS, inputs=TEXT))
+
+
+def next_words(module: nn.Module) -> Task:
+    x = words()
+    y = torch.where(x["attention_mask"] == 1, x["input_ids"], -100)
+    schema = Schema(classes=WORDS, records=RECORDS, inputs=TEXT)
+    return Task(module, x, y, schema, Tokens(WORDS, shifted=True, length=LENGTH))
+
+
+def library(kind: str, head: str, **options: Any) -> nn.Module:
+    import transformers
+
+    config = transformers.CONFIG_MAPPING[kind](**SMALL | options)
+    made: nn.Module = getattr(transformers, head).from_config(config)
+    return made
+
+
+LABELS, LANGUAGE, IMAGES = (
+    f"AutoModelFor{head}" for head in ("SequenceClassification", "CausalLM", "ImageClassification")
+)
+
+
+def dropped(layer: nn.Module) -> nn.Module:
+    """A layer followed by dropout, for architectures that were published without any."""
+    return nn.Sequential(layer, nn.Dropout(0.1))
+
+
+@task
+def bert() -> Task:
+    return about_first_word(library("bert", LABELS))
+
+
+@task
+def bert_on_tokens() -> Task:
+    """A label for every word, none for padding."""
+    x = words()
+    y = torch.where(x["attention_mask"] == 1, (x["input_ids"] >= WORDS // 2).long(), -100)
+    module = library("bert", "AutoModelForTokenClassification")
+    return Task(module, x, y, Schema(classes=2, records=RECORDS, inputs=TEXT), Tokens(2))
+
+
+@task
+def distilbert() -> Task:
+    return about_first_word(library("distilbert", LABELS, dim=16, n_layers=1, n_heads=2, hidden_dim=24))
+
+
+@task
+def gpt2() -> Task:
+    return next_words(library("gpt2", LANGUAGE, n_embd=16, n_layer=1, n_head=2, n_positions=16))
+
+
+@task
+def gpt2_with_labels() -> Task:
+    return about_first_word(library("gpt2", LABELS, n_embd=16, n_layer=1, n_head=2, n_positions=16))
+
+
+@task
+def llama() -> Task:
+    module: Any = library("llama", LANGUAGE, num_key_value_heads=1, attention_dropout=0.1)
+    module.model.norm = dropped(module.model.norm)
+    return next_words(module)
+
+
+@task
+def mixtral() -> Task:
+    import transformers
+
+    config = transformers.MixtralConfig(
+        **SMALL, num_key_value_heads=1, head_dim=8, num_local_experts=3, num_experts_per_tok=2
+    )
+    module: Any = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="batched_mm")
+    module.model.norm = dropped(module.model.norm)
+    return next_words(module)
+
+
+@task
+def mamba() -> Task:
+    module: Any = library("mamba", LANGUAGE, state_size=4, time_step_rank=2, use_cache=False)
+    module.backbone.norm_f = dropped(module.backbone.norm_f)
+    return next_words(module)
+
+
+@task
+def t5() -> Task:
+    """The target is the text itself, behind a first word that starts it."""
+    module = library("t5", "AutoModelForSeq2SeqLM", d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+    text = words()
+    target = torch.cat([torch.zeros(RECORDS, 1, dtype=torch.long), text["input_ids"][:, :-1]], 1)
+    x = {**text, "decoder_input_ids": target}
+    y = torch.where(text["attention_mask"] == 1, text["input_ids"], -100)
+    schema = Schema(classes=WORDS, records=RECORDS, inputs={**TEXT, "decoder_input_ids": Input(vocabulary=WORDS)})
+    return Task(module, x, y, schema, Tokens(WORDS, length=LENGTH))
+
+
+# images -------------------------------------------------------------------------------------------------------------
+
+
+def about_brightness(module: nn.Module, name: str | None, size: int = 16) -> Task:
+    pixels = torch.randn(RECORDS, 3, size, size)
+    y = torch.arange(RECORDS) % 2
+    pixels += (2.0 * y - 1)[:, None, None, None]
+    schema = Schema(classes=2, records=RECORDS, inputs={name or "0": Input(bounds=(-4, 4))})
+    return Task(module, {name: pixels} if name else pixels, y, schema)
+
+
+@task
+def vit() -> Task:
+    options = {"image_size": 16, "patch_size": 8, "hidden_dropout_prob": 0.1}
+    return about_brightness(library("vit", IMAGES, **options), "pixel_values")
+
+
+@task
+def convnext() -> Task:
+    module: Any = library("convnext", IMAGES, hidden_sizes=[8, 12], depths=[1, 1], num_stages=2, patch_size=2)
+    module.classifier = nn.Sequential(nn.Dropout(0.1), module.classifier)
+    return about_brightness(module, "pixel_values")
+
+
+@task
+def timm_vit() -> Task:
+    import timm
+
+    options = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 2}
+    return about_brightness(timm.models.VisionTransformer(**options, drop_rate=0.1), None)
+
+
+class Block(nn.Module):
+    """Of a residual network (He et al. 2016), with group normalisation."""
+
+    def __init__(self, inner: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.GroupNorm(2, outer), nn.GroupNorm(2, outer)])
+        self.short = nn.Identity() if stride == 1 else nn.Conv2d(inner, outer, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.relu(self.norms[0](self.first(x)))
+        return torch.relu(self.norms[1](self.second(inner)) + self.short(x))
+
+
+@task
+def resnet18_with_group_norm() -> Task:
+    widths = (4, 4, 8, 8, 8, 12, 12, 12, 12)
+    blocks = [Block(widths[n], widths[n + 1], 1 + (widths[n] != widths[n + 1])) for n in range(8)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(12, 2)]
+    return about_brightness(nn.Sequential(nn.Conv2d(3, 4, 3, 1, 1), *blocks, *head), None)
+
+
+# tables and sequences in plain torch --------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 12)
+        self.lstm = nn.LSTM(12, 16, batch_first=True)
+        self.head = nn.Sequential(nn.Dropout(0.1), nn.Linear(16, 2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states, _ = self.lstm(self.words(ids))
+        found: Tensor = self.head(states.mean(1))
+        return found
+
+
+@task
+def lstm_on_tokens() -> Task:
+    ids = torch.randint(0, WORDS, (RECORDS, LENGTH))
+    schema = Schema(classes=2, records=RECORDS, inputs=Input(vocabulary=WORDS))
+    return Task(Recurrent(), ids, (ids[:, 0] >= WORDS // 2).long(), schema)
+
+
+class Tabular(nn.Module):
+    """A transformer over columns (Gorishniy et al. 2021): numbers and categories are tokens, beside a mask."""
+
+    def __init__(self, numbers: int, categories: int, kinds: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(numbers, 16) / 4)
+        self.shift = nn.Parameter(torch.zeros(numbers, 16))
+        self.lookup = nn.Embedding(categories * kinds, 16)
+        self.places = [place * kinds for place in range(categories)]
+        self.first = nn.Parameter(torch.zeros(16))
+        self.body = nn.TransformerEncoderLayer(16, 2, 24, 0.1, batch_first=True, norm_first=True)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, numbers: Tensor, categories: Tensor, known: Tensor) -> Tensor:
+        tokens = numbers.unsqueeze(2) * self.scale + self.shift
+        tokens = tokens * known.unsqueeze(2)
+        looked_up = self.lookup(categories + torch.tensor(self.places))
+        first = self.first.expand(len(numbers), 1, 16)
+        found: Tensor = self.head(self.body(torch.cat([first, tokens, looked_up], 1))[:, 0])
+        return found
+
+
+@task
+def ft_transformer() -> Task:
+    numbers = torch.randn(RECORDS, 3).double()  # numpy's type against the module's
+    categories, known = torch.randint(0, 4, (RECORDS, 2)), torch.rand(RECORDS, 3) > 0.1
+    inputs = [Input(bounds=(-3, 3)), Input(vocabulary=4), Input(vocabulary=2)]
+    y = (numbers[:, 0] > 0).long()
+    return Task(Tabular(3, 2, 4), (numbers, categories, known), y, Schema(classes=2, records=RECORDS, inputs=inputs))
+
+
+class Ensemble(nn.Module):
+    """Members that share a matrix and have scales of their own (Gorishniy et al. 2025); their logits are averaged."""
+
+    def __init__(self, features: int, members: int = 4) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(torch.randn(members, features).sign())
+        self.shared = nn.Linear(features, 16)
+        self.drop = nn.Dropout(0.1)
+        self.heads = nn.Parameter(torch.randn(members, 16, 2) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.drop(torch.relu(self.shared(x.unsqueeze(1) * self.scales)))
+        return torch.einsum("bmi,mio->bmo", inner, self.heads).mean(1)
+
+
+@task
+def tab_m() -> Task:
+    x = torch.randn(RECORDS, 5)
+    return Task(Ensemble(5), {"x": x}, (x[:, 0] > 0).long(), Schema(classes=2, records=RECORDS))
+
+
+def same_predictions(name: str, folder: Path) -> bool:
+    """Whether every posterior in the folder predicts what stands beside it."""
+    made = TASKS[name]()
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
+        posterior = load_posterior(file, made.module)
+        before = torch.load(file.with_suffix(".pt"))
+        if not torch.allclose(posterior.summary(made.new).centre, before, atol=1e-6):
+            return False
+    return bool(files)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if same_predictions(sys.argv[1], Path(sys.argv[2])) else 1)
