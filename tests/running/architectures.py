@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def convnext() -> Task:
 
 @task
 def timm_vit() -> Task:
-    import timm
+    timm: Any = import_module("timm")
 
     options = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 2}
     return about_brightness(timm.models.VisionTransformer(**options, drop_rate=0.1), None)

@@ -358,8 +358,7 @@ def _named_inputs(inputs: Mapping[str, Any] | Iterable[Any] | Input) -> tuple[tu
     found = []
     for name, one in pairs:
         if isinstance(one, Mapping):
-            known = _known_keys(one, [field.name for field in fields(Input)], f"inputs: {quoted(name)}")
-            one = attempt(lambda known=known: Input(**known), f"inputs: {quoted(name)} has a wrong value", TypeError)
+            one = Input(**_known_keys(one, [field.name for field in fields(Input)], f"inputs: {quoted(name)}"))
         if not isinstance(one, Input) or not isinstance(name, str) or not name:
             raise DataError(complaint)
         found.append((name, one))

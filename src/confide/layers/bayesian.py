@@ -181,7 +181,7 @@ def _fast_softplus(values: Tensor) -> Tensor:
     return F.softplus(values) if bool(values.max() > 20) else values.exp().log1p_()
 
 
-class MeanFieldLinear(_MeanFieldLayer, nn.Linear):  # type: ignore[misc]
+class MeanFieldLinear(_MeanFieldLayer, nn.Linear):  # type: ignore[misc, override]
     """A linear layer with independent Gaussian weights; rows on axis 0, features last."""
 
     def __init__(
@@ -209,7 +209,7 @@ class MeanFieldLinear(_MeanFieldLayer, nn.Linear):  # type: ignore[misc]
         return output.view(*inputs.shape[:-1], self.out_features)
 
 
-class MeanFieldConv2d(_MeanFieldLayer, nn.Conv2d):  # type: ignore[misc]
+class MeanFieldConv2d(_MeanFieldLayer, nn.Conv2d):  # type: ignore[override]
     """A convolution with independent Gaussian weights (zero padding)."""
 
     def __init__(
@@ -348,7 +348,7 @@ class _LocalReparameterisation(BayesianLayer):
         return self.weight_log_variance - 2 * self.weight_mean.abs().clamp(min=1e-8).log()
 
 
-class VariationalDropoutLinear(_LocalReparameterisation, nn.Linear):  # type: ignore[misc]
+class VariationalDropoutLinear(_LocalReparameterisation, nn.Linear):  # type: ignore[misc, override]
     """A linear layer under variational dropout, additive parametrisation."""
 
     def __init__(
@@ -367,7 +367,7 @@ class VariationalDropoutLinear(_LocalReparameterisation, nn.Linear):  # type: ig
         return F.linear(inputs, weight, bias)
 
 
-class VariationalDropoutConv2d(_LocalReparameterisation, nn.Conv2d):  # type: ignore[misc]
+class VariationalDropoutConv2d(_LocalReparameterisation, nn.Conv2d):  # type: ignore[misc, override]
     """A convolution under variational dropout, additive parametrisation (zero padding)."""
 
     def __init__(

@@ -113,11 +113,11 @@ class _SharedNoise:
         return rows.reshape(mean.shape).to(mean.device)
 
 
-class SharedNoiseLinear(_SharedNoise, VariationalDropoutLinear):
+class SharedNoiseLinear(_SharedNoise, VariationalDropoutLinear):  # type: ignore[misc, override]
     """A linear layer under variational dropout; see VariationalDropoutLinear."""
 
 
-class SharedNoiseConv2d(_SharedNoise, VariationalDropoutConv2d):
+class SharedNoiseConv2d(_SharedNoise, VariationalDropoutConv2d):  # type: ignore[misc, override]
     """A convolution under variational dropout; see VariationalDropoutConv2d."""
 
 

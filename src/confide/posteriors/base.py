@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import Tree
 from confide.errors import Refusal
 from confide.models.flat import trainable
 from confide.models.likelihoods import Likelihood
@@ -51,10 +50,10 @@ class Posterior(Protocol):
     def weighted_draws(self) -> tuple[Tensor, Tensor]:
         """Parameter vectors that stand for the law, the same at every call, with weights that add up to one."""
 
-    def predict(self, x: Tree) -> Predictive:
-        """The posterior predictive distribution at new inputs."""
+    def predict(self, x: Any) -> Predictive:
+        """The posterior predictive distribution at new inputs, given as records were to the boundary."""
 
-    def summary(self, x: Tree) -> Summary:
+    def summary(self, x: Any) -> Summary:
         """Probabilities or means with both kinds of uncertainty, in as little memory as can be."""
 
     def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:

@@ -201,7 +201,8 @@ class _HeldRecords:
         picked = chosen[able]
         if len(picked):
             with torch.random.fork_rng(devices=[]):
-                found[able] = _norms(query, mechanism, *rows_of((self.x, self.y), picked), micro_batch).double()
+                x, y = rows_of((self.x, self.y), picked)
+                found[able] = _norms(query, mechanism, x, y, micro_batch).double()
         return np.asarray(found.numpy())
 
 
@@ -214,7 +215,7 @@ def _norms(query: Query, mechanism: SampledGaussian, x: Tree, y: Tensor, micro_b
     parts = []
     with torch.no_grad():
         for start in range(0, len(y), micro_batch):
-            piece = rows_of((x, y), slice(start, start + micro_batch))
-            answers = isolated_rows(query.function, *piece, query.size)
+            some_x, some_y = rows_of((x, y), slice(start, start + micro_batch))
+            answers = isolated_rows(query.function, some_x, some_y, query.size)
             parts.append(clipped_sum_of_rows(answers, clip=mechanism.clip, out=scratch))
     return torch.cat(parts)

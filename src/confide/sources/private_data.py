@@ -358,7 +358,7 @@ def _add_answers(
     with torch.no_grad():
         # No record sees another, so that pieces of a batch give what the batch gives.
         pieces = (trees.rows_of((x, y), slice(start, start + rows)) for start in range(0, len(y), rows))
-        answers = (isolated_rows(query.function, *piece, query.size, rehearsal) for piece in pieces)
+        answers = (isolated_rows(query.function, one, two, query.size, rehearsal) for one, two in pieces)
         sums, norms = Tally([query.size]), []
         for answer in answers:
             norms.append(clipped_sum_of_rows(answer, clip=clip, out=sums.open))
