@@ -27,6 +27,7 @@ from confide.auditing.results import Check
 from confide.errors import Refusal
 from confide.mechanism.plan import Plan
 from confide.mechanism.plan import plan as make_plan
+from confide.models.predictive import ClassPredictive
 from confide.running.fit import fit, make_problem
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import Query
@@ -259,7 +260,7 @@ def first_query(method: Any, problem: AuditProblem, plan: Plan) -> Query:
 
 def likelihood_of(predictive: Any, y: Tensor) -> np.ndarray[Any, Any]:
     """How likely each label is under the posterior predictive: its probability, or its nearness to the mean."""
-    if hasattr(predictive, "probabilities"):
+    if isinstance(predictive, ClassPredictive):
         scores = predictive.probabilities.gather(1, y[:, None])[:, 0].clamp(min=1e-30).log()
     else:
         scores = -(predictive.mean - y).square()

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from confide.data.preprocessing import Encoder
 from confide.data.schema import Schema
 from confide.errors import Refusal, Unfinished
 from confide.evaluate.metrics import refuse_private
@@ -62,7 +63,7 @@ def save_run(
     metrics: Mapping[str, float] | None = None,
     evaluation: Evaluation | None = None,
     config: Mapping[str, Any] | None = None,
-    encoder: Any = None,
+    encoder: Encoder | Mapping[str, Any] | None = None,
     title: str | None = None,
 ) -> Path:
     """Write the run to a new directory and return its path.
@@ -72,7 +73,7 @@ def save_run(
     metrics     numbers on a test set; computed from `evaluation` if left out
     evaluation  predictions and truth of a declared test set, for the plots of the report
     config      settings to keep beside the run
-    encoder     how raw records become inputs: anything with `to_dict`, or a mapping
+    encoder     how raw records become inputs
     title       of the report
     """
     target = Path(directory)
@@ -133,7 +134,7 @@ def run_record(
     metrics: Mapping[str, float] | None = None,
     evaluation: Evaluation | None = None,
     config: Mapping[str, Any] | None = None,
-    encoder: Any = None,
+    encoder: Encoder | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything about a run but the posterior's numbers, as plain values."""
     bounds = bounds_of(run.privacy)
@@ -157,7 +158,7 @@ def run_record(
         "test": None if evaluation is None else {"inputs": evaluation.inputs, "source": evaluation.source},
         "posterior": {"kind": run.posterior.kind, "facts": dict(run.posterior.facts)},
         "schema": run.schema.to_dict(),
-        "encoder": encoder.to_dict() if hasattr(encoder, "to_dict") else encoder,
+        "encoder": encoder.to_dict() if isinstance(encoder, Encoder) else encoder,
         "versions": versions(),
     }
 

@@ -11,7 +11,9 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,71 @@ def test_an_interrupt_never_leaves_a_transaction_open(place: str) -> None:
         assert len(ledger.entries()) >= paid
         assert ledger.charge(STEP).position == len(ledger.entries())
         ledger.verify()
+
+
+class Interrupting:
+    """Raises where a signal would be handled: when a function has been entered, or has come back."""
+
+    def __init__(self, place: int) -> None:
+        self.place, self.seen = place, 0
+
+    def __call__(self, frame: Any, event: str, _: Any) -> None:
+        if event in ("call", "return", "c_return"):
+            self.seen += 1
+            if self.seen == self.place:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    def during(self, work: Callable[[], object]) -> bool:
+        """Whether it came to that."""
+        sys.setprofile(self)
+        try:
+            work()
+        except KeyboardInterrupt:
+            return True
+        except LedgerError:
+            return False
+        finally:
+            sys.setprofile(None)
+        return False
+
+
+@pytest.mark.parametrize("kept", ["in memory", "in a file"])
+@pytest.mark.parametrize("asked", ["charge", "look", "refused"])
+def test_after_an_interrupt_anywhere_the_next_call_works(kept: str, asked: str, tmp_path: Path) -> None:
+    """Caught: a flag that said "inside a transaction" for ever, since an interrupt came just after the rollback."""
+    path = None if kept == "in memory" else str(tmp_path / "budget.db")
+    ledger = Ledger(path)
+    store = ledger._store
+    assert isinstance(store, sqlite.SqliteStore)
+
+    def work() -> object:
+        if asked == "refused":
+            return ledger.claim("0" * 32, 1, 1)  # never charged: found out inside the transaction
+        return ledger.charge(STEP) if asked == "charge" else ledger.datasets()
+
+    def read_anew() -> None:
+        if path is not None and asked == "look":
+            with Ledger(path) as other:  # something to take in, which may be left half done
+                other.charge(STEP)
+
+    ledger.charge(STEP)
+    everything = Interrupting(0)
+    read_anew()
+    assert not everything.during(work)
+    assert everything.seen > 50
+    known = len(ledger.entries())
+    for place in range(1, everything.seen + 1, max(1, everything.seen // 100)):
+        read_anew()
+        known += path is not None and asked == "look"
+        Interrupting(place).during(work)
+        assert not is_open(store)
+        ledger.charge(STEP)
+        found = len(ledger.entries())
+        assert found in ((known + 1, known + 2) if asked == "charge" else (known + 1,))
+        assert ledger.events() == (replace(STEP, count=found),)
+        known = found
+    ledger.verify()
 
 
 def test_a_transaction_by_context_manager_is_left_open(tmp_path: Path) -> None:

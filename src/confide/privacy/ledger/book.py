@@ -26,6 +26,7 @@ class Book:
         self.store, self.witness, self.who = store, witness, who
         self.seen = store.origin
         self.state, self._reader = State(), Reader()
+        self._half_read = False
         try:
             self.refresh()
         except LedgerError:
@@ -44,19 +45,18 @@ class Book:
 
     def catch_up(self) -> Head:
         """Takes in what was written since the last look, by anybody. Inside a transaction only."""
+        if self._half_read:
+            # An error or an interrupt came when some of the entries were in: the others must not be lost, nor these be
+            # counted twice. To begin anew is left to the next look, for the handler of an interrupt can be interrupted.
+            self.state, self._reader, self.seen = State(), Reader(), self.store.origin
+            self._half_read = False
         records, head = self.store.read_after(self.seen)
         if self.witness is not None:
             self.witness.check(self.store.check)
-        try:
-            for record in records:
-                self._take(self.state, self._reader, record)
-            self.seen = head
-        except BaseException:
-            # Half of the entries are in: begin anew next time, for the other half must not be lost nor the first
-            # counted as all.
-            fresh, origin = State(), self.store.origin
-            self.state, self.seen = fresh, origin
-            raise
+        self._half_read = True
+        for record in records:
+            self._take(self.state, self._reader, record)
+        self.seen, self._half_read = head, False
         return head
 
     def append(self, kind: str, values: dict[str, Any], head: Head) -> Entry:

@@ -139,10 +139,10 @@ class PostgresStore(ChainStore):
                 connection.execute("COMMIT")
             finally:
                 # Whatever went wrong or interrupted: without its connection the server takes the transaction back. No
-                # call comes before this one, since an interrupt could come after it.
+                # call comes before this one, and nothing after it, since an interrupt can come after any call.
+                self._inside = False
                 if connection.pgconn.transaction_status != _IDLE:
                     connection.pgconn.finish()
-                self._inside = False
             if self._written:
                 self._check_written()
             return result

@@ -113,10 +113,11 @@ class SqliteStore(ChainStore):
                 connection.execute("COMMIT")
             finally:
                 # An interrupt can come after any call, so the first call here must be the one that ends the
-                # transaction: a helper, or the exit of a context manager, could be interrupted before it begins.
+                # transaction, and nothing comes after it: a helper, or the exit of a context manager, could be
+                # interrupted before it begins, and what follows a call might never be done.
+                self._inside = False
                 if self._connection is connection and connection.in_transaction:
                     connection.execute("ROLLBACK")
-                self._inside = False
             self._read_back()
             return result
 
