@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 Numbers: TypeAlias = Sequence[float]
 
 FLOAT, DOUBLE = 4e-6, 1e-13  # relative errors that the kernels of either type stay well within
-_PAIRS = 96
+_PAIRS = 96  # Enough for whole vectors of every width, and for what is left over behind them.
+# So wide that rounding decides little, and a margin in which the kernel may leave a number to exact arithmetic.
 _SIGMA, _MARGIN = 2.0**30, 2.0**-16
 
 

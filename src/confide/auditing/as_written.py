@@ -21,7 +21,7 @@ from confide.auditing.results import Check
 from confide.errors import Refusal
 from confide.sources.queries import GradientQuery, Query, StatisticQuery
 
-SIZES = (4, 1, 17)
+SIZES = (4, 1, 17)  # A few records, one alone, and a number that no tile or vector divides.
 # Numbers in the rows of one batch; a batch that would hold more is left out.
 LARGEST = 1 << 26
 # Of C: what a batch of another size may change by rounding, in double precision and where only single can be had.

@@ -25,7 +25,7 @@ from confide.privacy.ledger import Ledger
 from confide.running.fit import fit
 from confide.sources.queries import StatisticQuery
 
-NAME, LOOSE = "audit", 5
+NAME, LOOSE = "audit", 5  # Answers asked one by one beside the run: few, but not the number of its steps.
 
 
 def check_ledger(method: Any, problem: AuditProblem, plan: Plan, make_data: MakeData) -> Check:

@@ -34,7 +34,7 @@ from confide.sources.base import Receipt, Wrapper
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Loss, Query, Release, StatisticQuery
 
-RAW = 10.0
+RAW = 10.0  # So far beyond the clip that a clip which fails shows at once.
 # Scores of one step have a variance of 1 at least, if the noise is right. Far below, the step says more than others,
 # and counts by its variance. Guesses may go by everything that is released, so this costs no confidence.
 QUIET, SILENT = 0.5, 1e-6

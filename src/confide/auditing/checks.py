@@ -36,8 +36,8 @@ from confide.methods.base import Problem
 from confide.running.fit import make_problem
 from confide.sources.queries import GradientQuery, Query, StatisticQuery
 
-ROUNDING = 1e-4
-STEPS = 4
+ROUNDING = 1e-4  # In units of the clip: far more than single precision loses, far less than a record may move.
+STEPS = 4  # Enough for a state that is not the first one any more; every step costs several answers.
 # A fault may come late, and chances per coordinate need steps.
 RUN_STEPS = 24
 # Noise that is kept of one run; of longer ones every step still gives its size.

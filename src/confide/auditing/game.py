@@ -34,8 +34,8 @@ from confide.sources.queries import Query
 
 Attack: TypeAlias = Literal["white-box", "black-box"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
-LARGEST_GROUP = 1000
-SMALLEST_RATE = 0.01
+LARGEST_GROUP = 1000  # Canaries of one run: each has a direction of its own, as long as the answer.
+SMALLEST_RATE = 0.01  # Below it so few canaries are ever drawn that nothing could be told from them.
 Progress: TypeAlias = Callable[[int, int], None]
 
 

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from confide.errors import Refusal
 
 Array = NDArray[np.float64]
-LARGEST_EPSILON = 50.0
+LARGEST_EPSILON = 50.0  # Where the search begins from above: no number of guesses in reach shows more.
+# Shares of the canaries about which a guess is made; the best of these few is chosen beforehand.
 _SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0)
 
 

@@ -35,8 +35,8 @@ from confide.running.fit import default_likelihood
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Loss, Query
 
-SIZES = (0, 1, 4, 17, 64)
-SEEDS = 2
+SIZES = (0, 1, 4, 17, 64)  # An empty table, one record, a few, a number that nothing divides, and a whole batch.
+SEEDS = 2  # Each move is tried with other weights once more: some faults need a lucky start.
 # Of C, for what single precision loses in a sum of a batch and its noise.
 ROUNDING = 1e-3
 # The clip is set by what a record of the table counts for: just above, where nothing is clipped yet; further above,

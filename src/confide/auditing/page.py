@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from confide.auditing.moves import QueryAudit
     from confide.auditing.self_test import Caught
 
-WIDTH, BAR = 640, 26
+WIDTH, BAR = 640, 26  # In pixels: what fits beside the text of a report.
 
 ABOUT = {
     "white-box": "The attacker sees every release of the run. Canaries are records whose answer is a known direction; "

@@ -12,6 +12,7 @@ from confide.errors import Refusal
 from confide.methods.base import Method
 from confide.models import networks
 
+# Small, so that thousands of runs are quick; several of each, so that nothing is special.
 FEATURES, CLASSES, ORDINARY_RECORDS = 16, 4, 32
 # Eight layers, so that a clip per layer is far from a clip of the whole; 1192 weights, room for 1000 directions.
 HIDDEN = (12,) * 7

@@ -20,7 +20,7 @@ from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN, Json
 from confide.cli.output import emit_json, output, progress_bar
 from confide.errors import CommandError
 
-FAILED = 4
+FAILED = 4  # An exit code of its own: the audit itself went well, and found something.
 ATTACKS = ("white-box", "black-box")
 EXAMPLES = (
     "confide audit --method sgld --epsilon 1 --canaries 1000",

@@ -15,8 +15,8 @@ from confide.cli.output import emit_json, output, progress_bar
 from confide.errors import CommandError
 from confide.sources.queries import GradientQuery, StatisticQuery
 
-EXAMPLES = 12
-SHOWN = 6
+EXAMPLES = 12  # Made-up records that the module is shown: more than one tile of any kernel.
+SHOWN = 6  # Moves in the table: what fits on a screen beside the verdict.
 
 
 def run_own(given: str, loss: str, features: str, classes: int, tokens: int, page: Path | None, as_json: bool) -> bool:

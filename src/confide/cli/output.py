@@ -30,6 +30,7 @@ from rich.console import Console
 from confide.errors import BudgetExceeded, CuratorNote, RankLost, Refusal, Unfinished
 from confide.wording import json_text
 
+# 2 is what shells use for bad usage, and 130 for an interrupt.
 SUCCESS, UNFORESEEN, REFUSED, OVER_BUDGET, INTERRUPTED = 0, 1, 2, 3, 130
 DEBUG_VARIABLE = "CONFIDE_DEBUG"
 LONGEST_SENTENCE = 600

@@ -25,7 +25,7 @@ RUN_EXAMPLES = (
     "confide papers run dp-sgmcmc --quick",
     "confide papers run dp-bnn --data ~/data --out out/papers/dp-bnn",
 )
-MOST_SEEDS = 20
+MOST_SEEDS = 20  # More would take days and hardly narrow a standard error.
 
 Name = Annotated[str, typer.Argument(metavar="PAPER", help="A name from `confide papers list`.", show_default=False)]
 Data = Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from confide.posteriors.base import Posterior
 
 EXAMPLE = "confide predict out/run new.csv --out predictions.csv"
-ROWS_AT_ONCE = 2048
+ROWS_AT_ONCE = 2048  # So that progress is shown, and memory does not grow with the file.
 FORMULA = ("=", "+", "-", "@")
 
 Directory = Annotated[

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-PROBIT = math.pi / 8
+PROBIT = math.pi / 8  # The logistic function is close to a normal distribution function of this scale, squared.
 
 
 def clipped_square(scale: Tensor) -> Tensor:

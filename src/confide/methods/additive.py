@@ -41,7 +41,7 @@ from confide.models.likelihoods import Categorical, Gaussian, Likelihood, Probit
 from confide.posteriors.additive import AdditiveGaussian
 from confide.sources.queries import GradientQuery, Query, Release
 
-CUT = 1.0
+CUT = 1.0  # Deviations of a number at which its residual is cut; see CLIP in `_additive_problem`.
 RELEASES = 17
 """About all records: one histogram and sixteen steps, or thirteen and three."""
 FEW_WAVES = 3

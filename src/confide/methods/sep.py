@@ -40,8 +40,9 @@ REFRESHES = 25  # how often in a run the metric is computed anew
 WARM_UP = (0.02, 0.06)  # shares of the steps that go to means and covariances of the inputs, where it is worth it
 LARGEST_ERROR = 0.05  # noise in a covariance beyond which it is not: inputs of encoders have variances of about 0.1
 LEAST_PRECISION = 20.0  # of a network's weights under noise, in prior precisions: what is not known need not wander
+# See `horizon`; of networks where records are ample, and of a single layer.
 NETWORK_HORIZON, SIMPLE_HORIZON = 20.0, 8.0
-EXCESS = 0.2
+EXCESS = 0.2  # See `excess`; where records are ample.
 AMPLE = 2000.0  # records * mu, mu as in Gaussian differential privacy; budgets below it get shorter runs: `_scarcity`
 
 

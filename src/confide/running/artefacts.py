@@ -50,7 +50,7 @@ from confide.wording import json_text
 if TYPE_CHECKING:
     from confide.running.fit import Run
 
-FORMAT = 1
+FORMAT = 1  # Raised when runs of before could be misread.
 POSTERIOR, RECORD, REPORT = "posterior.safetensors", "run.json", "report.html"
 UNVERIFIED = "the events in the folder of the run are what was released (not verified against a ledger)"
 """Stands in the statement of a run that was read back."""

@@ -47,9 +47,9 @@ from confide.running.closing import Closing, closing_from_dict, closing_to_dict
 from confide.sources.base import Part, Receipt, Source, Stretch
 from confide.sources.queries import Release
 
-FORMAT = 3
-KEPT = 2
-USUAL_CHECKPOINTS = 20
+FORMAT = 3  # Raised when checkpoints of before could be misread.
+KEPT = 2  # Checkpoints: the last one, and the one before in case a write was cut off.
+USUAL_CHECKPOINTS = 20  # In a run: a kill costs a twentieth of it at most, and writing takes next to no time.
 JOURNAL, CLOSING = "journal.json", "closing.json"
 
 

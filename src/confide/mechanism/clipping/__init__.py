@@ -21,7 +21,7 @@ from confide.mechanism.clipping.running import Inputs, Loss
 from confide.mechanism.clipping.statistics import Recordwise as Recordwise
 from confide.mechanism.clipping.statistics import isolated_rows as isolated_rows
 
-MEMORY_BUDGET = 256 << 20
+MEMORY_BUDGET = 256 << 20  # Bytes for what a batch holds beside the network: larger batches are cut into pieces.
 
 
 def clipped_sum(

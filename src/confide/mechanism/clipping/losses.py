@@ -18,7 +18,7 @@ from confide.mechanism.clipping.proven import is_proven_loss
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
 
 _ATEN = torch.ops.aten
-_NO_REDUCTION, _IGNORED = 0, -100
+_NO_REDUCTION, _IGNORED = 0, -100  # As torch numbers them.
 
 
 def _categorical(likelihood: Categorical, output: Tensor, y: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 from confide.mechanism.clipping.sealed import Attributes
 
-FEW, MORE = 3, 4
+FEW, MORE = 3, 4  # More than one neighbour, and another number, so that a batch size that leaks in shows.
 PIECE = 1 << 16  # numbers that are drawn at a time
 SMALL = 0.1  # of the usual size of a parameter
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -39,7 +39,7 @@ from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.workspace import Workspace
 
-BUDGET = 64 << 20
+BUDGET = 64 << 20  # Bytes for an examination, which holds a few made-up records only.
 MIXES = "records are mixed; every record must pass through the module on its own (use GroupNorm for BatchNorm)"
 
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-_KEPT_BYTES = 31 << 20
+_KEPT_BYTES = 31 << 20  # Just below 32 MB, up to which the C library raises its limit.
 
 
 def keep_pages() -> None:

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 OUTPUTS, CLASSES, TWO_CLASSES, REALS = range(4)
 """What is made of the outputs: nothing, softmax, the sigmoid of one logit and what is left of 1, a mean."""
 
-ROWS_OF_REALS = 3
-_PLAIN = 0
+ROWS_OF_REALS = 3  # Of the sums of a real prediction: origin, mean, squares.
+_PLAIN = 0  # The code of no activation in the kernel.
 _ACTIVATIONS: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3, nn.SiLU: 4}
 _LARGEST_NETWORK = 1 << 18  # weights of a draw; beyond the processor's cache torch's products are as quick
 _PANEL = 32  # records that go through the layers together
 _RECORDS_AT_ONCE = (128, 1024)  # of one call, the fewest and the most; a thread that is done takes the next ones
 _WORTH_THREADS = 1 << 22  # multiplications
-_WORTH_A_CALL = 1 << 24
+_WORTH_A_CALL = 1 << 24  # Multiplications in one call: some milliseconds, beside which the call itself is nothing.
 
 
 @cache

@@ -47,6 +47,7 @@ from confide.privacy.events import Adjacency, Event, GaussianEvent, PureEvent
 
 Parts = tuple[tuple[Unit, int], ...]
 
+# Widths of the grid of losses: the coarse one is exact enough where epsilon is large, and several times as quick.
 COARSE = 1e-4
 FINE = 2e-5
 # Between these two epsilons the step goes over smoothly from FINE to COARSE, so that epsilon has no jump.

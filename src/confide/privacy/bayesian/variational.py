@@ -30,6 +30,7 @@ Rows = NDArray[np.int64]
 Update: TypeAlias = Callable[[Array, Array, Rows, Array], tuple[Array, Array]]
 Rule: TypeAlias = Literal["product", "hoelder"]
 
+# Whole orders, as the paper has them; closer together where they are small.
 DEFAULT_ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 NOTE = (
     "no DP guarantee and no Bayesian one: an experiment. Parameters are hidden but never made private; what is "

@@ -20,7 +20,7 @@ from confide.privacy.filters import History, Log, Sum, plan_of
 
 Multiset: TypeAlias = dict[Event, int]
 
-_REMEMBERED = 512
+_REMEMBERED = 512  # Epsilons kept in memory; the oldest goes first.
 # From so many different un-sampled Gaussian releases on, they are kept as the one release that they amount to.
 _MANY = 16
 # That release is given less noise by this fraction: more than the rounding of four million additions.

@@ -287,7 +287,7 @@ class Reader:
 
 _TIME_KEY, _TIME_LENGTH = '"time":"', len("2026-01-01T00:00:00.000000+00:00")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00", re.ASCII)
-_REMEMBERED = 4096
+_REMEMBERED = 4096  # Different entries kept as they were read: most ledgers repeat a few.
 
 
 def is_real(value: object) -> bool:

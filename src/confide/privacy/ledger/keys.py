@@ -19,6 +19,7 @@ from confide.privacy.ledger.store import Head
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+# 128 bits cannot be guessed. A passphrase is stretched, and eight signs are the least that anybody asks for.
 SHORTEST_KEY = 16
 SHORTEST_PASSPHRASE = 8
 # scrypt's cost: 16 MB and some 50 ms for each guess, as RFC 7914 has it for use by people.

@@ -20,7 +20,7 @@ from confide.privacy.ledger.places import READ_ONLY, check_locks, check_place, c
 from confide.privacy.ledger.store import FORMAT, ChainStore, Record, Result, Row, origin_of
 
 _APPLICATION = 0x636F6E66  # "conf": stands in the file's header and tells a ledger from any other SQLite file
-_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.25  # How long SQLite waits by itself before we look whether others make progress.
 SCHEMA = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;

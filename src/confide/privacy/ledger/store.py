@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 from confide.errors import LedgerError, Refusal
 
-FORMAT = 1
+FORMAT = 1  # Raised when ledgers of before could be misread.
 Result = TypeVar("Result")
 Row = tuple[Any, Any, Any]
 
