@@ -284,6 +284,6 @@ _PROPOSALS = 2
 """Tried at once: one pass over the records serves them all."""
 _STEP_IN_BULK = 3.0
 """h times the trace of the likelihood's largest curvature: a third of the proposals or so is kept."""
-_ANCHOR_STEPS = 2
+_ANCHOR_STEPS = 2  # of Newton: the bound holds at any anchor, and is close to its best after two
 _WORTH_SPARSE = 100_000
 """Numbers from which on sparse products are worth their overhead."""

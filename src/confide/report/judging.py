@@ -14,7 +14,7 @@ from confide.wording import SHARES, share
 
 MOST_CLASSES = 12
 """In a confusion matrix on a page; of more classes the most frequent confusions are listed."""
-MOST_CONFUSIONS = 12
+MOST_CONFUSIONS = 12  # what fits on a screen
 MOST_LINES = 50
 """Of a table on a page; run.json holds all classes."""
 
