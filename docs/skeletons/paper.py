@@ -6,7 +6,7 @@ sound epsilon of our own run.
 
 from __future__ import annotations
 
-from confide.papers.base import Context, Experiment, Measured, Paper, PaperOutcome, PaperTable
+from confide.papers.base import Context, Experiment, Paper, PaperMeasure, PaperOutcome, PaperTable
 
 EPSILON, DELTA = 1.0, 1e-3
 
@@ -29,7 +29,7 @@ def run_accuracy(context: Context) -> PaperOutcome:
         probabilities = of_classes(run.posterior.predict(found.x_test)).probabilities
         accuracies.append(metrics.accuracy(probabilities, found.y_test))
         spent.append(run.privacy.epsilon())
-    row = ("softmax regression", None, Measured(tuple(accuracies)), Measured(tuple(spent)))
+    row = ("softmax regression", None, PaperMeasure(tuple(accuracies)), PaperMeasure(tuple(spent)))
     columns = ("network", "paper", "ours", "sound epsilon")
     return PaperOutcome(
         (PaperTable("Accuracy on digits", columns, (row,), ("The paper gives no figure for this network.",)),)

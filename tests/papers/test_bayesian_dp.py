@@ -13,7 +13,7 @@ from torch import nn
 
 from confide import papers
 from confide.papers import base
-from confide.papers.base import Context, Measured, PaperOutcome, PaperTable
+from confide.papers.base import Context, PaperMeasure, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp import examples, images, rules, tables
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import GaussianEvent
@@ -28,7 +28,7 @@ def outcomes() -> dict[str, PaperOutcome]:
 
 
 def number(cell: object) -> float:
-    found = cell.mean if isinstance(cell, Measured) else cell
+    found = cell.mean if isinstance(cell, PaperMeasure) else cell
     assert isinstance(found, float)
     return found
 
@@ -82,7 +82,7 @@ class TestEveryExperiment:
                 if "product (paper's rule)" not in table.columns:
                     continue
                 assert "DP by PLD" in table.columns, table.title
-                assert all(isinstance(cell, Measured | float) for cell in column(table, "DP by PLD")), table.title
+                assert all(isinstance(cell, PaperMeasure | float) for cell in column(table, "DP by PLD")), table.title
                 priced += 1
         assert priced >= 8
 

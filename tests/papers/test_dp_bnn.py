@@ -15,7 +15,7 @@ from confide.methods.sgd import SGD
 from confide.methods.sgld import SGLD
 from confide.models.networks import softmax
 from confide.papers import base
-from confide.papers.base import Context, Finished, Measured
+from confide.papers.base import Context, Finished, PaperMeasure
 from confide.papers.dp_bnn import fits, regression
 from confide.papers.mnist_cnn import FEATURE_SIZE, encoded
 from confide.running.fit import fit, make_problem
@@ -53,12 +53,12 @@ def test_private_rows_keep_their_epsilon_and_learn(finished: dict[str, Finished]
     rows = _rows(finished["mnist-mlp"]) | _rows(finished["mnist-cnn"])
     for name, row in rows.items():
         accuracy, epsilon = row["ours"], row["sound epsilon"]
-        assert isinstance(accuracy, Measured)
+        assert isinstance(accuracy, PaperMeasure)
         assert isinstance(epsilon, float)
         assert accuracy.mean > 0.35, name
         assert math.isinf(epsilon) if "not private" in name else 0.99 < epsilon <= 1, name
     ours = rows["SGLD, CNN on fixed public edges, Gaussian"]["ours"]
-    assert isinstance(ours, Measured)
+    assert isinstance(ours, PaperMeasure)
     assert ours.mean > 0.7
     assert rows["SGLD, MLP, Gaussian"]["paper"] == 0.90
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from confide import papers
-from confide.papers.base import Context, Measured, PaperOutcome, save_figure
+from confide.papers.base import Context, PaperMeasure, PaperOutcome, save_figure
 from confide.papers.dp_sep import fits, mixture
 from confide.posteriors.natural import GaussianPredictive
 
@@ -44,7 +44,9 @@ def test_regression_tables() -> None:
     assert found["SEP"][4] == math.inf
     assert found["DP-SEP"][4] == pytest.approx(1.0, abs=0.05)
     assert found["DP-VI"][4] == pytest.approx(1.0, abs=0.05)
-    assert all(isinstance(row[3], Measured) and math.isfinite(row[3].mean) for row in (*errors.rows, *likelihoods.rows))
+    assert all(
+        isinstance(row[3], PaperMeasure) and math.isfinite(row[3].mean) for row in (*errors.rows, *likelihoods.rows)
+    )
     assert {row[1] for row in points.rows} == {"point", "DP-SEP"}
     assert any("Stand-in" in note for note in errors.notes)
 

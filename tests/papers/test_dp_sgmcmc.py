@@ -13,7 +13,7 @@ from confide import papers
 from confide.data import catalogue
 from confide.data.columns import Column
 from confide.papers import base
-from confide.papers.base import Context, Finished, Measured, PaperTable
+from confide.papers.base import Context, Finished, PaperMeasure, PaperTable
 from confide.papers.dp_sgmcmc import adult
 
 QUICK = Context(quick=True, seeds=(0,), noise_seed=1)
@@ -54,7 +54,7 @@ def test_adult_stand_in_is_learnt_by_all(done: dict[str, Finished]) -> None:
     table = done["adult"].outcome.tables[0]
     assert "Stand-in" in table.notes[-1]
     for row in table.rows:
-        assert isinstance(row[3], Measured)
+        assert isinstance(row[3], PaperMeasure)
         assert row[3].mean > 0.8, row[0]
     assert math.isinf(table.rows[-1][-1])  # type: ignore[arg-type]
 
@@ -98,7 +98,7 @@ def test_the_comparison_is_of_the_same_runs(done: dict[str, Finished]) -> None:
     for row in comparison.rows:
         points = 100 * (found["SGLD", row[1]] - found[row[0], row[1]])
         assert row[3] == pytest.approx(points, abs=0.0051)
-    spread = adult.standard_error(Measured((0.1, 0.3)), Measured((0.2, 0.4, 0.6)))
+    spread = adult.standard_error(PaperMeasure((0.1, 0.3)), PaperMeasure((0.2, 0.4, 0.6)))
     assert spread == pytest.approx(math.sqrt(0.02 / 2 + 0.04 / 3))
 
 

@@ -12,7 +12,7 @@ from confide.methods.variational_dropout import SPARSE, log_alpha
 from confide.models.likelihoods import Categorical
 from confide.models.networks import softmax
 from confide.papers import base
-from confide.papers.base import Context, Finished, Measured
+from confide.papers.base import Context, Finished, PaperMeasure
 from confide.papers.dp_variational_dropout.fits import INK, dropped, pixels, pruned
 from confide.papers.dp_variational_dropout.rules import RULES, RUNS
 from confide.posteriors.variational import DiagonalGaussian
@@ -39,7 +39,7 @@ def test_every_method_learns_within_its_epsilon(finished: dict[str, Finished], n
     for row in rows:
         target = float(str(row["target"]).split()[1])
         accuracy, spent = row["ours"], row["sound epsilon"]
-        assert isinstance(accuracy, Measured)
+        assert isinstance(accuracy, PaperMeasure)
         assert isinstance(spent, float)
         assert accuracy.mean > (0.8 if target == 10 else 0.4), row
         assert 0.99 * target < spent <= target
@@ -85,8 +85,8 @@ def test_the_divergence_drops_weights(finished: dict[str, Finished]) -> None:
     (table,) = finished["sparsity"].outcome.tables
     shares = [row[table.columns.index("dropped")] for row in table.rows]
     without, with_divergence = shares[0], shares[1]
-    assert isinstance(without, Measured)
-    assert isinstance(with_divergence, Measured)
+    assert isinstance(without, PaperMeasure)
+    assert isinstance(with_divergence, PaperMeasure)
     assert with_divergence.mean > without.mean
 
 
@@ -101,5 +101,5 @@ def test_pixels_are_encoded_by_public_constants() -> None:
 def test_public_features_stand_in_a_table_of_their_own(finished: dict[str, Finished]) -> None:
     (table,) = finished["features"].outcome.tables
     (row,) = table.rows
-    assert isinstance(row[3], Measured)
+    assert isinstance(row[3], PaperMeasure)
     assert row[3].mean > 0.75

@@ -12,7 +12,7 @@ import pytest
 from confide import papers
 from confide.cli.app import main
 from confide.papers import base, sets
-from confide.papers.base import Context, Experiment, Figure, Measured, Paper, PaperOutcome, PaperTable
+from confide.papers.base import Context, Experiment, Figure, Paper, PaperMeasure, PaperOutcome, PaperTable
 
 
 def _draw(figure: Any) -> None:
@@ -21,7 +21,7 @@ def _draw(figure: Any) -> None:
 
 def _paper(*, fails: bool = False) -> Paper:
     def table(context: Context) -> PaperOutcome:
-        cells = ("accuracy", 0.9, Measured((0.91, 0.93), 2), math.inf)
+        cells = ("accuracy", 0.9, PaperMeasure((0.91, 0.93), 2), math.inf)
         shown = PaperTable("Table 1", ("what", "paper", "ours", "sound epsilon"), (cells,), ("A note.",))
         return PaperOutcome((shown,), (Figure("curve", "A falling line.", _draw),))
 

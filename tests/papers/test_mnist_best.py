@@ -7,7 +7,7 @@ import torch
 
 from confide import papers
 from confide.papers import base
-from confide.papers.base import Context, Measured
+from confide.papers.base import Context, PaperMeasure
 from confide.papers.scattering_features import centred, public_centre, scattered
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
@@ -19,7 +19,7 @@ def test_a_quick_run_learns_and_says_that_it_is_a_stand_in() -> None:
     (table,) = finished.outcome.tables
     (row,) = table.rows
     assert row[0] == "scattering"
-    assert isinstance(row[3], Measured)
+    assert isinstance(row[3], PaperMeasure)
     assert row[3].mean > 0.8
     assert isinstance(row[4], float)
     assert 0.99 < row[4] <= 1

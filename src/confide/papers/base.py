@@ -35,7 +35,7 @@ _STYLE: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class PaperMeasure:
     """One figure, measured once per seed."""
 
     values: tuple[float, ...]
@@ -56,7 +56,7 @@ class Measured:
         return f"{self.mean:.{self.digits}f} ± {self.deviation:.{self.digits}f}"
 
 
-Cell: TypeAlias = Measured | float | int | str | None
+Cell: TypeAlias = PaperMeasure | float | int | str | None
 
 
 @dataclass(frozen=True)
@@ -200,13 +200,13 @@ def plain_rows(table: PaperTable) -> Iterator[dict[str, Any]]:
     for row in table.rows:
         cell = row[ours]
         epsilon = None if epsilon_place is None else row[epsilon_place]
-        worst = max(epsilon.values) if isinstance(epsilon, Measured) else epsilon
+        worst = max(epsilon.values) if isinstance(epsilon, PaperMeasure) else epsilon
         yield {
             "table": table.title,
             "name": " ".join(shown(part) for part in row[: places["paper"]]),
             "paper": _cell_value(row[places["paper"]]),
-            "ours": _cell_value(cell)["mean"] if isinstance(cell, Measured) else _cell_value(cell),
-            "std": _cell_value(cell)["deviation"] if isinstance(cell, Measured) else None,
+            "ours": _cell_value(cell)["mean"] if isinstance(cell, PaperMeasure) else _cell_value(cell),
+            "std": _cell_value(cell)["deviation"] if isinstance(cell, PaperMeasure) else None,
             "epsilon": _cell_value(worst),
             "kind": _kind(worst),
         }
@@ -224,7 +224,7 @@ def _table_values(table: PaperTable) -> dict[str, Any]:
 
 
 def _cell_value(cell: Cell) -> Any:
-    if isinstance(cell, Measured):
+    if isinstance(cell, PaperMeasure):
         values = [value if math.isfinite(value) else None for value in cell.values]
         finite = all(math.isfinite(value) for value in cell.values)
         return {

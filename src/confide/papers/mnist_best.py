@@ -7,7 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from confide.papers.base import COLOURS, Cell, Context, Experiment, Figure, Measured, Paper, PaperOutcome, PaperTable
+from confide.papers.base import (
+    COLOURS,
+    Cell,
+    Context,
+    Experiment,
+    Figure,
+    Paper,
+    PaperMeasure,
+    PaperOutcome,
+    PaperTable,
+)
 from confide.papers.scattering_features import centred, public_centre, scattered
 from confide.papers.sets import Set, load
 
@@ -47,7 +57,7 @@ def run_linear(context: Context) -> PaperOutcome:
     data = load("mnist", context, layout="image")
     setting = QUICK if context.quick else FULL
     rows: list[tuple[Cell, ...]] = []
-    curves: dict[str, list[tuple[float, Measured]]] = {}
+    curves: dict[str, list[tuple[float, PaperMeasure]]] = {}
     train, test = scattered(data.x, context), scattered(data.x_test, context)
     for name in ("scattering", "scattering, centred"):
         if name != "scattering":
@@ -75,7 +85,7 @@ def _private(data: Set, train: Tensor, context: Context) -> Any:
 
 def _measured(
     data: Set, private: Any, test: Tensor, setting: BestSetting, epsilon: float, context: Context
-) -> tuple[Measured, Measured, float]:
+) -> tuple[PaperMeasure, PaperMeasure, float]:
     from confide.evaluate import metrics
     from confide.mechanism.plan import plan
     from confide.methods.sgd import SGD
@@ -103,10 +113,10 @@ def _measured(
         accuracies.append(metrics.accuracy(predictive.probabilities, data.y_test))
         errors.append(metrics.ece(predictive.probabilities, data.y_test))
         spent = max(spent, run.privacy.epsilon())
-    return Measured(tuple(accuracies)), Measured(tuple(errors)), spent
+    return PaperMeasure(tuple(accuracies)), PaperMeasure(tuple(errors)), spent
 
 
-def _draw(figure: Any, curves: dict[str, list[tuple[float, Measured]]]) -> None:
+def _draw(figure: Any, curves: dict[str, list[tuple[float, PaperMeasure]]]) -> None:
     axes = figure.subplots()
     for place, (name, points) in enumerate(curves.items()):
         epsilons = [epsilon for epsilon, _ in points]

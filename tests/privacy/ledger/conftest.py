@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from confide.privacy import accountants
 from confide.privacy.ledger import Ledger
+from tests.privacy.ledger.ledger_tools import CountingPrice
 from tests.privacy.ledger.servers import Server, emptied, missing
 
 
@@ -39,3 +41,10 @@ def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
     )
     with Ledger(shared) as opened:
         yield opened
+
+
+@pytest.fixture
+def price(monkeypatch: pytest.MonkeyPatch) -> CountingPrice:
+    counting = CountingPrice()
+    monkeypatch.setattr(accountants, "sound_epsilon", counting)
+    return counting

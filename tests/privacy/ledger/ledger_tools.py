@@ -17,6 +17,7 @@ DELTA = 1e-5
 # which a tenth is kept for covers.
 FILTERED = 0.9 * 0.9 * DELTA
 STEP = GaussianEvent(noise_multiplier=10.0)
+POISSON = GaussianEvent(noise_multiplier=1.0, sampling="poisson", rate=0.1)
 
 _PHI = NormalDist().cdf
 

@@ -19,6 +19,7 @@ from confide.privacy.ledger import Ledger, Limit
 from tests.privacy.ledger.ledger_tools import (
     DELTA,
     FILTERED,
+    POISSON,
     STEP,
     CountingPrice,
     charge_until_refused,
@@ -26,15 +27,6 @@ from tests.privacy.ledger.ledger_tools import (
     gaussian_epsilon,
     most,
 )
-
-POISSON = GaussianEvent(noise_multiplier=1.0, sampling="poisson", rate=0.1)
-
-
-@pytest.fixture
-def price(monkeypatch: pytest.MonkeyPatch) -> CountingPrice:
-    counting = CountingPrice()
-    monkeypatch.setattr(accountants, "sound_epsilon", counting)
-    return counting
 
 
 def test_an_entry_keeps_all_that_was_said(ledger: Ledger) -> None:

@@ -21,6 +21,7 @@ from confide.privacy.ledger import Ledger
 from tests.privacy.ledger.ledger_tools import (
     DELTA,
     FILTERED,
+    POISSON,
     STEP,
     CountingPrice,
     charge_until_refused,
@@ -28,16 +29,6 @@ from tests.privacy.ledger.ledger_tools import (
     gaussian_epsilon,
     most,
 )
-
-POISSON = GaussianEvent(noise_multiplier=1.0, sampling="poisson", rate=0.1)
-
-
-@pytest.fixture
-def price(monkeypatch: pytest.MonkeyPatch) -> CountingPrice:
-    counting = CountingPrice()
-    monkeypatch.setattr(accountants, "sound_epsilon", counting)
-    return counting
-
 
 # -- speed: how often the accountant is asked ----------------------------------------------------------------
 

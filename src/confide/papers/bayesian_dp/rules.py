@@ -13,7 +13,7 @@ from confide.data.schema import Schema
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
 from confide.models.predictive import ClassPredictive
-from confide.papers.base import Cell, Context, Measured
+from confide.papers.base import Cell, Context, PaperMeasure
 from confide.privacy import bayesian
 from confide.privacy.bayesian import Attack, Confidential, Distances, Sequences
 from confide.running.fit import Run, fit
@@ -161,7 +161,7 @@ def measured(values: Sequence[float], digits: int = 3) -> Cell:
     """A single cell; an infinite value makes it infinite."""
     if any(value == float("inf") for value in values):
         return float("inf")
-    return Measured(tuple(values), digits if max(values) < 100 else 0)
+    return PaperMeasure(tuple(values), digits if max(values) < 100 else 0)
 
 
 def percent(value: float | None) -> str:

@@ -20,7 +20,7 @@ from confide.methods.sgd import SGD
 from confide.methods.sgld import SGLD
 from confide.models import networks
 from confide.papers import sets
-from confide.papers.base import Cell, Context, Figure, Measured, PaperOutcome, PaperTable
+from confide.papers.base import Cell, Context, Figure, PaperMeasure, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp.images import attack_row, attack_table
 from confide.papers.bayesian_dp.rules import (
     DELTA,
@@ -144,7 +144,7 @@ def _note(split: Split, best: float, printed: Printed) -> tuple[str, ...]:
 
 def _curve_table(name: str, curves: dict[str, dict[float, list[float]]], printed: Printed) -> PaperTable:
     rows: list[tuple[Cell, ...]] = [
-        (method, target, Measured(tuple(100 * value for value in values), 2))
+        (method, target, PaperMeasure(tuple(100 * value for value in values), 2))
         for method, curve in curves.items()
         for target, values in sorted(curve.items())
     ]
@@ -203,7 +203,7 @@ def free_inference(split: Split, context: Context, seed: int, rate: float = 0.02
 
 
 def _free_table(name: str, free: list[Free]) -> PaperTable:
-    accuracy: Cell = Measured(tuple(100 * each.accuracy for each in free), 2)
+    accuracy: Cell = PaperMeasure(tuple(100 * each.accuracy for each in free), 2)
     row: tuple[Cell, ...] = (
         name,
         accuracy,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from confide.evaluate import metrics
-from confide.papers.base import COLOURS, MARKERS, Figure, Measured
+from confide.papers.base import COLOURS, MARKERS, Figure, PaperMeasure
 from confide.papers.dp_bnn.fits import Fitted, MethodName
 
 BINS = 10
@@ -87,7 +87,7 @@ def confidences(name: str, caption: str, panels: Sequence[tuple[str, Fitted]]) -
     return Figure(name, caption, draw, (10, 6))
 
 
-def accuracy_against_epsilon(points: Mapping[MethodName, Sequence[tuple[float, Measured]]]) -> Figure:
+def accuracy_against_epsilon(points: Mapping[MethodName, Sequence[tuple[float, PaperMeasure]]]) -> Figure:
     """Accuracy with standard deviations (figure 1)."""
 
     def draw(figure: Any) -> None:
@@ -107,7 +107,7 @@ def accuracy_against_epsilon(points: Mapping[MethodName, Sequence[tuple[float, M
     return Figure("accuracy_epsilon", "Accuracy against epsilon, MLP with Gaussian priors (figure 1)", draw)
 
 
-def effects(panels: Sequence[tuple[str, str, Sequence[tuple[float, Measured, float]]]]) -> Figure:
+def effects(panels: Sequence[tuple[str, str, Sequence[tuple[float, PaperMeasure, float]]]]) -> Figure:
     """Accuracy and sound epsilon against one setting each (figure 5)."""
 
     def draw(figure: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from confide.models.predictive import entropy
-from confide.papers.base import Cell, Context, Figure, Measured, PaperOutcome, PaperTable
+from confide.papers.base import Cell, Context, Figure, PaperMeasure, PaperOutcome, PaperTable
 from confide.papers.dp_bnn import figures
 from confide.papers.dp_bnn.fits import (
     EDGES,
@@ -146,8 +146,8 @@ def _over_seeds(row: TableRow, images: Images, context: Context) -> list[Fitted]
     return [train(row, images, context, seed) for seed in context.seeds]
 
 
-def _measured(found: Sequence[Fitted], what: str, digits: int = 4) -> Measured:
-    return Measured(tuple(float(getattr(one, what)) for one in found), digits)
+def _measured(found: Sequence[Fitted], what: str, digits: int = 4) -> PaperMeasure:
+    return PaperMeasure(tuple(float(getattr(one, what)) for one in found), digits)
 
 
 def _accuracy_table(name: str, found: Found, images: Images) -> PaperTable:
@@ -226,7 +226,7 @@ def run_epsilon(context: Context) -> PaperOutcome:
     """Figure 1: accuracy against epsilon."""
     images = load(context)
     epsilons = QUICK_EPSILONS if context.quick else EPSILONS
-    points: dict[MethodName, list[tuple[float, Measured]]] = {method: [] for method in METHODS}
+    points: dict[MethodName, list[tuple[float, PaperMeasure]]] = {method: [] for method in METHODS}
     rows: list[tuple[Cell, ...]] = []
     for epsilon in epsilons:
         for method in METHODS:

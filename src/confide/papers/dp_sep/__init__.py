@@ -14,8 +14,8 @@ from confide.papers.base import (
     Context,
     Experiment,
     Figure,
-    Measured,
     Paper,
+    PaperMeasure,
     PaperOutcome,
     PaperTable,
 )
@@ -96,8 +96,8 @@ def run_mixture(context: Context) -> PaperOutcome:
     rows: list[tuple[Cell, ...]] = []
     for name, pairs in found.items():
         paper = PAPER_MIXTURE.get(name)
-        means, covariances = (Measured(tuple(pair[part] for pair in pairs)) for part in (0, 1))
-        average = Measured(tuple((one + other) / 2 for one, other in pairs))
+        means, covariances = (PaperMeasure(tuple(pair[part] for pair in pairs)) for part in (0, 1))
+        average = PaperMeasure(tuple((one + other) / 2 for one, other in pairs))
         rows.append((name, None if paper is None else paper[2], average, costs[name], means, covariances))
     table = PaperTable(
         f"Table 1: distance to the posterior of the component means, N = {len(clusters.x)}, delta {mixture.DELTA:g}",
@@ -223,7 +223,7 @@ def _rows(
             if found is None:
                 rows.append((name, method, printed, None, math.inf))
                 continue
-            rows.append((name, method, printed, Measured(tuple(map(value, found))), found[0].epsilon))
+            rows.append((name, method, printed, PaperMeasure(tuple(map(value, found))), found[0].epsilon))
     return tuple(rows)
 
 
@@ -241,8 +241,8 @@ def run_clipping(context: Context) -> PaperOutcome:
             score = fits.sep_on_split(name, context, 0, fits.EPSILON, clip)
             at = CLIPS.index(clip)
             printed = PAPER_CLIPS[name]
-            errors.append((name, clip, printed[0][at], Measured((score.error,)), score.epsilon))
-            likelihoods.append((name, clip, printed[1][at], Measured((score.log_likelihood,)), score.epsilon))
+            errors.append((name, clip, printed[0][at], PaperMeasure((score.error,)), score.epsilon))
+            likelihoods.append((name, clip, printed[1][at], PaperMeasure((score.log_likelihood,)), score.epsilon))
         context.progress("clipping", place + 1, len(names))
     columns = ("set", "C", "paper", "ours", "sound epsilon")
     about = "The paper's C is a norm of natural parameters; ours is in units of the median norm of an answer."

@@ -14,8 +14,8 @@ from confide.papers.base import (
     Context,
     Experiment,
     Figure,
-    Measured,
     Paper,
+    PaperMeasure,
     PaperOutcome,
     PaperTable,
 )
@@ -176,7 +176,7 @@ def run_mnist(context: Context) -> PaperOutcome:
         for seed in context.seeds:
             runs.append(make(found, context, seed))
             context.progress("MNIST", len(rows) * len(context.seeds) + len(runs), 3 * len(context.seeds))
-        ours = Measured(tuple(_accuracy(found, run) for run in runs))
+        ours = PaperMeasure(tuple(_accuracy(found, run) for run in runs))
         rows.append((title, claimed, paper, ours, runs[0].privacy.epsilon()))
     table = PaperTable(
         f"MNIST, test accuracy, delta {DELTA:g}",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from confide.models.predictive import of_classes
 from confide.papers import sets
-from confide.papers.base import COLOURS, MARKERS, Cell, Context, Figure, Measured, PaperOutcome, PaperTable
+from confide.papers.base import COLOURS, MARKERS, Cell, Context, Figure, PaperMeasure, PaperOutcome, PaperTable
 from confide.posteriors.base import Posterior
 
 DELTA = 1e-4
@@ -194,13 +194,13 @@ def run(context: Context) -> PaperOutcome:
     problem = load(context)
     epsilons = (1.0, 4.0) if context.quick else EPSILONS
     rows: list[tuple[Cell, ...]] = []
-    found: dict[tuple[str, float], Measured] = {}
+    found: dict[tuple[str, float], PaperMeasure] = {}
     baseline = _measured(problem, [fitted(problem, "sgld", None, seed) for seed in context.seeds])
     for epsilon in epsilons:
         for name, title in TITLES.items():
             runs = [runner(name)(problem, epsilon, seed) for seed in seeds_of(name, context)]
             cell = found[name, epsilon] = _measured(problem, runs)
-            gap = Measured(tuple(100 * (baseline.mean - one) for one in cell.values), 2)
+            gap = PaperMeasure(tuple(100 * (baseline.mean - one) for one in cell.values), 2)
             sound = runs[0].privacy.epsilon()
             rows.append((title, epsilon, _paper(name, epsilon), cell, gap, len(runs), sound))
             context.progress("Adult", len(found), len(epsilons) * len(TITLES))
@@ -221,7 +221,7 @@ def seeds_of(name: str, context: Context) -> tuple[int, ...]:
     return tuple(seed + 1000 * repeat for repeat in range(repeats) for seed in context.seeds)
 
 
-def _comparison(found: dict[tuple[str, float], Measured], rows: list[tuple[Cell, ...]]) -> PaperTable:
+def _comparison(found: dict[tuple[str, float], PaperMeasure], rows: list[tuple[Cell, ...]]) -> PaperTable:
     """By how much SGLD is above each baseline, and how sure that is."""
     sound = {(row[0], row[1]): row[-1] for row in rows}
     lines: list[tuple[Cell, ...]] = []
@@ -243,15 +243,15 @@ def _comparison(found: dict[tuple[str, float], Measured], rows: list[tuple[Cell,
     )
 
 
-def standard_error(one: Measured, other: Measured) -> float | None:
+def standard_error(one: PaperMeasure, other: PaperMeasure) -> float | None:
     """Of the difference of two means over independent runs; None for single runs."""
     if one.deviation is None or other.deviation is None:
         return None
     return math.sqrt(one.deviation**2 / len(one.values) + other.deviation**2 / len(other.values))
 
 
-def _measured(problem: AdultProblem, runs: list[Any]) -> Measured:
-    return Measured(tuple(problem.accuracy(one.posterior) for one in runs))
+def _measured(problem: AdultProblem, runs: list[Any]) -> PaperMeasure:
+    return PaperMeasure(tuple(problem.accuracy(one.posterior) for one in runs))
 
 
 def _paper(name: str, epsilon: float) -> Cell:
@@ -283,7 +283,7 @@ def _notes(problem: AdultProblem) -> tuple[str, ...]:
     )
 
 
-def _accuracy_figure(found: dict[tuple[str, float], Measured], baseline: Measured, epsilons: Any) -> Figure:
+def _accuracy_figure(found: dict[tuple[str, float], PaperMeasure], baseline: PaperMeasure, epsilons: Any) -> Figure:
     def draw(canvas: Any) -> None:
         axes = canvas.subplots()
         for place, (name, title) in enumerate(TITLES.items()):

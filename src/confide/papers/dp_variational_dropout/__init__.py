@@ -13,8 +13,8 @@ from confide.papers.base import (
     Context,
     Experiment,
     Figure,
-    Measured,
     Paper,
+    PaperMeasure,
     PaperOutcome,
     PaperTable,
 )
@@ -54,7 +54,7 @@ PAPER_ACCURACY: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
 }
 """Table 1 at epsilon 10, 1 and 0.1; variational dropout and SVI by the paper's zCDP rule."""
 CNN = "mnist-cnn"
-Curve: TypeAlias = list[tuple[float, Measured, float]]
+Curve: TypeAlias = list[tuple[float, PaperMeasure, float]]
 
 SETTINGS: Mapping[str, Mapping[float, DropoutSetting]] = {
     "mnist": {
@@ -223,9 +223,9 @@ def _sparse_settings(base: DropoutSetting, quick: bool) -> list[tuple[str, Dropo
 
 
 def _sparse_row(name: str, found: list[DropoutScores], data: Set) -> tuple[Cell, ...]:
-    smaller = Measured(tuple(quality(pruned(one.posterior), data)[0] for one in found))
+    smaller = PaperMeasure(tuple(quality(pruned(one.posterior), data)[0] for one in found))
     spent = max(one.epsilon for one in found)
-    shares = Measured(tuple(one.sparsity or 0.0 for one in found))
+    shares = PaperMeasure(tuple(one.sparsity or 0.0 for one in found))
     return (name, None, measured(found, "accuracy"), spent, shares, smaller, measured(found, "ece"))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.models.predictive import of_classes
-from confide.papers.base import Context, Measured
+from confide.papers.base import Context, PaperMeasure
 from confide.papers.mnist_cnn import encoded, learnt_cnn
 from confide.papers.scattering_features import centred, public_centre, scattered
 from confide.papers.sets import Set, load
@@ -136,8 +136,8 @@ def quality(posterior: Posterior, data: Set) -> tuple[float, float]:
     return metrics.accuracy(probabilities, data.y_test), metrics.ece(probabilities, data.y_test)
 
 
-def measured(found: Sequence[DropoutScores], name: str) -> Measured:
-    return Measured(tuple(float(getattr(one, name)) for one in found))
+def measured(found: Sequence[DropoutScores], name: str) -> PaperMeasure:
+    return PaperMeasure(tuple(float(getattr(one, name)) for one in found))
 
 
 def dropped(posterior: DiagonalGaussian) -> Tensor:
