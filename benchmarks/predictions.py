@@ -28,7 +28,7 @@ from benchmarks._harness import Clock, Report, Step
 from confide.models.flat import flatten_, named_slices
 from confide.models.likelihoods import Categorical, Gaussian
 from confide.models.networks import mlp
-from confide.models.predictive import ClassPredictive
+from confide.models.predictive import ClassPredictive, of_numbers
 from confide.posteriors.draws import Draws
 
 RECORDS, DRAWS = 10_000, 100
@@ -84,7 +84,7 @@ def by_vmap(posterior: Draws, x: Tensor) -> Found:
 
 def by_predict(posterior: Draws, x: Tensor) -> Found:
     found = posterior.predict(x)
-    centre = found.probabilities if isinstance(found, ClassPredictive) else found.mean
+    centre = found.probabilities if isinstance(found, ClassPredictive) else of_numbers(found).mean
     return centre, found.epistemic, found.aleatoric
 
 

@@ -1,7 +1,8 @@
 """A likelihood of one's own: counts, whose logarithm of the mean is the network's output.
 
 It is given to `fit(..., likelihood=Counts())`, and again to `load_posterior(path, likelihood=Counts())`. One for
-everybody goes into src/confide/models/likelihoods.py and its list LIKELIHOODS, and is then found by its name.
+everybody goes into a file of src/confide/models/ and the list LIKELIHOODS of likelihoods.py, and is then found by its
+name; confide's own law of counts is confide.likelihoods.Poisson.
 """
 
 from __future__ import annotations

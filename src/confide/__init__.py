@@ -36,6 +36,7 @@ __all__ = [
     "Request",
     "Run",
     "Schema",
+    "callbacks",
     "compare",
     "data",
     "distributed",
@@ -69,6 +70,7 @@ _HOMES = {
     "run_request": "workflow.run",
 }
 _MODULES = {
+    "callbacks": "running.callbacks",
     "data": "data",
     "distributed": "distributed",
     "likelihoods": "models.likelihoods",

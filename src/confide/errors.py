@@ -82,6 +82,10 @@ class PrivacyWarning(UserWarning):
     """Something beside the boundary reads records, or weakens what a statement would suggest."""
 
 
+class CallbackWarning(UserWarning):
+    """A callback of the user's raised; the run is paid for and goes on without it."""
+
+
 class CuratorNote(UserWarning):
     """What somebody who may see the records should know of them. It decides nothing and stands in no artefact."""
 

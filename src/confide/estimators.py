@@ -89,8 +89,10 @@ hidden : tuple of int, default=None
     Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
     the method: one layer of 64 where records * epsilon >= 10 * its weights, epsilon counted as 1 at most in
     regression, and no hidden layer otherwise.
-likelihood : Likelihood, default=None
-    From `confide.likelihoods`; None is categorical for labels and Gaussian for numbers.
+likelihood : Likelihood or str, default=None
+    From `confide.likelihoods`, or the name of one: "poisson" and "negative-binomial" for counts, "laplace" and
+    "student-t" for numbers with outliers (whose scale is `noise_scale`), "ordinal" for labels whose sorted order means
+    something. None is categorical for labels and Gaussian for numbers.
 prior : Prior, default=None
     From `confide.priors`, for a method given by name; None is the method's own.
 batch : int, default=None
@@ -160,7 +162,7 @@ class _PrivateBayes(_Estimated):
     assume_public: bool = False
     module: nn.Module | None = None
     hidden: tuple[int, ...] | None = None
-    likelihood: Likelihood | None = None
+    likelihood: Likelihood | str | None = None
     prior: Prior | None = None
     batch: int | None = None
     epochs: float | None = None

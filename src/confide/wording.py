@@ -9,10 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, Context, Decimal
 from typing import Any
+
+# -- names ---------------------------------------------------------------------------------------------------------
+
+
+def hyphened(name: Any) -> Any:
+    """A name as it is listed: hyphens and underscores are taken alike."""
+    return name.replace("_", "-") if isinstance(name, str) else name
+
 
 # -- titles --------------------------------------------------------------------------------------------------------
 
@@ -82,8 +90,25 @@ METRICS: Mapping[str, Title] = {
         "CRPS",
         "distance of the whole prediction from the actual value; smaller is better",
     ),
+    "ranked_probability": Title(
+        "ranked probability score of classes",
+        "RPS",
+        "squared error of the cumulative probabilities: near misses count less; smaller is better",
+    ),
+    "class_distance": Title(
+        "distance in classes", "Distance", "how many classes away the most probable one was, on average"
+    ),
+    "label_accuracy": Title(
+        "accuracy over labels", "Labels right", "share of labels that were said rightly to hold or not to hold"
+    ),
+    "exact_match": Title("exact match", "All right", "share of test inputs for which every label was right"),
+    "concordance": Title(
+        "concordance",
+        "Concordance",
+        "share of comparable pairs whose order in time was right; 50% is blind, higher is better",
+    ),
 }
-SHARES = ("accuracy", "coverage_90")
+SHARES = ("accuracy", "coverage_90", "label_accuracy", "exact_match", "concordance")
 """Metrics that are shares of the test records, written in per cent."""
 
 ACCOUNTANTS: Mapping[str, Title] = {
@@ -161,6 +186,22 @@ def share_up(value: float, decimals: int = 1) -> str:
         return "not a number"
     percent = _EXACT.multiply(Decimal(repr(float(min(1.0, value)))), Decimal(100))
     return f"{percent.quantize(Decimal(1).scaleb(-decimals), context=_EXACT):f}%"
+
+
+# -- notebooks -----------------------------------------------------------------------------------------------------
+
+
+def html_table(title: str, rows: Iterable[Sequence[object]], heads: Sequence[str] = ()) -> str:
+    """A short table for a notebook, every cell escaped."""
+    from html import escape
+
+    def line(cells: Sequence[object], tag: str) -> str:
+        return (
+            "<tr>" + "".join(f'<{tag} style="text-align:left">{escape(str(cell))}</{tag}>' for cell in cells) + "</tr>"
+        )
+
+    head = line(heads, "th") if heads else ""
+    return f"<table><caption>{escape(title)}</caption>{head}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ class TestLikelihoods:
         for one in (likelihoods.Categorical(4), likelihoods.Bernoulli(), likelihoods.Gaussian(0.2)):
             assert likelihoods.likelihood_from_dict(likelihoods.likelihood_to_dict(one)) == one
         with pytest.raises(ValueError, match="unknown; known"):
-            likelihoods.likelihood_from_dict({"name": "poisson"})
+            likelihoods.likelihood_from_dict({"name": "tweedie"})
 
 
 class TestPredictive:

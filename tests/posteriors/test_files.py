@@ -108,6 +108,15 @@ def of_likelihoods() -> dict[str, Posterior]:
         "categorical": {"classes": 4},
         "gaussian": {"noise_scale": 0.37},
         "heteroscedastic-gaussian": {"smallest": 0.02},
+        "poisson": {"mean": 2.5},
+        "negative-binomial": {"mean": 2.5, "smallest": 0.1},
+        "ordinal": {"classes": 4},
+        "multi-label": {"labels": 3},
+        "student-t": {"scale": 0.2, "freedom": 5.0},
+        "laplace": {"scale": 0.2},
+        "exponential": {"time": 3.0},
+        "weibull": {"time": 3.0, "smallest": 0.2},
+        "multi-gaussian": {"targets": 2, "noise_scale": 0.3},
     }
     found: dict[str, Posterior] = {}
     for name, cls in LIKELIHOODS.items():

@@ -134,7 +134,8 @@ def evaluate(
     if public:
         _measure_openly(saved, encoder, table, data, as_json)
         return
-    unit = 1.0 if encoder.schema.classes is not None else encoder.target_scale
+    numbers = encoder.schema.classes is None
+    unit, reach = (encoder.target_scale, encoder.target_reach) if numbers else (1.0, 1.0)
     names = _asked(metrics, REAL_SCORES if encoder.schema.classes is None else CLASS_SCORES)
     x, y = encoder.training(table)
     found = private_scores(
@@ -151,7 +152,7 @@ def evaluate(
         delta=delta,
         metrics=names,
         nll_bound=nll_bound,
-        error_bound=1.0 if error_bound is None else error_bound / unit,
+        error_bound=(reach if error_bound is None else error_bound) / unit,
         adjacency=options.adjacency(adjacency),
         secure=secure,
     )

@@ -10,6 +10,9 @@ import typer
 from confide import rules
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN
 
+NAMED = ("poisson", "negative-binomial", "laplace", "student-t", "ordinal")
+"""The names that `workflow.named_likelihood` knows, written out so that the help needs no torch."""
+
 Train = Annotated[
     str,
     typer.Argument(
@@ -148,6 +151,17 @@ NoiseScale = Annotated[
         metavar="S",
         help="Regression: standard deviation of the target around the model, where its bounds are scaled to [-1, 1]. "
         "Left out: learnt from the records, for a fifth of epsilon at most; the whole run stays within epsilon.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+LikelihoodName = Annotated[
+    str | None,
+    typer.Option(
+        "--likelihood",
+        metavar="NAME",
+        help=f"How outputs explain the target, where the usual one of the task does not fit: {', '.join(NAMED)}. "
+        "Counts need target_bounds among the facts; laplace and student-t take --noise-scale.",
         rich_help_panel=RUN,
         show_default=False,
     ),

@@ -105,7 +105,7 @@ def rows_of(
     """One row of cells per record, a few thousand records at a time."""
     import torch
 
-    from confide.models.predictive import RealPredictive
+    from confide.models.predictive import RealPredictive, of_classes
     from confide.workflow.measure import in_units
 
     for start in range(0, len(inputs), ROWS_AT_ONCE):
@@ -113,7 +113,7 @@ def rows_of(
         if isinstance(predictive, RealPredictive):
             yield from _real_rows(in_units(predictive, encoder), level)
         else:
-            yield from _class_rows(predictive, encoder, level)
+            yield from _class_rows(of_classes(predictive), encoder, level)
         progress(min(start + ROWS_AT_ONCE, len(inputs)), len(inputs))
 
 

@@ -8,7 +8,8 @@ Each record is transformed by itself, with nothing that was computed from other 
                 column of numbers is missing too
     label       its position among the declared classes; one that is not declared is -1, for which the
                 boundary answers zero
-    target      a regression target is clamped and scaled like a number, and scaled back for predictions
+    target      a regression target is clamped and scaled like a number, and scaled back for predictions; counts and
+                times are clamped alone (scaling="plain")
 
 An Encoder is built from a Schema and never from data: the same transformation serves new records later. Records to
 predict are refused where a cell has no input. Private records are not (`training`): whether a run exists would tell of
@@ -31,18 +32,26 @@ from confide.errors import DataError
 
 Layout: TypeAlias = Literal["flat", "image"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+Scaling: TypeAlias = Literal["unit", "plain"]
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 _CHUNK = 1 << 22  # numbers converted at once, so that float64 copies of large image sets stay small
 _MISSING, _UNKNOWN = -2, -1  # no place in a list: categories are counted from 0
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """The public transformation of records; layout "image" gives (n, channels, height, width)."""
+    """The public transformation of records; layout "image" gives (n, channels, height, width).
+
+    A target of numbers is scaled to [-1, 1], or with scaling="plain" left in its units, as counts and times must be.
+    """
 
     schema: Schema
     layout: Layout = "flat"
+    scaling: Scaling = "unit"
 
     def __post_init__(self) -> None:
+        if self.scaling not in SCALINGS:
+            raise DataError(f"scaling={self.scaling!r}: must be one of {', '.join(SCALINGS)}")
         if self.layout not in LAYOUTS:
             raise DataError(f"layout={self.layout!r}: must be one of {', '.join(LAYOUTS)}")
         schema = self.schema
@@ -164,7 +173,14 @@ class Encoder:
         numbers = as_numbers(values, f"target {quoted(self._target_name)}", private=private)
         if _scale(numbers, low, high, result, "refuse").any() and not private:
             raise DataError(f"target {quoted(self._target_name)}: some records have no finite value; remove them")
-        return result
+        return self._kept(result, numbers)
+
+    def _kept(self, scaled: Array, numbers: Array) -> Array:
+        """The scaled target, or the clamped one in its units."""
+        if self.scaling == "unit":
+            return scaled
+        clamped = np.clip(numbers, *self._target_bounds).astype(np.float32)
+        return np.where(np.isfinite(scaled), clamped, np.float32(np.nan))
 
     def label_of(self, position: int) -> Label:
         """The declared label of a class position."""
@@ -188,11 +204,16 @@ class Encoder:
     @property
     def target_centre(self) -> float:
         """b in y = b + a z, where z is the encoded target."""
-        return float(middle_and_half(*self._target_bounds)[0])
+        return 0.0 if self.scaling == "plain" else float(middle_and_half(*self._target_bounds)[0])
 
     @property
     def target_scale(self) -> float:
         """a in y = b + a z. Densities transform as log p(y) = log p(z) - log a."""
+        return 1.0 if self.scaling == "plain" else self.target_reach
+
+    @property
+    def target_reach(self) -> float:
+        """Half the width of the target's declared range."""
         return float(middle_and_half(*self._target_bounds)[1])
 
     def decode_mean(self, mean: Any) -> Any:
@@ -204,13 +225,14 @@ class Encoder:
         return variance * self.target_scale**2
 
     def to_dict(self) -> dict[str, Any]:
-        return {"layout": self.layout, "schema": self.schema.to_dict()}
+        plain = {} if self.scaling == "unit" else {"scaling": self.scaling}
+        return {"layout": self.layout, "schema": self.schema.to_dict(), **plain}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Encoder:
-        if not isinstance(values, Mapping) or set(values) != {"layout", "schema"}:
-            raise DataError("encoder: must have exactly the keys layout and schema")
-        return cls(Schema.from_dict(values["schema"]), values["layout"])
+        if not isinstance(values, Mapping) or set(values) - {"scaling"} != {"layout", "schema"}:
+            raise DataError("encoder: must have the keys layout and schema, and none beside them but scaling")
+        return cls(Schema.from_dict(values["schema"]), values["layout"], values.get("scaling", "unit"))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

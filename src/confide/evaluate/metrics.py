@@ -8,7 +8,8 @@ confidence c_i = max_k p_ik and a_i = 1 if that class is right, a bin B has gap 
 over bins (l, u] of equal width; a confidence of exactly 1 falls in the last bin, one of 0 in the first
 (Naeini, Cooper and Hauskrecht, AAAI 2015; Guo, Pleiss, Sun and Weinberger, ICML 2017).
 
-Regression takes a RealPredictive: the mixture over posterior draws of one Gaussian per input.
+Regression takes a RealPredictive: the mixture over posterior draws of one law per input, nearly always a Gaussian. What
+other kinds of targets need is in `laws`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
+from confide.evaluate import laws
 from confide.evaluate.ordering import auroc_of, average_precision_of, defined_classes
-from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
+from confide.models.ordinal import OrderedPredictive
+from confide.models.predictive import ClassPredictive, LabelPredictive, Predictive, RealPredictive, VectorPredictive
+from confide.models.survival import SurvivalPredictive
 from confide.sources.private_data import PrivateData
 
 BINS = 15  # convention: Guo et al., ICML 2017
@@ -41,8 +45,15 @@ def refuse_private(name: str, value: object) -> None:
 def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     """All metrics of one predictive distribution: the classification ones, or the regression ones."""
     refuse_private("y", y)
+    if isinstance(predictive, LabelPredictive):
+        return laws.label_scores(predictive, y)
+    if isinstance(predictive, VectorPredictive):
+        return _vector_scores(predictive, y)
+    if isinstance(predictive, SurvivalPredictive):
+        return laws.survival_scores(predictive, y)
     if isinstance(predictive, ClassPredictive):
         p = predictive.probabilities
+        ordered = laws.ordered_scores(p, y) if isinstance(predictive, OrderedPredictive) else {}
         found = {
             "accuracy": accuracy(p, y),
             "nll": nll(p, y),
@@ -51,6 +62,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
             "mce": mce(p, y),
             "adaptive_ece": adaptive_ece(p, y),
             "classwise_ece": classwise_ece(p, y),
+            **ordered,
         }
         return found | ranking_scores(p, y)
     return {
@@ -60,6 +72,15 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
         "width_90": interval_width(predictive, 0.9),
         "crps": crps(predictive, y),
     }
+
+
+def _vector_scores(predictive: VectorPredictive, y: Tensor) -> dict[str, float]:
+    """Of several numbers: means over the targets, and the log density of all of them together."""
+    exact, y = predictive.double(), laws.columns(y, predictive.means.shape[1], predictive.targets)
+    each = [evaluate(exact.of(target), y[:, target]) for target in range(exact.targets)]
+    found = {name: sum(one[name] for one in each) / len(each) for name in each[0]}
+    squares = sum(one["rmse"] ** 2 for one in each) / len(each)
+    return {**found, "rmse": math.sqrt(squares), "log_likelihood": _mean(exact.log_density(y))}
 
 
 def accuracy(probabilities: Tensor, y: Tensor) -> float:
@@ -246,7 +267,7 @@ def coverage(predictive: RealPredictive, y: Tensor, level: float = 0.9) -> float
     if not 0 < level < 1:
         raise Refusal(f"level={level}: must be in (0, 1)")
     exact, y = _reals_checked(predictive, y)
-    return _mean((exact.cumulative(y) - 0.5).abs() <= level / 2)
+    return _mean(exact.inside(y, level))
 
 
 def interval_width(predictive: RealPredictive, level: float = 0.9) -> float:
@@ -256,14 +277,15 @@ def interval_width(predictive: RealPredictive, level: float = 0.9) -> float:
 
 
 def crps(predictive: RealPredictive, y: Tensor) -> float:
-    """Mean continuous ranked probability score of the Gaussian mixture, in closed form; smaller is better.
+    """Mean continuous ranked probability score; smaller is better. Of a Gaussian mixture in closed form:
 
     CRPS = sum_i w_i A(y - m_i, v_i) - 1/2 sum_ij w_i w_j A(m_i - m_j, v_i + v_j)
     A(m, v) = m (2 Phi(m / sqrt v) - 1) + 2 sqrt(v) phi(m / sqrt v)        (Grimit et al., QJRMS 2006)
     """
     exact, y = _reals_checked(predictive, y)
-    scores = [_crps(part, y[rows]) for rows, part in _parts(exact)]
-    return _mean(torch.cat(scores))
+    gaussian = type(exact).cumulatives is RealPredictive.cumulatives
+    score = _crps if gaussian else laws.crps_of_law
+    return _mean(torch.cat([score(part, y[rows]) for rows, part in _parts(exact)]))
 
 
 def _crps(predictive: RealPredictive, y: Tensor) -> Tensor:
@@ -290,8 +312,7 @@ def _parts(exact: RealPredictive) -> Iterator[tuple[slice, RealPredictive]]:
     size = max(1, _ELEMENTS_AT_ONCE // len(exact.weights))
     for start in range(0, exact.means.shape[1], size):
         rows = slice(start, start + size)
-        means, variances = exact.means[:, rows].contiguous(), exact.variances[:, rows].contiguous()
-        yield rows, RealPredictive(means, variances, exact.weights)
+        yield rows, exact.some(rows)
 
 
 def _top_class(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -343,8 +364,7 @@ def _reals_checked(predictive: RealPredictive, y: Tensor) -> tuple[RealPredictiv
 
 
 def _exact(predictive: RealPredictive) -> RealPredictive:
-    parts = (predictive.means, predictive.variances, predictive.weights)
-    return RealPredictive(*(part.detach().double() for part in parts))
+    return predictive.double()
 
 
 def _flat_targets(y: Tensor, inputs: int) -> Tensor:

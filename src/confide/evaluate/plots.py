@@ -121,7 +121,7 @@ def predicted_against_actual(
     most = MOST_POINTS if individuals else 10 * MOST_POINTS
     order = predictive.mean.argsort()
     order = order[:: math.ceil(len(order) / most)]
-    few = RealPredictive(predictive.means[:, order], predictive.variances[:, order], predictive.weights)
+    few = predictive.some(order)
     rows = torch.stack([few.mean, *few.interval(level).unbind(-1), y.reshape(-1)[order].to(few.mean.dtype)])
     if not individuals:
         groups = rows.tensor_split(min(20, max(1, len(order) // 20)), dim=1)
@@ -153,8 +153,8 @@ def predicted_against_actual(
 def coverage_curve(predictive: RealPredictive, y: Tensor) -> Plot:
     """Observed against stated coverage of the central intervals, for every level."""
     levels = [step / 20 for step in range(1, 20)]
-    rank = predictive.cumulative(y.reshape(-1)).double()
-    observed = [float(((rank - 0.5).abs() <= level / 2).double().mean()) for level in levels]
+    exact, actual = predictive.double(), y.reshape(-1).double()
+    observed = [float(exact.inside(actual, level).double().mean()) for level in levels]
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()

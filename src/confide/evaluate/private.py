@@ -33,7 +33,8 @@ from torch import Tensor
 
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
-from confide.models.predictive import ClassPredictive
+from confide.models.predictive import ClassPredictive, LabelPredictive, VectorPredictive
+from confide.models.survival import SurvivalPredictive
 from confide.posteriors.base import Posterior
 from confide.posteriors.recordwise import recordwise
 from confide.privacy.calibration import noise_multiplier_for
@@ -101,6 +102,11 @@ class _Questions:
 
     def answers(self, predictive: Any, y: Tensor) -> Tensor:
         """One row per record: every score as a part of at most 1/2 in size."""
+        if isinstance(predictive, LabelPredictive | VectorPredictive | SurvivalPredictive):
+            raise Refusal(
+                "posterior: its target is more than one number, for which there are no private scores; measure it on "
+                "records that are public or separate (confide.evaluate.metrics.evaluate)"
+            )
         scores = class_scores(predictive, y) if isinstance(predictive, ClassPredictive) else real_scores(predictive, y)
         parts = []
         for name in self.names:
@@ -178,7 +184,7 @@ def real_scores(predictive: Any, y: Tensor) -> dict[str, Tensor]:
     truth = y.reshape(-1)
     return {
         "rmse": (predictive.mean.double() - truth.double()).square(),
-        "coverage_90": ((predictive.cumulative(truth).double() - 0.5).abs() <= 0.45).double(),
+        "coverage_90": predictive.inside(truth, 0.9).double(),
     }
 
 

@@ -35,6 +35,8 @@ FORMAT = 1  # raised when files that were written before could be misread
 WEIGHTS, MODULE = "draws.npz", "predict.py"
 _ACTIVATIONS = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.SiLU: "silu", nn.Identity: "identity"}
 
+_LIKELIHOODS = ("categorical", "bernoulli", "gaussian", "heteroscedastic-gaussian")
+
 
 def export_numpy(posterior: Posterior, directory: str | os.PathLike[str], encoder: Any = None) -> Path:
     """Write draws.npz and predict.py to a new directory, and return its path.
@@ -90,6 +92,11 @@ def _numpy_parts(posterior: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _likelihood(posterior: Posterior) -> dict[str, Any]:
     values = likelihood_to_dict(posterior.likelihood)
+    if values["name"] not in _LIKELIHOODS:
+        raise Refusal(
+            f"posterior: its likelihood, {values['name']}, has no numpy form; those that have are "
+            f"{', '.join(_LIKELIHOODS)}, and load_posterior reads any"
+        )
     if posterior.noise_scale is not None:
         values["noise_scale"] = posterior.noise_scale  # which the posterior may have learnt
     return values

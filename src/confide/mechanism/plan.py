@@ -15,6 +15,7 @@ from confide import rules
 from confide.errors import Refusal
 from confide.mechanism.gaussian import ClippingStyle, SampledGaussian
 from confide.privacy.events import Adjacency, Event, Sampling
+from confide.wording import html_table, hyphened
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,16 @@ class Plan:
         noisier = replace(mechanism, noise_multiplier=max(found, mechanism.noise_multiplier))
         return replace(self, blocks=((noisier, steps),), counted=counted)
 
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, object]] = [("records", f"{self.records:,}"), ("steps", f"{self.steps:,}")]
+        for mechanism, steps in self.blocks:
+            about = f"{steps:,} steps" if len(self.blocks) > 1 else "every step"
+            noise = f"{mechanism.noise_multiplier:.4g}" if mechanism.private else "none: not private"
+            rows.append((about, f"{mechanism.sampling}, about {mechanism.expected_batch:g} records, clip "
+                         f"{mechanism.clip:g}, noise multiplier {noise}"))  # fmt: skip
+        target = "the noise was given" if self.target_epsilon is None else f"{self.target_epsilon:g}"
+        return html_table("Plan", [*rows, ("target epsilon", target), ("delta", f"{self.delta:g}, {self.adjacency}")])
+
     def mechanisms(self) -> Iterator[SampledGaussian]:
         """The mechanism of every step, in order."""
         for mechanism, steps in self.blocks:
@@ -127,6 +138,7 @@ def plan(
     """
     if chains < 1:
         raise Refusal(f"chains={chains}: must be at least 1")
+    sampling, adjacency, clipping = hyphened(sampling), hyphened(adjacency), hyphened(clipping)
     rate = _rate(records, batch, sampling)
     count = _steps(epochs, steps, rate)
     if not private:

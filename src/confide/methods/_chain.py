@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ class Chain(Method):
     decay: float = 0.0
     burn_in: float = 0.5
     thinning: int | None = None
+    may_stop: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.step_size is not None and not (math.isfinite(self.step_size) and self.step_size > 0):

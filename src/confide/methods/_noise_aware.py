@@ -29,6 +29,8 @@ from confide.methods._noise_aware_inputs import clipped_mean, clipped_square, de
 
 ROUNDS, SETTLED = 20, 1e-3
 """Of the fixed point: at most so many, or until the mean moves by less than a thousandth of a deviation."""
+LEAST_SHARE = 1e-9
+"""Of the largest variance of an estimate: less than this is rounding."""
 CURVATURE_SPREAD = 0.35
 """Prior deviation of an entry of the curvature, per record and unit of weight: moments of inputs in [-1, 1]."""
 DRIFT = {"gaussian": 0.0, "bernoulli": 0.1, "categorical": 0.3}
@@ -185,6 +187,20 @@ def _pooled(model: Model, evidence: ReleasedEvidence, belief: Belief, moments: T
     return _Curvatures(found[:count], found[count], inputs, 1 / total[: count + 1])
 
 
+def root_of(covariance: Tensor) -> Tensor:
+    """Its Cholesky factor. Where releases are nearly noise alone, an estimate may not be positive: directions of the
+    wrong sign then count by their size, and none for less than rounding."""
+    even = (covariance + covariance.mT) / 2
+    root: Tensor
+    root, failed = torch.linalg.cholesky_ex(even)
+    if not bool(failed):
+        return root
+    values, vectors = torch.linalg.eigh(even)
+    sizes = values.abs().clamp(min=LEAST_SHARE * float(values.abs().max()))
+    root = torch.linalg.cholesky((vectors * sizes) @ vectors.mT)
+    return root
+
+
 def _solved(
     model: Model, evidence: ReleasedEvidence, belief: Belief, curvatures: _Curvatures, sure: bool = False
 ) -> tuple[Belief, Tensor]:
@@ -212,7 +228,7 @@ def _solved(
     covariance = whole.permute(0, 2, 1, 3).reshape(count * size, count * size)
     design = factors[:, None, None] * here
     target = evidence.scores - expected + design @ belief.mean
-    root = torch.linalg.cholesky((covariance + covariance.mT) / 2)
+    root = root_of(covariance)
     both = torch.cat([design.reshape(-1, size), target.reshape(-1, 1)], 1)
     white = torch.linalg.solve_triangular(root, both, upper=False)
     information = white[:, :-1].mT @ white[:, :-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class Descent(Method):
     optimiser: OptimiserName = "sgd"
     learning_rate: float | None = None
     momentum: float = 0.9
+    may_stop: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:

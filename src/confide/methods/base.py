@@ -68,10 +68,12 @@ class Method(ABC):
 
     name    the method's name on the command line; a class without one is a base of others and is not listed
     tasks   what it can learn, in the words of the command line; the first one that an audit knows is audited
+    may_stop   whether `posterior` means what it says after any step, so that a run may end before its last one
     """
 
     name: ClassVar[str]
     tasks: ClassVar[tuple[str, ...]] = ("classification", "binary", "regression")
+    may_stop: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, problem: Problem) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise
-from confide.methods._noise_aware import Belief, Model, ReleasedEvidence, believe, prior_belief
+from confide.methods._noise_aware import Belief, Model, ReleasedEvidence, believe, prior_belief, root_of
 from confide.methods._noise_aware_query import Layout
 from confide.methods.base import Method, Problem
 from confide.models.likelihoods import Categorical, Gaussian
@@ -133,7 +133,7 @@ class NoiseAware(Method):
         fixed = problem.position[: -layout.weights]
         count = DRAWS_OF_NETWORKS if len(fixed) else DRAWS
         noise = torch.randn(count, layout.weights, generator=problem.generator, dtype=torch.float64)
-        learnt = layout.to_module(state.mean + noise @ torch.linalg.cholesky(state.covariance).mT)
+        learnt = layout.to_module(state.mean + noise @ root_of(state.covariance).mT)
         draws = torch.cat([fixed.expand(count, -1), learnt.to(problem.position.dtype)], 1)
         problem.position[-layout.weights :] = layout.to_module(state.mean)[0].to(problem.position.dtype)
         likelihood = Gaussian(state.scale) if isinstance(problem.likelihood, Gaussian) else problem.likelihood

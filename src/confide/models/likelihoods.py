@@ -1,7 +1,8 @@
 """Likelihoods: how a network's output explains a target.
 
 Each gives one loss per record, and reads a predictive distribution off the outputs of many draws. A network's output is
-a tensor, or an object that has it as `.logits`, as models of the transformers library give.
+a tensor, or an object that has it as `.logits`, as models of the transformers library give. Classes and Gaussian
+targets are here, tokens, counts, orders, outliers, times and several targets in files of their own; LIKELIHOODS has all.
 """
 
 from __future__ import annotations
@@ -16,9 +17,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.errors import Refusal
+from confide.models.counts import NegativeBinomial, Poisson
+from confide.models.heavy_tails import Laplace, StudentT
+from confide.models.ordinal import Ordinal
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
-from confide.models.tokens import Tokens as Tokens
-from confide.models.tokens import logits_of
+from confide.models.several import MultiGaussian, MultiLabel
+from confide.models.survival import Exponential, Weibull
+from confide.models.tokens import Tokens, logits_of
+
+__all__ = [
+    "IN_OWN_UNITS", "LIKELIHOODS", "Bernoulli", "Categorical", "Exponential", "Gaussian", "HeteroscedasticGaussian",
+    "Laplace", "LearntNoise", "Likelihood", "MultiGaussian", "MultiLabel", "NegativeBinomial", "Ordinal", "Poisson",
+    "Probit", "StudentT", "Tokens", "Weibull", "check_likelihood", "is_own", "likelihood_from_dict",
+    "likelihood_to_dict", "logits_of", "noise_scale_of",
+]  # fmt: skip
 
 
 @runtime_checkable
@@ -216,14 +228,23 @@ class LearntNoise(nn.Module):
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
-    cls.name: cls for cls in (Categorical, Bernoulli, Probit, Gaussian, HeteroscedasticGaussian, Tokens)
-}
+    cls.name: cls
+    for cls in (
+        Categorical, Bernoulli, Probit, Gaussian, HeteroscedasticGaussian, Poisson, NegativeBinomial, Ordinal,
+        MultiLabel, StudentT, Laplace, Exponential, Weibull, MultiGaussian, Tokens,
+    )
+}  # fmt: skip
 """Everything that confide offers, by the name that stands in files."""
+
+
+def is_own(likelihood: Likelihood) -> bool:
+    """Whether it is one of confide's own, which a file describes in full."""
+    return type(likelihood) is LIKELIHOODS.get(likelihood.name)
 
 
 def likelihood_to_dict(likelihood: Likelihood) -> dict[str, Any]:
     """A likelihood of confide's own in full; of any other its name, so that nothing else is taken for it."""
-    if type(likelihood) is LIKELIHOODS.get(likelihood.name):
+    if is_own(likelihood):
         return {"name": likelihood.name, **vars(likelihood)}
     return {"name": likelihood.name, "own": type(likelihood).__qualname__}
 
@@ -236,6 +257,10 @@ def likelihood_from_dict(values: Mapping[str, Any]) -> Likelihood:
     if name not in LIKELIHOODS:
         raise Refusal(f"likelihood={name!r}: unknown; known: {', '.join(LIKELIHOODS)}")
     return LIKELIHOODS[name](**rest)
+
+
+IN_OWN_UNITS: tuple[type[Any], ...] = (Poisson, NegativeBinomial, Exponential, Weibull)
+"""Likelihoods of a target that means what it says: counts and times, which are not scaled to [-1, 1]."""
 
 
 def noise_scale_of(likelihood: Likelihood) -> float | None:

@@ -16,7 +16,7 @@ from confide.models.additive import NUMBER, AdditiveNetwork
 from confide.models.flat import named_slices
 from confide.models.likelihoods import Gaussian, Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
-from confide.posteriors.base import check_count, check_size
+from confide.posteriors.base import Shown, check_count, check_size
 from confide.posteriors.description import save_posterior
 from confide.posteriors.draws import to_arviz
 from confide.posteriors.natural import GaussianPredictive
@@ -43,7 +43,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class AdditiveGaussian:
+class AdditiveGaussian(Shown):
     """Independent N(centre, spread^2) over the weights of an additive network."""
 
     module: AdditiveNetwork

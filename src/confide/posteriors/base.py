@@ -14,6 +14,7 @@ from confide.models.flat import trainable
 from confide.models.likelihoods import Likelihood
 from confide.models.predictive import Predictive
 from confide.posteriors.prediction.summary import Summary
+from confide.wording import html_table
 
 
 @runtime_checkable
@@ -70,6 +71,24 @@ class Posterior(Protocol):
         cls, module: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
     ) -> Self:
         """The posterior from what `save` wrote."""
+
+
+class Shown:
+    """What a notebook shows of a posterior."""
+
+    def _repr_html_(self: Any) -> str:
+        size = sum(parameter.numel() for parameter in trainable(self.module))
+        rows = [
+            ("network", f"{type(self.module).__name__}, {size:,} parameters"),
+            ("likelihood", self.likelihood.name),
+            *((name.replace("_", " "), _short(value)) for name, value in self.facts.items()),
+        ]
+        return html_table(f"Posterior: {self.kind}", rows)
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_count(count: int) -> None:

@@ -2,7 +2,7 @@
 
 A network of confide's own is described by its recipe, if the recipe alone makes it: one with frozen or exchanged layers
 counts as a network of one's own, like any other torch module. That, and a likelihood of one's own, cannot be written
-down: they are given to `load_posterior` again.
+down: they are given to `load_posterior` again. Of such a network the file holds what is not in the draws (`frozen`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from confide.models.additive import AdditiveNetwork, AdditiveRecipe
 from confide.models.likelihoods import LearntNoise, Likelihood, likelihood_from_dict, likelihood_to_dict
 from confide.models.networks import MLP, Recipe
 from confide.posteriors.base import Posterior
+from confide.posteriors.frozen import frozen_of, with_frozen
 
 NUMBERS = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.float16)}
 NUMBERS["bfloat16"] = torch.bfloat16
@@ -49,7 +50,8 @@ def save_posterior(
     """
     from safetensors.torch import save_file
 
-    everything = {**tensors, **_tensors_of(posterior.module)}
+    own = _network_to_dict(posterior.module, prepare) is None
+    everything = {**tensors, **_tensors_of(posterior.module), **(frozen_of(posterior.module) if own else {})}
     contiguous = {name: tensor.detach().contiguous().cpu() for name, tensor in everything.items()}
     save_file(contiguous, str(path), metadata={"confide": description_of(posterior, prepare)})
 
@@ -86,7 +88,7 @@ def likelihood_of(about: Mapping[str, Any], given: Likelihood | None) -> Likelih
 def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mapping[str, Tensor]) -> nn.Module:
     """The given network, or the one of confide's own that the file describes."""
     if given is not None:
-        return given
+        return with_frozen(given, tensors)
     network = about["network"]
     if network is None:
         raise Refusal("module=None: this posterior belongs to a network of your own; pass it as module=")

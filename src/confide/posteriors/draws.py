@@ -15,7 +15,7 @@ from confide.errors import Refusal
 from confide.models.flat import named_slices
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
-from confide.posteriors.base import check_count, check_size
+from confide.posteriors.base import Shown, check_count, check_size
 from confide.posteriors.description import Damaged, save_posterior
 from confide.posteriors.prediction.stacked import outputs_of
 from confide.posteriors.prediction.summary import Summary, predictive_of_draws, summary_of_draws
@@ -25,7 +25,7 @@ DRAWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Draws:
+class Draws(Shown):
     """Weighted draws of the flat parameter vector; a point estimate is a single draw.
 
     draws    (number of draws, parameters)

@@ -38,6 +38,7 @@ from confide.posteriors.description import (
 )
 from confide.posteriors.drafts import draft_of, sync
 from confide.posteriors.draws import Draws
+from confide.posteriors.frozen import frozen_in
 
 STORED: dict[torch.dtype, str] = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 _WEIGHT = torch.float32
@@ -86,7 +87,8 @@ def open_draws(
     if draws.dim() != 2:
         raise Refusal(f"{complaint}; its draws are no vectors")
     try:
-        network, known = network_of(about, module, {"draws": draws}), likelihood_of(about, likelihood)
+        beside = {} if module is None else frozen_in(path)
+        network, known = network_of(about, module, {"draws": draws, **beside}), likelihood_of(about, likelihood)
         check_outputs(network, known)
         check_size(network, draws.shape[1])
         return MappedDraws(network, known, draws, weights.clone(), dict(about["facts"]), mapping)

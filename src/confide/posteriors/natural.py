@@ -21,7 +21,7 @@ from confide.models.flat import named_slices
 from confide.models.likelihoods import Gaussian, Likelihood
 from confide.models.networks import Recipe
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
-from confide.posteriors.base import check_count
+from confide.posteriors.base import Shown, check_count
 from confide.posteriors.description import save_posterior
 from confide.posteriors.draws import outputs_of_draws, to_arviz
 from confide.posteriors.prediction.summary import Summary, summary_of_predictive
@@ -58,7 +58,7 @@ class GaussianPredictive(RealPredictive):
 
 
 @dataclass(frozen=True)
-class NaturalGaussian:
+class NaturalGaussian(Shown):
     """A Gaussian posterior over the parameters of a network, or over the component means of a mixture.
 
     natural   [eta, packed precision] over the working parameters, float64

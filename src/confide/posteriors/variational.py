@@ -19,7 +19,7 @@ from confide.layers.dropout import SharedDropout
 from confide.models.flat import flatten_, named_slices
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
-from confide.posteriors.base import check_count, check_size
+from confide.posteriors.base import Shown, check_count, check_size
 from confide.posteriors.description import Damaged, save_posterior
 from confide.posteriors.draws import to_arviz
 from confide.posteriors.prediction.stacked import Block, blocks, chain_of, collected, in_pieces
@@ -30,7 +30,7 @@ PREDICTION_SEED = 0
 
 
 @dataclass(frozen=True)
-class DiagonalGaussian:
+class DiagonalGaussian(Shown):
     """Independent N(centre, spread^2) over the flat parameter vector; spread 0 is a parameter without a distribution.
 
     passes   draws that a prediction averages over
@@ -114,7 +114,7 @@ class DiagonalGaussian:
 
 
 @dataclass(frozen=True)
-class DropoutNetwork:
+class DropoutNetwork(Shown):
     """One vector of weights and the masks of the network's dropout layers, which stay random after training.
 
     module   a network whose dropout layers are SharedDropout, in the mode it was trained in

@@ -10,7 +10,8 @@ from torch import Tensor
 from confide.errors import Refusal
 from confide.evaluate.judgement import Judgement
 from confide.evaluate.metrics import refuse_private
-from confide.models.predictive import ClassPredictive, Predictive
+from confide.models.predictive import ClassPredictive, LabelPredictive, Predictive, VectorPredictive
+from confide.models.survival import SurvivalPredictive
 
 PUBLIC = "declared public"
 SEPARATE = "separate hold-out declared by the user"
@@ -33,13 +34,14 @@ class Evaluation:
         refuse_private("y", self.y)
         if self.source not in SOURCES:
             raise Refusal(f"source={self.source!r}: must be {' or '.join(map(repr, SOURCES))}")
-        if self.y.numel() != self.inputs:
+        several = isinstance(self.predictive, LabelPredictive | VectorPredictive | SurvivalPredictive)
+        if (len(self.y) if several else self.y.numel()) != self.inputs:
             raise Refusal(f"y of shape {tuple(self.y.shape)}: need one entry for each of {self.inputs} predictions")
 
     @property
     def inputs(self) -> int:
         """How many test inputs there are."""
-        if isinstance(self.predictive, ClassPredictive):
+        if isinstance(self.predictive, ClassPredictive | LabelPredictive):
             return self.predictive.draws.shape[1]
         return self.predictive.means.shape[1]
 

@@ -129,7 +129,7 @@ def _quality_plots(evaluation: Evaluation | None) -> list[Any]:
     if evaluation is None:
         return []
     from confide.evaluate import plots
-    from confide.models.predictive import ClassPredictive
+    from confide.models.predictive import ClassPredictive, RealPredictive
 
     predictive, y = evaluation.predictive, evaluation.y
     if isinstance(predictive, ClassPredictive):
@@ -138,6 +138,8 @@ def _quality_plots(evaluation: Evaluation | None) -> list[Any]:
             plots.confidence_histogram(predictive.probabilities, y),
             plots.uncertainty_of_classes(predictive, y),
         ]
+    if not isinstance(predictive, RealPredictive) or y.numel() != evaluation.inputs:
+        return []  # several targets, and times of which some are known from below alone: the table says what there is
     return [
         plots.predicted_against_actual(predictive, y, individuals=evaluation.source == PUBLIC),
         plots.coverage_curve(predictive, y),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +29,14 @@ from confide.models.networks import recipe_of
 from confide.posteriors.base import Posterior
 from confide.posteriors.files import check_saveable
 from confide.privacy.statement import Privacy
+from confide.running.callbacks import Moment, Validation, Watch, check_callbacks, so_far
 from confide.running.closing import Closing
 from confide.running.crews import check_whole, shared_journal, start_alike
+from confide.running.dress_rehearsal import Cast, dress_rehearsal
+from confide.running.interrupts import held_back
 from confide.running.journal import CheckpointPlace, journal
 from confide.sources.base import Source
+from confide.wording import html_table
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,13 @@ class Run:
     schema: Schema
     seconds: float
     ledger: Mapping[str, Any] | None = None
+
+    def _repr_html_(self) -> str:
+        from confide.report.verdict import statement_of
+
+        learnt = f"{type(self.posterior.module).__name__}, {self.posterior.kind}, {self.posterior.likelihood.name}"
+        rows = [("method", self.method.name), ("steps", f"{self.plan.steps:,}"), ("learnt", learnt)]
+        return html_table("Run", [*rows, ("privacy", statement_of(self.privacy))])
 
     def save(
         self, directory: str | os.PathLike[str], *, test: tuple[Any, Any] | None = None, public: bool = False
@@ -76,35 +89,51 @@ def fit(
     checkpoint: CheckpointPlace = None,
     secure: bool = False,
     closing: Closing | None = None,
+    callbacks: Sequence[Callable[[Moment], Any]] = (),
+    validation: Validation | None = None,
 ) -> Run:
     """Fit `module` to private data by `method` under `plan`.
 
-    The module is copied and stays as it was. A network that cannot be clipped is refused on made-up records, before
-    anything is charged; then the whole plan is charged before the first record is read, so a budget
-    that does not suffice refuses at once and nothing is spent. `seed` fixes the method's own randomness only; the
-    noise that protects the records is never seeded here. `progress(done, total)` is called after every step.
-    `checkpoint` names a directory from which a run that was killed goes on; see `confide.running.journal`. `secure`
-    puts the noise on a lattice, against attacks on low-order bits; see `confide.mechanism.secure`. `closing` asks one
-    question more, about the posterior after the last step, and is paid for with the plan.
+    The module is copied and stays as it was. The whole way is gone on made-up records before anything is charged, and
+    what could not be clipped, predict, be saved or be loaded is refused (`confide.running.dress_rehearsal`); then the
+    whole plan is charged before the first record is read, so a budget that does not suffice refuses at once and nothing
+    is spent. `seed` fixes the method's own randomness only; the noise that protects the records is never seeded here.
+    `progress(done, total)` is called after every step. `checkpoint` names a directory from which a run that was killed
+    goes on; see `confide.running.journal`. `secure` puts the noise on a lattice, against attacks on low-order bits;
+    see `confide.mechanism.secure`. `callbacks` see the public state now and then, with predictions on `validation`,
+    records that you declare to be public; see `confide.running.callbacks`. `closing` asks one question more, about the
+    posterior after the last step, and is paid for with the plan.
     """
     started = time.perf_counter()
     if progress is not None and not callable(progress):
         raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
+    check_method(method)
+    check_callbacks(callbacks, validation, method, data.crew.size == 1)
     wanted = plan.secured() if secure else plan
     plan = data.crew.together(lambda: data.within(wanted))
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
     public = make_problem(method, module, data.schema, plan, likelihood, seed)  # never shown a record
     opened = journal if data.crew.size == 1 else shared_journal
-    with opened(checkpoint, method, problem, data, state, closing) as book:
+    look = partial(_look, method, module, data.schema, plan, likelihood, problem)
+    watch = Watch(callbacks, validation, method, checkpoint is not None, look, plan.steps)
+    with opened(checkpoint, method, problem, data, state, closing) as book, _interrupts(checkpoint) as interrupted:
         book.charge(plan)  # before any record is read
         state = book.state
         for step, mechanism in book.left():
+            book.moving()
             release = data.answer(method.ask(problem, state), mechanism, book.receipt)
             state = method.tell(problem, state, release)
             book.keep(step, state)
             if progress is not None:
                 progress(step, plan.steps)
+            interrupted()
+            if watch.after(step, state):
+                break
         posterior = with_mixing(method.posterior(_moved(public, problem), state))
+        if watch.ended:
+            posterior = posterior.with_likelihood(
+                posterior.likelihood, {**posterior.facts, "stopped_after": watch.ended, "planned_steps": plan.steps}
+            )
         if closing is not None:
             query = closing.ask(posterior)
             release = book.closed(lambda: data.answer(query, closing.mechanism, book.receipt))
@@ -143,6 +172,26 @@ def head_behind(data: Source) -> dict[str, Any] | None:
     return found
 
 
+def _interrupts(checkpoint: Any) -> AbstractContextManager[Callable[[], None]]:
+    """Without a checkpoint nothing could be kept, so that nothing waits."""
+    return held_back() if checkpoint is not None else nullcontext(lambda: None)
+
+
+def _look(
+    method: Method,
+    module: nn.Module,
+    schema: Schema,
+    plan: Plan,
+    likelihood: Likelihood | None,
+    problem: Problem,
+    state: Any,
+) -> tuple[Posterior, bool]:
+    """What has been learnt so far, over a module that never saw a record."""
+    with torch.random.fork_rng(devices=[]):
+        public = make_problem(method, module, schema, plan, likelihood, seed=0)
+        return so_far(method, _moved(public, problem), state)
+
+
 def _moved(public: Problem, problem: Problem) -> Problem:
     """The problem as it was before the first record, at the position of the last step.
 
@@ -174,6 +223,8 @@ def rehearse(
     def tried() -> Any:
         state = method.init(problem)
         data.rehearse(method.ask(problem, state))
+        cast = Cast(method, module, problem.likelihood)
+        dress_rehearsal(cast, lambda p: make_problem(method, module, data.schema, p, likelihood, seed=0), data, plan)
         return state
 
     problem = data.crew.together(checked)

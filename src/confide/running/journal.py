@@ -22,6 +22,7 @@ good checkpoint is, or the run starts, and is charged, from the beginning.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -108,6 +109,9 @@ class Journal:
         mechanisms = itertools.islice(self.problem.plan.mechanisms(), self.done, None)
         return enumerate(mechanisms, start=self.done + 1)
 
+    def moving(self) -> None:
+        """Called before every step: what is changed in place belongs to no step until it is over."""
+
     def keep(self, step: int, state: Any) -> None:
         """Called after every step."""
 
@@ -148,6 +152,9 @@ def journal(
         book = KeptJournal(settings, method, problem, source, state, closing)
         try:
             yield book
+        except BaseException as error:
+            book.rescue(error)
+            raise
         finally:
             book.close()
 
@@ -158,7 +165,10 @@ class KeptJournal(Journal):
     done   steps that the last checkpoint holds
     next   the step after which the next one is written
     mine   the last step that this attempt may make
+    last   the last step that is over, with its state; None within a step
     """
+
+    last: tuple[int, Any] | None = None
 
     def __init__(
         self,
@@ -268,8 +278,26 @@ class KeptJournal(Journal):
 
     # -- keeping ---------------------------------------------------------------------------------------------------
 
+    def moving(self) -> None:
+        self.last = None
+
+    def rescue(self, error: BaseException) -> None:
+        """Keep the last step of a run that an exception ends between two steps, and say so with the exception."""
+        if self.last is not None and self.last[0] > self.done:
+            step, state = self.last
+            with contextlib.suppress(OSError, Refusal):  # it is the first error that counts
+                self._write(Kept(step, state, self.problem.position, self.problem.generator.get_state()))
+                self.done = step
+                self._write_note()
+        if self.done or self.mine:
+            error.add_note(
+                f"confide: kept in {str(self.directory)!r} up to step {self.done} of {self.plan.steps}; the same call "
+                "goes on with it"
+            )
+
     def keep(self, step: int, state: Any) -> None:
         """Write a checkpoint where one is due, and claim the steps until the next one."""
+        self.last = step, state
         if step < self.next:
             return
         self._write(Kept(step, state, self.problem.position, self.problem.generator.get_state()))

@@ -14,6 +14,7 @@ from confide.data.preprocessing import Encoder, curator_notes
 from confide.data.schema import Schema, Task
 from confide.data.table import Array
 from confide.errors import CuratorNote, DataError
+from confide.workflow.named_likelihood import in_own_units
 from confide.workflow.request import Request
 
 
@@ -56,7 +57,7 @@ def settle(request: Request) -> Settled:
     _check_sizes(request, schema)
     # A network of one's own sees pictures as pictures; confide's own are fully connected.
     pictures = request.module is not None and table.block is not None and table.block.ndim > 2
-    encoder = Encoder(schema, "image" if pictures else "flat")
+    encoder = Encoder(schema, "image" if pictures else "flat", "plain" if in_own_units(request.likelihood) else "unit")
     x, y = encoder.training(table)
     for note in curator_notes(table, schema, x, y):
         warnings.warn(note, CuratorNote, stacklevel=2)

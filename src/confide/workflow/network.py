@@ -12,6 +12,7 @@ from confide.methods.base import Method
 from confide.models.likelihoods import Gaussian, Likelihood
 from confide.models.networks import MLP, Recipe
 from confide.running.fit import default_likelihood
+from confide.workflow.named_likelihood import made
 from confide.workflow.request import Request
 
 MOST_WEIGHTS = 10**7
@@ -45,13 +46,15 @@ def hidden_of(request: Request, schema: Schema, features: int) -> tuple[int, ...
 
 
 def outputs_of(request: Request, schema: Schema) -> int:
-    return (schema.class_count or 1) if request.likelihood is None else request.likelihood.outputs
+    likelihood = made(request.likelihood, schema, request.noise_scale)
+    return (schema.class_count or 1) if likelihood is None else likelihood.outputs
 
 
 def likelihood_of(request: Request, schema: Schema, module: nn.Module) -> Likelihood:
     """The given likelihood, or the usual one of the task; a regression starts with the given or the rule's noise."""
-    if request.likelihood is not None:
-        return request.likelihood
+    likelihood = made(request.likelihood, schema, request.noise_scale)
+    if likelihood is not None:
+        return likelihood
     if schema.classes is not None:
         found: Likelihood = default_likelihood(module, schema)
         return found

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from confide.models.predictive import ClassPredictive
+from confide.models.predictive import ClassPredictive, of_numbers
 from confide.report.evaluation import Evaluation
 
 BOOTSTRAPS = 100
@@ -88,7 +88,7 @@ def losses_of(evaluation: Evaluation) -> Tensor:
     y = evaluation.y.reshape(-1)
     if isinstance(evaluation.predictive, ClassPredictive):
         return (evaluation.predictive.labels != y).double()
-    return (evaluation.predictive.mean.double() - y.double()).square()
+    return (of_numbers(evaluation.predictive).mean.double() - y.double()).square()
 
 
 def standard_errors(evaluation: Evaluation) -> dict[str, float]:
@@ -96,11 +96,12 @@ def standard_errors(evaluation: Evaluation) -> dict[str, float]:
     y, losses = evaluation.y.reshape(-1), losses_of(evaluation)
     predictive = evaluation.predictive
     if not isinstance(predictive, ClassPredictive):
+        numbers = of_numbers(predictive).double()
         rmse = math.sqrt(float(losses.mean()))
-        covered = (predictive.cumulative(y).double() - 0.5).abs() <= 0.45
+        covered = numbers.inside(y.double(), 0.9)
         return {
             "rmse": _error(losses) / (2 * rmse) if rmse > 0 else 0.0,
-            "log_likelihood": _error(predictive.log_density(y)),
+            "log_likelihood": _error(numbers.log_density(y.double())),
             "coverage_90": _error(covered),
         }
     p = predictive.probabilities.double()

@@ -24,6 +24,8 @@ from confide.privacy.calibration import check_target
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
 from confide.privacy.ledger import Ledger
 from confide.running.journal import CheckpointPlace
+from confide.wording import hyphened
+from confide.workflow.named_likelihood import check_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +52,10 @@ class Request:
         The network; None: one of confide's own, of the widths `hidden`.
     hidden : tuple of int or None
         Widths of the hidden layers; () for a linear model, None for the public rule.
-    likelihood : Likelihood or None
-        None: the usual one of the task.
+    likelihood : Likelihood, str or None
+        One of `confide.likelihoods`, or the name of one that needs no more than the facts: "poisson" and
+        "negative-binomial" for counts, "laplace" and "student-t" for numbers with outliers (around the model by
+        `noise_scale`), "ordinal" for classes in the declared order. None: the usual one of the task.
     noise_scale : float or None
         Regression: the standard deviation of the target around the model, where its bounds are scaled to [-1, 1].
         None: learnt from a private histogram of residuals, within epsilon.
@@ -85,7 +89,7 @@ class Request:
     prior: Prior | None = None
     module: nn.Module | None = None
     hidden: tuple[int, ...] | None = None
-    likelihood: Likelihood | None = None
+    likelihood: Likelihood | str | None = None
     noise_scale: float | None = None
     batch: int | None = None
     epochs: float | None = None
@@ -100,6 +104,10 @@ class Request:
     name: str = ""
     seed: int | None = None
     ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sampling", "adjacency"):
+            object.__setattr__(self, name, hyphened(getattr(self, name)))
 
     def with_method(self, method: str | Method, seed: int | None) -> Request:
         """The same request for another method."""
@@ -177,7 +185,8 @@ def _check_model(request: Request) -> None:
             raise TypeError(f"module={request.module!r}: must be a torch Module")
         if request.hidden is not None:
             raise Refusal(f"hidden={request.hidden}: is for confide's own network; leave it out beside module=")
-    if request.likelihood is not None and request.noise_scale is not None:
+    check_name(request.likelihood, request.task)
+    if not isinstance(request.likelihood, str | None) and request.noise_scale is not None:
         raise Refusal(f"noise_scale={request.noise_scale}: the likelihood says it already; leave one of them out")
     if isinstance(request.method, str):
         _named(request.method, request.prior)

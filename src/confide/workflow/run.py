@@ -37,6 +37,7 @@ from confide.sources.together import PaidTogether
 from confide.workflow import count, noise
 from confide.workflow.calibrate import plan_of
 from confide.workflow.facts import Settled, assumptions_of, settle
+from confide.workflow.named_likelihood import made
 from confide.workflow.network import likelihood_of, network_of
 from confide.workflow.request import Request, method_of
 
@@ -98,6 +99,7 @@ def run_request(request: Request, progress: Progress | None = None) -> Outcome:
 
 def job_of(request: Request, settled: Settled) -> Job:
     """The model and the plan of a settled request. No record is read for it."""
+    request = replace(request, likelihood=made(request.likelihood, settled.schema, request.noise_scale))
     known = settled if settled.schema.records is not None else settled.with_records(REHEARSED_RECORDS)
     method = method_of(request, settled.task)
     module = network_of(request, known.schema, settled.features, method)

@@ -24,7 +24,7 @@ from confide.layers.bayesian import (
 )
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear
 from confide.models.additive import AdditiveFeatures, AdditiveNetwork
-from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, LearntNoise, Tokens
+from confide.models.likelihoods import LIKELIHOODS, LearntNoise, Probit
 from confide.models.networks import MLP
 
 # from the axes of the input, records included, to those of the output; None: not proven
@@ -170,7 +170,9 @@ _FORWARDS = {kind: kind.forward for kind in _KNOWN}
 _CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
 
 _LOSSES: dict[type[Any], Callable[..., Tensor]] = {
-    kind: kind.loss for kind in (Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, Tokens)
+    kind: kind.loss
+    for kind in LIKELIHOODS.values()
+    if kind is not Probit  # which only expectation propagation asks
 }
 
 

@@ -22,15 +22,16 @@ from torch import Tensor, nn
 
 from confide.data.trees import Tree, size_of
 from confide.errors import Refusal
-from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
-from confide.models.predictive import ClassPredictive, Predictive, RealPredictive, entropy, knowing
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, MultiGaussian, MultiLabel
+from confide.models.predictive import ClassPredictive, LabelPredictive, Predictive, RealPredictive, entropy, knowing
 from confide.posteriors.prediction import native
 from confide.posteriors.prediction.stacked import Block, Groups, blocks, collected, draws_at_once, native_network
 
 
 @dataclass(frozen=True)
 class Summary:
-    """centre      (inputs, classes) probabilities, or (inputs,) means; tokens have axes (inputs, positions)
+    """centre      (inputs, classes) probabilities, or (inputs,) means; tokens have axes
+                (inputs, positions), several targets (inputs, targets)
     aleatoric   noise in the data, one value per input: nats for classes, a variance for numbers
     epistemic   doubt about the model, in the same units
     """
@@ -57,8 +58,9 @@ class Summary:
 
 def summary_of_predictive(predictive: Predictive) -> Summary:
     """What a whole predictive distribution says, for posteriors that have no quicker way to it."""
-    centre = predictive.probabilities if isinstance(predictive, ClassPredictive) else predictive.mean
-    return Summary(centre, predictive.aleatoric, predictive.epistemic)
+    if isinstance(predictive, ClassPredictive | LabelPredictive):
+        return Summary(predictive.probabilities, predictive.aleatoric, predictive.epistemic)
+    return Summary(predictive.mean, predictive.aleatoric, predictive.epistemic)
 
 
 def summary_of_draws(
@@ -85,6 +87,9 @@ def predictive_of_draws(
 
 def accumulated(blocks: Iterable[Block], likelihood: Any, weights: Tensor, inputs: int) -> Summary:
     """The summary of blocks of outputs under a likelihood; `weights` add up to one."""
+    if isinstance(likelihood, MultiLabel | MultiGaussian):  # several targets: averages over all draws together
+        outputs = collected(iter(blocks), len(weights), inputs)
+        return summary_of_predictive(likelihood.predictive(outputs, weights.to(outputs.dtype)))
     classes: _Classes | None = None
     reals: _Reals | None = None
     positions: tuple[int, ...] = ()

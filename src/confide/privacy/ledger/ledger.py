@@ -43,6 +43,7 @@ from confide.privacy.ledger.state import PaidRun
 from confide.privacy.ledger.store import Head, LedgerStore
 from confide.privacy.ledger.table import table
 from confide.privacy.ledger.witness import Witness
+from confide.wording import html_table, up
 
 # A charge is priced outside the lock, so that others can go on. Where others are always quicker, the price
 # of this try is worked out under the lock instead, so that everybody comes to an end.
@@ -372,6 +373,12 @@ class Ledger:
 
     def __repr__(self) -> str:
         return "Ledger()" if self._store.place is None else f"Ledger({self._store.name.partition(' ')[2]})"
+
+    def _repr_html_(self) -> str:
+        ceiling = "no ceiling" if self.ceiling is None else self.ceiling.words()
+        standings = [self.standing(name) for name in self.datasets()]
+        rows = [(one.dataset, one.plans, "-" if one.limit is None else up(one.epsilon)) for one in standings]
+        return html_table(f"{self!r}: {ceiling}", rows, ("data set", "plans charged", "of the ceiling's epsilon"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A ledger in a file travels as its path; one in memory does not travel. Also what `copy` asks."""
