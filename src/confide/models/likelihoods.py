@@ -2,7 +2,7 @@
 
 Each gives one loss per record, and reads a predictive distribution off the outputs of many draws. A network's output is
 a tensor, or an object that has it as `.logits`, as models of the transformers library give. Classes and Gaussian
-targets are here, tokens, counts, orders, outliers, times and several targets in files of their own; LIKELIHOODS has all.
+targets are here, tokens, counts, orders, outliers, times and several targets in files of their own: LIKELIHOODS.
 """
 
 from __future__ import annotations
