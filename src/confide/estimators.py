@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -54,6 +55,7 @@ from confide.privacy.events import Adjacency, Sampling
 from confide.privacy.ledger import Ledger
 from confide.privacy.statement import Privacy
 from confide.report import PUBLIC, SEPARATE, Evaluation
+from confide.running.callbacks import progress_line
 from confide.running.fit import Run
 from confide.running.journal import CheckpointPlace
 from confide.workflow.measure import check_test, in_units, measured
@@ -119,6 +121,8 @@ name : str, default=""
     The data set's name in the ledger.
 seed : int, default=None
     For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
+verbose : bool, default=False
+    Show on one line how many steps are done; nothing else of a fit that is not over is to be seen.
 """
 FITTED_ATTRIBUTES = """\
 posterior_ : Posterior
@@ -176,20 +180,22 @@ class _PrivateBayes(_Estimated):
     ledger: Ledger | str | Path | None = None
     name: str = ""
     seed: int | None = None
+    verbose: bool = False
 
     def _fit(self, X: Any, y: Any) -> None:
         facts = self._facts()
         # Everything that needs no record is refused before one is looked at.
         self._request(Table(), facts).check()
         table = self._training_table(X, y, facts)
-        outcome = run_request(self._request(table, self._with_classes(facts, table)))
+        request = self._request(table, self._with_classes(facts, table))
+        outcome = run_request(request, progress_line(sys.stderr) if self.verbose else None)
         self.run_, self.encoder_ = outcome.run, outcome.encoder
         self.posterior_, self.privacy_, self.schema_ = outcome.run.posterior, outcome.run.privacy, outcome.run.schema
 
     def _request(self, table: Table, facts: Schema) -> Request:
         """The parameters as a request; those of the same name are passed on as they are."""
         same = self.get_params(deep=False)
-        for fact in ("bounds", "classes", "target_bounds", "records", "schema"):
+        for fact in ("bounds", "classes", "target_bounds", "records", "schema", "verbose"):
             same.pop(fact, None)
         return Request(table, facts=facts, task=self.task, **same)
 

@@ -141,6 +141,15 @@ class TestRefusals:
             JsonLines(tmp_path / "none" / "run.jsonl")
 
 
+def test_an_estimator_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).numpy()
+    model = confide.PrivateBayesClassifier(
+        "sgd", bounds=(0, 1), classes=2, records=60, steps=20, batch=30, delta=1e-3, hidden=(), seed=0, verbose=True
+    )
+    model.fit(x, (x[:, 0] > 0.5).astype(int))
+    assert capsys.readouterr().err.endswith("\rstep 20 of 20 (100%)\n")
+
+
 class Broken(Exception):  # noqa: N818
     """Of a user's callback."""
 

@@ -12,8 +12,9 @@ from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
-from confide.cli.output import called_as, emit_json, output, progress_bar
+from confide.cli.output import called_as, emit_json, one_line, output, progress_bar
 from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory
+from confide.errors import BudgetExceeded, RankLost, Refusal, Unfinished
 
 EXAMPLES = (
     "confide fit digits --method sgld --epsilon 3 --delta 1e-4 --out out/digits",
@@ -124,7 +125,7 @@ def fit(
 
 @contextmanager
 def _interruptible(checkpoint: Path | None) -> Iterator[None]:
-    """Say which command goes on with a run that was interrupted from the keyboard."""
+    """Say which command goes on with a run that was interrupted from the keyboard, or by what nobody foresaw."""
     try:
         yield
     except KeyboardInterrupt:
@@ -133,6 +134,13 @@ def _interruptible(checkpoint: Path | None) -> Iterator[None]:
         raise KeyboardInterrupt(
             f"interrupted; what was paid for is kept in {checkpoint}, and the same command goes on: {called_as()}"
         ) from None
+    except Exception as error:
+        if isinstance(error, Refusal | BudgetExceeded | Unfinished | RankLost):
+            raise
+        if checkpoint is None or not checkpoint.exists():
+            raise
+        kept = f"what was paid for is kept in {checkpoint}, and the same command goes on: {called_as()}"
+        raise Unfinished(f"{type(error).__name__} ({one_line(str(error))}); {kept}", checkpoint) from error
 
 
 def methods_listed() -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TextIO, TypeAlias
 
 import torch
 from torch import Tensor
@@ -205,6 +205,17 @@ def check_callbacks(callbacks: Sequence[Any], validation: Any, method: Method, a
         refuse_private("validation", part)
     if not isinstance(validation[1], Tensor):
         raise TypeError(f"validation: must hold tensors, not {type(validation[1]).__name__}")
+
+
+def progress_line(file: TextIO) -> Callable[[int, int], None]:
+    """A function for `progress=` that keeps one line of a terminal or notebook up to date, a hundred times in a run."""
+
+    def progress(done: int, total: int) -> None:
+        if done == total or done % max(1, total // 100) == 0:
+            file.write(f"\rstep {done:,} of {total:,} ({done / total:.0%})" + ("\n" if done == total else ""))
+            file.flush()
+
+    return progress
 
 
 def so_far(method: Method, problem: Problem, state: Any) -> tuple[Posterior, bool]:
