@@ -130,7 +130,10 @@ def test_interrupted_from_the_keyboard(run: Run, monkeypatch: pytest.MonkeyPatch
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interrupted_run_says_which_command_goes_on(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (MemoryError, 1)])
+def test_an_interrupted_run_says_which_command_goes_on(
+    run: Run, files: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], code: int
+) -> None:
     """Catches a hint that does not work: the command it prints is run as it stands."""
     out, kept = files / "a run", files / "kept"
     words = ("fit", files / "train.csv", "--facts", files / "facts.toml", "--epsilon", 5, "--delta", 1e-3)
@@ -139,12 +142,12 @@ def test_an_interrupted_run_says_which_command_goes_on(run: Run, files: Path, mo
 
     def interrupted(*arguments: Any) -> Any:
         if next(steps) == 25:
-            raise KeyboardInterrupt
+            raise error
         return tell(*arguments)
 
     monkeypatch.setattr(SGLD, "tell", interrupted)
     result = run(*words)
-    assert is_refusal(result, code=130)
+    assert is_refusal(result, code=code)
     assert not out.exists()
     monkeypatch.undo()
     (line,) = result.err.splitlines()

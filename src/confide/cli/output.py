@@ -70,7 +70,8 @@ def run(command: Any, arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         code, sentence = _explain(error)
-        _complain(command, words, sentence, LONGEST_COMMAND if code == INTERRUPTED else LONGEST_SENTENCE)
+        whole = isinstance(error, KeyboardInterrupt | Unfinished)  # they may name the command that goes on
+        _complain(command, words, sentence, LONGEST_COMMAND if whole else LONGEST_SENTENCE)
         return code
     return SUCCESS
 
