@@ -119,9 +119,9 @@ class Poisson:
         return self.mean
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
+        logits = logits_of(output)
         valid, count = counts_in(y.reshape(len(y)))
-        log_rate = output.reshape(len(output)).clamp(-MOST, MOST) + math.log(self.mean)
+        log_rate = logits.reshape(len(logits)).clamp(-MOST, MOST) + math.log(self.mean)
         found = log_rate.exp() - count * log_rate + torch.lgamma(count + 1)
         return torch.where(valid, found, torch.zeros_like(found))
 
@@ -158,10 +158,10 @@ class NegativeBinomial:
         return self.smallest + F.softplus(raw)
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
+        logits = logits_of(output)
         valid, count = counts_in(y.reshape(len(y)))
-        output = output.reshape(len(output), 2)
-        log_mean, size = output[:, 0].clamp(-MOST, MOST) + math.log(self.mean), self.size(output[:, 1])
+        logits = logits.reshape(len(logits), 2)
+        log_mean, size = logits[:, 0].clamp(-MOST, MOST) + math.log(self.mean), self.size(logits[:, 1])
         log_total = torch.logaddexp(log_mean, size.log())
         found = (
             torch.lgamma(size) + torch.lgamma(count + 1) - torch.lgamma(count + size)

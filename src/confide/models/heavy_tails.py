@@ -61,9 +61,9 @@ class Laplace:
         return 1 / self.scale**2  # of the Gaussian with this scale: a kink has none of its own
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
+        logits = logits_of(output)
         target = y.reshape(len(y))
-        return (output.reshape(len(output)) - target).abs() / self.scale + math.log(2 * self.scale)
+        return (logits.reshape(len(logits)) - target).abs() / self.scale + math.log(2 * self.scale)
 
     def predictive(self, outputs: Tensor, weights: Tensor) -> LaplacePredictive:
         means = outputs.reshape(outputs.shape[:2])
@@ -122,8 +122,8 @@ class StudentT:
         return (self.freedom + 1) / self.freedom / self.scale**2
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
-        distance = (output.reshape(len(output)) - y.reshape(len(y))) / self.scale
+        logits = logits_of(output)
+        distance = (logits.reshape(len(logits)) - y.reshape(len(y))) / self.scale
         constant = (
             math.lgamma(self.freedom / 2) - math.lgamma((self.freedom + 1) / 2)
             + 0.5 * math.log(self.freedom * math.pi) + math.log(self.scale)

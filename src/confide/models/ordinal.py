@@ -62,11 +62,11 @@ class Ordinal:
         return torch.cat([first, first + F.softplus(outputs[..., 1:] + start).cumsum(-1)], -1)
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
+        logits = logits_of(output)
         label = y.reshape(len(y))
         valid = (label >= 0) & (label < self.classes) & (label == label.floor())
         label = torch.where(valid, label, torch.zeros_like(label)).long()
-        found = -self._logs(output).gather(-1, label[:, None]).squeeze(-1)
+        found = -self._logs(logits).gather(-1, label[:, None]).squeeze(-1)
         return torch.where(valid, found, torch.zeros_like(found))
 
     def _logs(self, outputs: Tensor) -> Tensor:

@@ -41,10 +41,10 @@ class MultiLabel:
         return 1.0
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
-        y = y.reshape(len(y), self.labels).to(output.dtype)
+        logits = logits_of(output)
+        y = y.reshape(len(y), self.labels).to(logits.dtype)
         valid = ((y == 0) | (y == 1)).all(-1)
-        found = F.binary_cross_entropy_with_logits(output.reshape(y.shape), y.clamp(0, 1), reduction="none").sum(-1)
+        found = F.binary_cross_entropy_with_logits(logits.reshape(y.shape), y.clamp(0, 1), reduction="none").sum(-1)
         return torch.where(valid, found, torch.zeros_like(found))
 
     def predictive(self, outputs: Tensor, weights: Tensor) -> LabelPredictive:
@@ -74,8 +74,8 @@ class MultiGaussian:
         return 1 / self.noise_scale**2
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
-        distance = output.reshape(len(output), self.targets) - y.reshape(len(y), self.targets)
+        logits = logits_of(output)
+        distance = logits.reshape(len(logits), self.targets) - y.reshape(len(y), self.targets)
         constant = self.targets * math.log(self.noise_scale * math.sqrt(2 * math.pi))
         return distance.square().sum(-1) / (2 * self.noise_scale**2) + constant
 

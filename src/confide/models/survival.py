@@ -96,8 +96,8 @@ class Exponential:
         return 1.0
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
-        return _loss(output.reshape(len(output)), None, y, self.time)
+        logits = logits_of(output)
+        return _loss(logits.reshape(len(logits)), None, y, self.time)
 
     def predictive(self, outputs: Tensor, weights: Tensor) -> SurvivalPredictive:
         scales = self.time * outputs.reshape(outputs.shape[:2]).clamp(-MOST, MOST).exp()
@@ -132,9 +132,9 @@ class Weibull:
         return self.smallest + F.softplus(raw + AT_ZERO)
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
-        output = logits_of(output)
-        output = output.reshape(len(output), 2)
-        return _loss(output[:, 0], self.shape(output[:, 1]), y, self.time)
+        logits = logits_of(output)
+        logits = logits.reshape(len(logits), 2)
+        return _loss(logits[:, 0], self.shape(logits[:, 1]), y, self.time)
 
     def predictive(self, outputs: Tensor, weights: Tensor) -> SurvivalPredictive:
         scales = self.time * outputs[..., 0].clamp(-MOST, MOST).exp()

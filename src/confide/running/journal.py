@@ -165,10 +165,10 @@ class KeptJournal(Journal):
     done   steps that the last checkpoint holds
     next   the step after which the next one is written
     mine   the last step that this attempt may make
-    last   the last step that is over, with its state; None within a step
+    over   the last step that is over, with its state; None within a step
     """
 
-    last: tuple[int, Any] | None = None
+    over: tuple[int, Any] | None = None
 
     def __init__(
         self,
@@ -279,12 +279,12 @@ class KeptJournal(Journal):
     # -- keeping ---------------------------------------------------------------------------------------------------
 
     def moving(self) -> None:
-        self.last = None
+        self.over = None
 
     def rescue(self, error: BaseException) -> None:
         """Keep the last step of a run that an exception ends between two steps, and say so with the exception."""
-        if self.last is not None and self.last[0] > self.done:
-            step, state = self.last
+        if self.over is not None and self.over[0] > self.done:
+            step, state = self.over
             with contextlib.suppress(OSError, Refusal):  # it is the first error that counts
                 self._write(Kept(step, state, self.problem.position, self.problem.generator.get_state()))
                 self.done = step
@@ -297,7 +297,7 @@ class KeptJournal(Journal):
 
     def keep(self, step: int, state: Any) -> None:
         """Write a checkpoint where one is due, and claim the steps until the next one."""
-        self.last = step, state
+        self.over = step, state
         if step < self.next:
             return
         self._write(Kept(step, state, self.problem.position, self.problem.generator.get_state()))
