@@ -6,6 +6,7 @@ gradient hooks, autograd functions of one's own, scripted modules. A record for 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
@@ -19,7 +20,10 @@ from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
 from confide.mechanism.clipping.isolation import clear
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
-from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.sealed import Reachable, no_collection
+
+RECORDS_PER_COLLECTION = 64
+"""The collector rests while records run; so often it is asked for what they left, so that memory stays small."""
 
 
 def gradients(
@@ -64,7 +68,7 @@ def for_each(
             f"module: it, its loss or its statistic reaches an iterator ({seal.iterators[0]}), which cannot be put "
             "back after a record; use a list or a number"
         )
-    with randomness.restored(), _Written():
+    with no_collection(), randomness.restored(), _Written():
         for record in range(records):
             one_x, one_y = map_tensors(lambda tensor, at=record: tensor[at : at + 1].clone(), (x, y))
             randomness.start_from(starts[record])
@@ -74,6 +78,8 @@ def for_each(
                 if strict:
                     raise
             finally:
+                if strict or record % RECORDS_PER_COLLECTION == 0 or record == records - 1:
+                    gc.collect(1)  # what finalisers of cycles write is put back too, not left for later
                 seal.restore()
     seal.move_on()
 

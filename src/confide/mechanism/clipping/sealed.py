@@ -13,6 +13,7 @@ iterator, is refused.
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import logging
 import random
@@ -20,6 +21,7 @@ import sys
 import types
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -42,6 +44,18 @@ from confide.mechanism.clipping.origins import (
 MOST_PLACES = 2_000_000
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 _CACHE = type(functools.lru_cache(lambda: None))
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage is collected inside: what finalisers and callbacks of the collector write is not what a pass wrote."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Attributes:

@@ -20,7 +20,7 @@ from confide.errors import Refusal, SpeedWarning
 from confide.mechanism.clipping import one_by_one
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.proven import is_proven
-from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.sealed import Reachable, no_collection
 
 Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
 
@@ -61,15 +61,16 @@ def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal:
 
 
 def _rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
-    region, seal = Region(len(y)), Reachable(function, contents=False)
-    try:
-        with region.entered():
-            given = region.one_each(x), region.one_each(y)
-            row = _row(copy_context().run(function, *given), size)
-            rows = region.stacked(row).clone()  # its own: what is kept by user code is emptied
-    finally:
-        changed = seal.restore()
-        forget()
+    with no_collection():
+        region, seal = Region(len(y)), Reachable(function, contents=False)
+        try:
+            with region.entered():
+                given = region.one_each(x), region.one_each(y)
+                row = _row(copy_context().run(function, *given), size)
+                rows = region.stacked(row).clone()  # its own: what is kept by user code is emptied
+        finally:
+            changed = seal.restore()
+            forget()
     if changed:
         raise NotIsolable("writes to a global, a closure or a class")
     return rows

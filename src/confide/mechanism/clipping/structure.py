@@ -36,7 +36,7 @@ from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choo
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, per_record_losses, proven_pass
-from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.sealed import Reachable, no_collection
 from confide.mechanism.clipping.workspace import Workspace
 
 BUDGET = 64 << 20  # Bytes for an examination, which holds a few made-up records only.
@@ -62,13 +62,14 @@ def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) 
     proven = is_proven(module, x), is_proven_loss(loss, y)
     parameters = list(module.parameters())
     apart = frozenset(map(id, (*parameters, *module.buffers())))
-    outside = Reachable(*(() if proven[0] else (module,)), *(() if proven[1] else (loss,)), apart=apart)
-    before = _checksums(parameters)
-    try:
-        return _examined(module, anatomy, loss, x, y, proven, outside)
-    finally:
-        if _checksums(parameters) != before:
-            raise UnclippableError("module: its forward writes to its parameters; write to a buffer or to a copy")
+    with no_collection():
+        outside = Reachable(*(() if proven[0] else (module,)), *(() if proven[1] else (loss,)), apart=apart)
+        before = _checksums(parameters)
+        try:
+            return _examined(module, anatomy, loss, x, y, proven, outside)
+        finally:
+            if _checksums(parameters) != before:
+                raise UnclippableError("module: its forward writes to its parameters; write to a buffer or to a copy")
 
 
 def _examined(
