@@ -28,6 +28,7 @@ from confide.models.several import MultiGaussian, MultiLabel
 from confide.models.survival import Exponential, Weibull
 from confide.posteriors.files import load_posterior
 from confide.privacy.ledger import Ledger
+from confide.running.artefacts import load_run
 
 COUNT, FEATURES = 24, 3
 
@@ -191,6 +192,22 @@ def test_is_fitted_predicted_saved_and_loaded(name: str, method: str, tmp_path: 
     assert all(math.isfinite(value) for value in scores.values()), scores
     summary = run.posterior.summary(x[1:])
     assert torch.allclose(summary.total.double(), predictive.total.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_report_measures_it(name: str, tmp_path: Any) -> None:
+    """Without noise and with a made-up statement, so that nothing but the page takes time."""
+    case = CASES[name]
+    x, y = torch.randn(COUNT, FEATURES, generator=generator(2)), case.targets(generator())
+    schema = Schema(classes=4 if name == "ordinal" else None, records=COUNT)
+    plan = confide.plan(private=False, delta=1e-3, records=COUNT, batch=8, steps=4)
+    module = networks.mlp(FEATURES, case.likelihood.outputs, hidden=(4,), generator=generator())
+    data = confide.PrivateData(x, y, schema=schema)
+    run = confide.fit(methods.get("sgld")(), module, data, plan, likelihood=case.likelihood, seed=0)
+    run.save(tmp_path / "run", test=(x, y))
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"On {COUNT} test inputs" in page
+    assert load_run(tmp_path / "run").metrics == pytest.approx(evaluate(run.posterior.predict(x), y), nan_ok=True)
 
 
 def single(case: Case, inputs: int = 7) -> tuple[Any, Tensor]:

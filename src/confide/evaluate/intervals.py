@@ -23,6 +23,7 @@ from torch import Tensor
 from confide.evaluate import metrics
 from confide.evaluate.ordering import average_precision_of, defined_classes, placements
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
+from confide.models.survival import SurvivalPredictive
 
 Z = 1.959963984540054
 """Of a 95 % interval under the normal distribution."""
@@ -36,7 +37,9 @@ def intervals(predictive: Predictive, y: Tensor) -> dict[str, Interval]:
     """The 95 % interval of every metric of `confide.evaluate.metrics.evaluate`, by its name."""
     if isinstance(predictive, ClassPredictive):
         return _of_classes(predictive.probabilities, y)
-    return _of_reals(predictive, y) if isinstance(predictive, RealPredictive) else {}
+    if isinstance(predictive, RealPredictive) and not isinstance(predictive, SurvivalPredictive):
+        return _of_reals(predictive, y)
+    return {}
 
 
 def mean_interval(values: Tensor) -> Interval:

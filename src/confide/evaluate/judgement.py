@@ -24,6 +24,7 @@ from confide.evaluate.intervals import (
 )
 from confide.evaluate.ordering import auroc_of, average_precision_of
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
+from confide.models.survival import SurvivalPredictive
 
 BETTER, WORSE, UNTOLD = "better", "worse", "not told apart"
 
@@ -124,7 +125,9 @@ def judge(predictive: Predictive, y: Tensor, labels: tuple[Any, ...] | None = No
     metrics.refuse_private("y", y)
     if isinstance(predictive, ClassPredictive):
         return judge_classes(predictive.probabilities, y, labels)
-    return judge_reals(predictive, y) if isinstance(predictive, RealPredictive) else None
+    if isinstance(predictive, RealPredictive) and not isinstance(predictive, SurvivalPredictive):
+        return judge_reals(predictive, y)
+    return None
 
 
 def judge_classes(probabilities: Tensor, y: Tensor, labels: tuple[Any, ...] | None = None) -> ClassJudgement:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from confide.errors import UnsupportedEvents
 from confide.evaluate.judgement import Judgement
+from confide.models.likelihoods import Exponential, MultiLabel, Weibull
 from confide.privacy.accountants.bound import EXACT, Bound, not_applicable, slack
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import NonPrivateEvent
@@ -132,7 +133,11 @@ class RunVerdict:
 
     @property
     def task(self) -> str:
-        count = self.run.schema.class_count
+        count, likelihood = self.run.schema.class_count, self.run.posterior.likelihood
+        if isinstance(likelihood, MultiLabel):
+            return f"classifier of {likelihood.labels} labels"
+        if isinstance(likelihood, Exponential | Weibull):
+            return "model of the time until an event"
         return "regression model" if count is None else f"{count}-class classifier"
 
     @property
@@ -199,6 +204,10 @@ def _quality(verdict: RunVerdict) -> str:
         covered = metrics.get("coverage_90")
         inside = "" if covered is None else f", and {share(covered)} of its 90% intervals held the actual value"
         return f"On {inputs} it was typically off by {words.number(metrics['rmse'])}{inside}."
+    if "label_accuracy" in metrics:
+        return f"On {inputs} it was right about {share(metrics['label_accuracy'])} of all labels."
+    if "concordance" in metrics:
+        return f"On {inputs} it put {share(metrics['concordance'])} of the pairs that can be compared in their order."
     return "Its quality was not measured."
 
 
