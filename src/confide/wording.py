@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, Context, Decimal
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -173,6 +173,13 @@ def epsilon(value: float | None) -> str:
     if not math.isfinite(value):
         return "∞"
     return up(value, decimals=max(3, 1 - Decimal(repr(float(value))).adjusted()) if value > 0 else 3)
+
+
+def remaining(value: float) -> str:
+    """What is left of a budget: rounded down to three decimals, for it is less that is safe to say."""
+    if not math.isfinite(value):
+        return "no ceiling"
+    return f"{Decimal(repr(float(value))).quantize(Decimal('0.001'), rounding=ROUND_FLOOR):f}"
 
 
 def share(value: float, decimals: int = 1) -> str:

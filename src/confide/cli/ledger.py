@@ -27,6 +27,7 @@ SHOW_EXAMPLE = "confide ledger show budget.db"
 LIMIT_EXAMPLE = "confide ledger limit budget.db --epsilon 3 --delta 1e-5"
 HEAD_EXAMPLE = "confide ledger head budget.db"
 VERIFY_EXAMPLE = "confide ledger verify budget.db --head 12:9f86d081... --witness /elsewhere/witness"
+REPORT_EXAMPLE = "confide ledger report budget.db --out budget.html"
 KEY_EXAMPLE = "confide ledger key curator.key"
 
 File = Annotated[
@@ -76,6 +77,10 @@ ShownDelta = Annotated[
         show_default=False,
     ),
 ]
+PageOut = Annotated[
+    Path,
+    typer.Option("--out", metavar="FILE", help="The page, a new .html file.", show_default=False),
+]
 Ceiling = Annotated[
     float,
     typer.Option(
@@ -99,6 +104,28 @@ def show(file: File, delta: ShownDelta = None, as_json: Json = False) -> None:
         emit_json(values)
         return
     _show(output(), values)
+
+
+def report(file: File, out: PageOut, delta: ShownDelta = None, as_json: Json = False) -> None:
+    """Write a page about a ledger: budgets by data set, history, what remains, heads of the chain.
+
+    The page stands alone: it loads nothing and runs no script.
+    """
+    from confide.cli.paths import check_page
+    from confide.report.ledger_page import render_ledger
+
+    if delta is not None:
+        options.delta(delta)
+    check_page("--out", out)
+    _check_exists(file)
+    with for_reading(file) as readable, Ledger(readable) as ledger:
+        place = "a server" if is_server(file) else Path(file).name
+        page = render_ledger(ledger, place, rules.DELTA if delta is None else delta)
+    out.write_text(page, encoding="utf-8")
+    if as_json:
+        emit_json({"ledger": str(file), "out": str(out)})
+        return
+    output().print(f"Written: {escape(one_line(str(out)))}", soft_wrap=True)
 
 
 def limit(
@@ -285,6 +312,7 @@ def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | 
 def register(app: Any) -> None:
     group = typer.Typer(help="Show what was spent, set a ceiling on it, check it.", rich_markup_mode="rich")
     teach(group, show, [SHOW_EXAMPLE])
+    teach(group, report, [REPORT_EXAMPLE])
     teach(group, limit, [LIMIT_EXAMPLE])
     teach(group, head, [HEAD_EXAMPLE])
     teach(group, verify, [VERIFY_EXAMPLE])

@@ -25,6 +25,17 @@ def check_new_directory(option: str, path: Path) -> None:
     check_writable(option, path)
 
 
+def check_page(option: str, path: Path) -> None:
+    """A new HTML file."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise CommandError(f"{option}={path}: a page is an .html file; name one")
+    if os.path.lexists(path):
+        raise CommandError(f"{option}={path}: exists already; name a new file")
+    if not path.absolute().parent.is_dir():
+        raise CommandError(f"{option}={path}: {path.absolute().parent} is not a directory; make it first")
+    check_writable(option, path)
+
+
 def check_writable(option: str, path: Path) -> None:
     """Whether something can be made at this path."""
     parent = path.absolute().parent

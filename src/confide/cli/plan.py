@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from confide import rules
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import RUN, AdjacencyName, Delta, EpsilonGoal, Json, SamplingName
-from confide.cli.output import emit_json, output
+from confide.cli.output import emit_json, one_line, output
+from confide.cli.paths import check_page
 from confide.cli.privacy_table import show_privacy
 from confide.errors import CommandError
 from confide.wording import up
@@ -76,6 +79,11 @@ Friction = Annotated[
     typer.Option(metavar="A", help="Friction of sghmc and sgnht.", rich_help_panel=RUN),
 ]
 
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Also write a page, a new .html file.", show_default=False),
+]
+
 
 def plan(
     *,
@@ -92,14 +100,18 @@ def plan(
     adjacency: AdjacencyName = rules.ADJACENCY,
     ranks: Ranks = None,
     weights: Weights = None,
+    report: Report = None,
     as_json: Json = False,
 ) -> None:
     """Find the noise that keeps a run within a budget. No data is read.
 
     With --method also the step sizes at which a sampler's own noise is all the noise that is needed. With --ranks also
-    whether several processes would be faster than one.
+    whether several processes would be faster than one. With --report a page that shows epsilon against noise, batch and
+    epochs, with what an attacker can do.
     """
     check_budget(epsilon, delta, records)
+    if report is not None:
+        check_page("--report", report)
     check_ranks(ranks, weights, sampling)
     found = make_plan(
         epsilon=epsilon,
@@ -118,6 +130,11 @@ def plan(
         values["step_size_convention"] = STEP_SIZE_CONVENTION
     if ranks is not None and weights is not None:
         values["ranks"] = ranks_values(weights, found.expected_batch, ranks)
+    if report is not None:
+        from confide.report.plan_page import render_plan
+
+        report.write_text(render_plan(found), encoding="utf-8")
+        values["report"] = str(report)
     if as_json:
         emit_json(values)
         return
@@ -269,6 +286,9 @@ def _show(found: Plan, values: dict[str, Any]) -> None:
     if "ranks" in values:
         console.print()
         console.print(values["ranks"]["advice"])
+    if "report" in values:
+        console.print()
+        console.print(f"Written: {escape(one_line(values['report']))}", soft_wrap=True)
     if "step_size" in values:
         console.print()
         console.print(_step_size_table(values["step_size"]))

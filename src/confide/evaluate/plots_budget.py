@@ -45,7 +45,14 @@ def privacy_utility(
     return plot("utility", "What does privacy cost in quality?", f"{name}: {said}.", reading, draw, 320)
 
 
-def budget_over_time(times: Sequence[Any], epsilons: Sequence[float], limit: float | None = None) -> Plot:
+def budget_over_time(
+    times: Sequence[Any],
+    epsilons: Sequence[float],
+    limit: float | None = None,
+    *,
+    title: str = "How was the budget spent?",
+    identifier: str = "budget",
+) -> Plot:
     """Epsilon spent after each charge, as a staircase under its ceiling. `times` are dates or numbers, in order."""
     if len(times) != len(epsilons) or not times:
         raise Refusal(f"times: need one for each of {len(epsilons)} values, at least one")
@@ -65,7 +72,30 @@ def budget_over_time(times: Sequence[Any], epsilons: Sequence[float], limit: flo
     rest = "" if limit is None else f" {max(0.0, limit - epsilons[-1]):.3g} of the ceiling of {limit:g} is left."
     alt = f"Epsilon spent over {len(times)} charges, from {epsilons[0]:.3g} to {epsilons[-1]:.3g}.{rest}"
     reading = "Every step is a charge, and none is ever given back. A charge that would cross the ceiling is refused."
-    return plot("budget", "How was the budget spent?", alt, reading, draw, 290)
+    return plot(identifier, title, alt, reading, draw, 290)
+
+
+def plan_curve(values: Sequence[float], epsilons: Sequence[float], name: str, identifier: str, own: int) -> Plot:
+    """Epsilon against one setting of a plan, the plan itself marked."""
+
+    def draw(figure: Any) -> None:
+        from matplotlib.ticker import NullLocator
+
+        axes = figure.subplots()
+        axes.plot(values, epsilons, color=BLUE, linewidth=2, marker="o", markersize=6)
+        axes.scatter([values[own]], [epsilons[own]], s=90, c=VERMILION, marker="D", zorder=3, label="the plan")
+        axes.set(xlabel=f"{name}, logarithmic", ylabel="Epsilon, logarithmic")
+        logarithmic(axes, min(values) / 1.3, max(values) * 1.3)
+        axes.set_xticks(list(values), [f"{value:.4g}" for value in values])
+        axes.set_yscale("log")
+        axes.set_yticks(list(epsilons), [f"{value:.2g}" for value in epsilons])
+        axes.yaxis.set_minor_locator(NullLocator())
+        legend(axes, 1)
+
+    said = ", ".join(f"{epsilon:.3g} at {value:.4g}" for value, epsilon in zip(values, epsilons, strict=True))
+    reading = "Every point is a plan by itself, priced as a whole. Lower protects more."
+    title = f"Epsilon against {name.lower()}"
+    return plot(identifier, title, f"{title}: {said}.", reading, draw, 300)
 
 
 def _date(time: Any) -> str:

@@ -12,6 +12,7 @@ from confide.posteriors.base import Posterior
 from confide.privacy.events import Event, GaussianEvent, PureEvent
 from confide.report import words
 from confide.report.evaluation import PUBLIC, Evaluation
+from confide.wording import epsilon, remaining
 
 if TYPE_CHECKING:
     from confide.running.fit import Run
@@ -127,12 +128,35 @@ def _ledger_part(run: Run) -> TrailPart:
             "Ledger", [("Ledger", "none was kept, so nothing adds this run up with others on the same records")]
         )
     head = f"{run.ledger['count']}:{run.ledger['hash']}"
-    rows = [("Data set", str(run.ledger["dataset"])), ("Head", head), ("Identity", str(run.ledger["identity"]))]
+    rows = [("Data set", str(run.ledger["dataset"])), *_position_rows(run.ledger.get("position"))]
+    rows += [("Head", head), ("Identity", str(run.ledger["identity"]))]
     if run.ledger["signature"]:
         rows.append(("Signature", str(run.ledger["signature"])))
     return TrailPart(
         "Ledger", rows, "`confide ledger verify FILE --head HEAD` tells whether a ledger still holds this run."
     )
+
+
+def _position_rows(position: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Spent before, this run, together, what is left, and by whom; what is spent rounded up, what is left down."""
+    if position is None:
+        return [("Position", "none: a seeded run is booked as not private")]
+    at = f"at delta {words.small(position['delta'])}, {position['adjacency']}"
+    rows = [
+        (f"Spent before ({at})", _bound(position["before"])),
+        ("This run", _bound(position["run"])),
+        ("Together", _bound(position["total"])),
+    ]
+    if position["limit"] is None:
+        rows.append(("Left", "no ceiling was set"))
+    else:
+        rows.append(("Left", f"{remaining(position['left'])} of a ceiling of {position['limit']:g}"))
+    people = ", ".join(f"{who or '(not named)'} ({count})" for who, count in position["by_whom"])
+    return [*rows, ("Charged by", position["who"] or "(not named)"), ("Plans so far, by whom", people)]
+
+
+def _bound(value: float | None) -> str:
+    return "no sound bound is known" if value is None else f"epsilon {epsilon(value)}"
 
 
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:

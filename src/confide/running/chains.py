@@ -75,7 +75,7 @@ def fit_chains(
     events = tuple(event for run in runs for event in run.privacy.events)  # what sources charge beside the plan, too
     privacy = stated(Privacy(events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
     seconds = time.perf_counter() - started
-    return Run(posterior, privacy, runs[0].plan, method, data.schema, seconds, head_behind(data))
+    return Run(posterior, privacy, runs[0].plan, method, data.schema, seconds, head_behind(data, privacy))
 
 
 def check_draws(method: Method, plan: Plan) -> None:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelih
 from confide.models.networks import recipe_of
 from confide.posteriors.base import Posterior
 from confide.posteriors.files import check_saveable
+from confide.privacy.ledger.position import position_of
 from confide.privacy.statement import Privacy
 from confide.running.callbacks import Moment, Validation, Watch, check_callbacks, so_far
 from confide.running.closing import Closing
@@ -139,7 +140,8 @@ def fit(
             release = book.closed(lambda: data.answer(query, closing.mechanism, book.receipt))
             posterior = closing.tell(posterior, release)
     privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
-    return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started, head_behind(data))
+    head = head_behind(data, privacy)
+    return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started, head)
 
 
 def stated(privacy: Privacy, data: Source) -> Privacy:
@@ -160,13 +162,16 @@ def stated(privacy: Privacy, data: Source) -> Privacy:
     return replace(privacy, assumptions=(*privacy.assumptions, *known[0]), ledger=known[1])
 
 
-def head_behind(data: Source) -> dict[str, Any] | None:
-    """Where the ledger stands, for a record that is kept elsewhere."""
+def head_behind(data: Source, privacy: Privacy) -> dict[str, Any] | None:
+    """Where the ledger stands, and where this run stands in it, for a record that is kept elsewhere."""
 
     def head() -> Any:
         if data.ledger is None or not data.ledger.outlives_the_process:
             return None
-        return {"dataset": data.name, **data.ledger.head_record()}
+        position = None
+        if not data.seeded:
+            position = asdict(position_of(data.ledger, data.name, privacy.events, privacy.delta, privacy.adjacency))
+        return {"dataset": data.name, **data.ledger.head_record(), "position": position}
 
     found: dict[str, Any] | None = data.crew.led("head", head)
     return found

@@ -29,7 +29,7 @@ from confide.models.likelihoods import Likelihood
 from confide.models.networks import recipe_of
 from confide.privacy.events import Event
 from confide.running.chains import check_draws, fit_chains
-from confide.running.fit import Run, fit, rehearse
+from confide.running.fit import Run, fit, head_behind, rehearse
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Part, Source, priced
 from confide.sources.private_data import PrivateData
@@ -136,7 +136,8 @@ def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = 
     _check_finite(run)
     vouched = (*run.privacy.assumptions, *assumptions_of(job.settled.schema))
     privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=vouched)
-    run = replace(run, privacy=privacy, seconds=time.perf_counter() - started)
+    head = head_behind(data, privacy) if spent else run.ledger  # the count is a part of this run as well
+    run = replace(run, privacy=privacy, ledger=head, seconds=time.perf_counter() - started)
     recipe = None if job.request.module is not None else recipe_of(job.module)
     return Outcome(run, job.settled.encoder, None if recipe is None else recipe.hidden)
 
