@@ -41,7 +41,7 @@ def test_names_that_are_paths_write_nothing_outside(run: Run, tmp_path: Path, mo
     quick = ("--epsilon", 20, "--delta", 1e-3, "--steps", 10, "--batch", 60, "--json")
     fitted = run("fit", table, "--facts", facts, "--name", HOSTILE, "--out", "out/run", *quick)
     assert (fitted.code, fitted.err) == (0, "")
-    exported = run("export", "out/run", "--form", "numpy", "--out", "out/numpy", "--json")
+    exported = run("export", "out/run", "--to", "numpy", "--out", "out/numpy", "--json")
     assert (exported.code, exported.err) == (0, "")
     out = table.parent / "out"
     new = everything(tmp_path) - before

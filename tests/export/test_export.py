@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from confide.cli.app import main
 from confide.data.preprocessing import Encoder
-from confide.export.models import export_numpy, export_program, mean_network
+from confide.export.models import export_numpy, export_program, export_torch, mean_network
 from confide.export.numpy_predictor import Predictor
 from confide.layers.conversion import with_shared_dropout
-from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Probit
 from confide.models.networks import mlp
 from confide.posteriors.draws import Draws
 from confide.posteriors.variational import DiagonalGaussian, DropoutNetwork
@@ -51,6 +51,7 @@ def dropout() -> DropoutNetwork:
 POSTERIORS: dict[str, Any] = {
     "classes": draws(Categorical(3), 3),
     "one logit": draws(Bernoulli(), 1, "tanh"),
+    "probit": draws(Probit(), 1),
     "numbers": draws(Gaussian(0.3), 1, "gelu"),
     "learnt noise": draws(HeteroscedasticGaussian(), 2),
     "gaussian": gaussian(),
@@ -58,11 +59,13 @@ POSTERIORS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("name", POSTERIORS)
-def test_numpy_gives_the_same_numbers(name: str, tmp_path: Path) -> None:
+def test_exports_give_the_same_numbers(name: str, kind: str, tmp_path: Path) -> None:
     posterior, x = POSTERIORS[name], randn(11, 6)
-    export_numpy(posterior, tmp_path / "out")
-    found, expected = Predictor(str(tmp_path / "out" / "draws.npz"))(x.numpy()), posterior.summary(x)
+    write, file = (export_numpy, "draws.npz") if kind == "numpy" else (export_torch, "model.pt2")
+    write(posterior, tmp_path / "out")
+    found, expected = Predictor(str(tmp_path / "out" / file))(x.numpy()), posterior.summary(x)
     np.testing.assert_allclose(found.centre, expected.centre.numpy(), atol=1e-5)
     np.testing.assert_allclose(found.aleatoric, expected.aleatoric.numpy(), atol=1e-5)
     np.testing.assert_allclose(found.epistemic, expected.epistemic.numpy(), atol=1e-4)
@@ -131,10 +134,12 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(reals_schema())
     save_run(run, tmp_path / "run", encoder=Encoder(run.schema))
-    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "np"), "--json"]) == 0
-    assert sorted(path.name for path in (tmp_path / "np").iterdir()) == ["draws.npz", "encoder.json", "predict.py"]
-    assert main(["export", str(tmp_path / "run"), "--form", "torch", "--out", str(tmp_path / "m.pt2")]) == 0
-    for words in (("--out", "np"), ("--form", "torch", "--out", "m.onnx"), ("--form", "pickle", "--out", "x")):
+    for kind, file in (("numpy", "draws.npz"), ("torch", "model.pt2")):
+        assert main(["export", str(tmp_path / "run"), "--to", kind, "--out", str(tmp_path / kind), "--json"]) == 0
+        assert sorted(path.name for path in (tmp_path / kind).iterdir()) == sorted(
+            [file, "predict.py", "MODEL_CARD.md"]
+        )
+    for words in (("--out", "numpy"), ("--to", "pickle", "--out", "x")):
         *options, target = words
         assert main(["export", str(tmp_path / "run"), *options, str(tmp_path / target)]) == 2
     capsys.readouterr()
@@ -162,7 +167,7 @@ def test_other_damaged_exports(tmp_path: Path) -> None:
     np.savez(path, about=np.array("[1, 2"), weights=np.ones(3))
     with pytest.raises(ValueError, match="does not say what it holds"):
         Predictor(str(path))
-    np.savez(path, about=np.array('{"format": 1}'), weights=np.ones(3))
+    np.savez(path, about=np.array('{"format": 2}'), weights=np.ones(3))
     with pytest.raises(ValueError, match="weights are missing"):
         Predictor(str(path))
     with pytest.raises(FileNotFoundError):

@@ -1,11 +1,14 @@
-"""Exports: a fitted model where confide, torch and scikit-learn are not.
+"""Exports: a fitted model where confide is not. One folder, self-contained, that takes raw rows.
 
-    export_numpy(posterior, directory)      draws as one .npz, beside a module predict.py that needs numpy alone
-    export_program(posterior, path)         the network at the posterior mean as a torch.export program (.pt2)
+    export_numpy(posterior, directory)      draws.npz: all draws, for numpy alone
+    export_onnx(posterior, directory)       model.onnx: all draws and the encoder as one graph, for onnxruntime
+    export_torch(posterior, directory)      model.pt2: all draws as a torch.export program
+    export_program(posterior, path)         any network at the posterior mean as a .pt2 file
 
-The numpy predictor averages over the same draws as the posterior and gives both kinds of uncertainty. The torch program
-is one network: its outputs have no epistemic part, and are not the posterior predictive mean. `to_arviz` and the
-posterior's own safetensors file need no export.
+Every folder holds predict.py, which reads all three kinds, takes dicts, frames and CSV files by the declared facts, and
+gives probabilities or means with both kinds of uncertainty. The first three average over the same draws as the
+posterior. What is written was released and paid for, or declared public; `to_arviz` and the posterior's own safetensors
+file need no export.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,43 +26,86 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from confide.data.preprocessing import Encoder
 from confide.errors import Refusal
+from confide.export.stacked_draws import StackedDraws, stacked_draws
 from confide.models.flat import flatten_
 from confide.models.likelihoods import likelihood_to_dict
 from confide.posteriors.base import Posterior
 from confide.posteriors.drafts import sync
-from confide.posteriors.prediction.stacked import chain_of
 from confide.posteriors.variational import DropoutNetwork
 
-FORMAT = 1  # raised when files that were written before could be misread
-WEIGHTS, MODULE = "draws.npz", "predict.py"
-_ACTIVATIONS = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.SiLU: "silu", nn.Identity: "identity"}
+FORMAT = 2  # raised when files that were written before could be misread
+WEIGHTS, GRAPH, PROGRAM, MODULE, CARD = "draws.npz", "model.onnx", "model.pt2", "predict.py", "MODEL_CARD.md"
 
 _LIKELIHOODS = ("categorical", "bernoulli", "gaussian", "heteroscedastic-gaussian")
 
 
-def export_numpy(posterior: Posterior, directory: str | os.PathLike[str], encoder: Any = None) -> Path:
-    """Write draws.npz and predict.py to a new directory, and return its path.
+def export_numpy(
+    posterior: Posterior, directory: str | os.PathLike[str], encoder: Encoder | None = None, card: str = ""
+) -> Path:
+    """Write draws.npz, predict.py and, if there is one, the model card to a new directory, and return its path.
 
-    encoder   of the run: its target's scale and centre are kept, so that numbers come out in the target's units; how
-              raw columns become inputs is written to encoder.json for whoever prepares the inputs
+    encoder   of the run: how raw rows become inputs, and in which units predictions come out; without it predict.py
+              takes encoded inputs
+    card      the text of MODEL_CARD.md
     """
+    draws = stacked_draws(posterior)
+    about = about_of(posterior, draws, encoder)
+
+    def write(draft: Path) -> None:
+        np.savez(draft / WEIGHTS, about=np.array(json.dumps(about)), **draws.arrays())
+
+    return _written(directory, card, write)
+
+
+def export_onnx(
+    posterior: Posterior, directory: str | os.PathLike[str], encoder: Encoder | None = None, card: str = ""
+) -> Path:
+    """Write model.onnx, predict.py and the model card to a new directory; see `confide.export.onnx_graph`."""
+    from confide.export.onnx_graph import graph_of
+
+    draws = stacked_draws(posterior)
+    model = graph_of(draws, about_of(posterior, draws, encoder))
+    return _written(directory, card, lambda draft: _save_bytes(draft / GRAPH, model))
+
+
+def export_torch(
+    posterior: Posterior, directory: str | os.PathLike[str], encoder: Encoder | None = None, card: str = ""
+) -> Path:
+    """Write model.pt2, predict.py and the model card to a new directory: encoded inputs to centre and uncertainties."""
+    from confide.export.torch_program import AveragedDraws
+
+    draws = stacked_draws(posterior)
+    about = about_of(posterior, draws, encoder)
+    network = AveragedDraws(draws, about).eval()
+    with torch.no_grad():
+        shapes = ({0: torch.export.Dim.AUTO},)
+        program = torch.export.export(network, (torch.zeros(2, draws.features),), dynamic_shapes=shapes)
+
+    def write(draft: Path) -> None:
+        torch.export.save(program, draft / PROGRAM, extra_files={"confide.json": json.dumps(about)})
+
+    return _written(directory, card, write)
+
+
+def _save_bytes(path: Path, model: Any) -> None:
+    path.write_bytes(model.SerializeToString())
+
+
+def _written(directory: str | os.PathLike[str], card: str, write: Callable[[Path], None]) -> Path:
+    """A new directory with what `write` puts there, the module and the card: all of it or nothing."""
     target = Path(directory)
     if os.path.lexists(target):
         raise Refusal(f"directory={str(target)!r}: exists already; name a new one")
-    arrays, about = _numpy_parts(posterior)
-    if encoder is not None and encoder.schema.classes is None:
-        about |= {"scale": float(encoder.target_scale), "centre": float(encoder.target_centre)}
-    if encoder is not None and encoder.schema.classes is not None:
-        about["classes"] = [str(label) for label in encoder.schema.classes]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".confide-export-", dir=target.parent) as base:
         draft = Path(base) / "export"
         draft.mkdir()
-        np.savez(draft / WEIGHTS, about=np.array(json.dumps(about)), **arrays)
+        write(draft)
         shutil.copyfile(Path(__file__).with_name("numpy_predictor.py"), draft / MODULE)
-        if encoder is not None:
-            (draft / "encoder.json").write_text(json.dumps(encoder.to_dict(), indent=2), encoding="utf-8")
+        if card:
+            (draft / CARD).write_text(card, encoding="utf-8")
         for path in (*draft.iterdir(), draft):
             sync(path)
         draft.rename(target)
@@ -67,30 +113,8 @@ def export_numpy(posterior: Posterior, directory: str | os.PathLike[str], encode
     return target
 
 
-def _numpy_parts(posterior: Posterior) -> tuple[dict[str, Any], dict[str, Any]]:
-    chain = chain_of(posterior.module, masked=isinstance(posterior, DropoutNetwork))
-    if chain is None:
-        raise Refusal(
-            f"posterior: its network, {type(posterior.module).__name__}, is not a chain of linear layers and "
-            "activations; export_program takes any network"
-        )
-    draws, weights = posterior.weighted_draws()
-    arrays: dict[str, Any] = {"weights": weights.double().numpy()}
-    layers: list[str] = []
-    for layer in chain:
-        if layer.weight is None:
-            layers.append(_activation_name(layer.activation))
-            continue
-        place = len(layers)
-        layers.append("linear")
-        arrays[f"weight_{place}"] = draws[:, layer.weight].reshape(-1, *layer.shape).numpy()
-        if layer.bias is not None:
-            arrays[f"bias_{place}"] = draws[:, layer.bias].numpy()
-    about: dict[str, Any] = {"format": FORMAT, "layers": layers, "likelihood": _likelihood(posterior)}
-    return arrays, about
-
-
-def _likelihood(posterior: Posterior) -> dict[str, Any]:
+def about_of(posterior: Posterior, draws: StackedDraws, encoder: Encoder | None) -> dict[str, Any]:
+    """What predict.py has to know: the likelihood, the layers, and how raw rows become inputs."""
     values = likelihood_to_dict(posterior.likelihood)
     if values["name"] not in _LIKELIHOODS:
         raise Refusal(
@@ -98,18 +122,31 @@ def _likelihood(posterior: Posterior) -> dict[str, Any]:
             f"{', '.join(_LIKELIHOODS)}, and load_posterior reads any"
         )
     if posterior.noise_scale is not None:
-        values["noise_scale"] = posterior.noise_scale  # which the posterior may have learnt
-    return values
+        values["noise_scale"] = float(posterior.noise_scale)  # which the posterior may have learnt
+    about: dict[str, Any] = {"format": FORMAT, "features": draws.features, "layers": draws.layers, "likelihood": values}
+    if encoder is None:
+        return about
+    schema = encoder.schema
+    if schema.classes is None:
+        about |= {"scale": float(encoder.target_scale), "centre": float(encoder.target_centre)}
+    else:
+        about["classes"] = [str(label) for label in schema.classes]
+    if schema.columns:
+        about["columns"] = [_column(encoder, place) for place in range(len(schema.columns))]
+    else:
+        pairs = [schema.bounds_of(place) for place in range(draws.features)]
+        about |= {"bounds": pairs, "missing": schema.missing}
+    return about
 
 
-def _activation_name(layer: nn.Module | None) -> str:
-    if isinstance(layer, nn.GELU):
-        return "gelu" if layer.approximate == "none" else "gelu_tanh"
-    name = _ACTIVATIONS.get(type(layer))
-    if name is None:
-        known = ", ".join(kind.__name__ for kind in (*_ACTIVATIONS, nn.GELU))
-        raise Refusal(f"posterior: the activation {layer} has no numpy form; those that have are {known}")
-    return name
+def _column(encoder: Encoder, place: int) -> dict[str, Any]:
+    column = encoder.schema.columns[place]
+    about: dict[str, Any] = {"name": column.name, "kind": column.kind, "missing": column.missing}
+    if column.kind == "categorical":
+        return {**about, "categories": list(column.categories)}
+    bounds = encoder.schema.bounds_of(place, column)
+    assert bounds is not None  # an encoder has them
+    return {**about, "low": bounds[0], "high": bounds[1]}
 
 
 def mean_network(posterior: Posterior) -> nn.Module:
@@ -132,6 +169,8 @@ def mean_network(posterior: Posterior) -> nn.Module:
 def export_program(posterior: Posterior, path: str | os.PathLike[str], example: Tensor) -> Path:
     """Write the posterior-mean network as a torch.export program, for any number of inputs.
 
+    Its outputs have no epistemic part, and are not the posterior predictive mean.
+
     example   a few inputs, such as zeros: their shape counts and not their values; at least 2
     """
     target = Path(path)
@@ -146,9 +185,9 @@ def export_program(posterior: Posterior, path: str | os.PathLike[str], example: 
     inputs = (example.to(kind),)
     with torch.no_grad():
         program = torch.export.export(network, inputs, dynamic_shapes=({0: torch.export.Dim.AUTO},))
-    torch.export.save(program, target, extra_files={"confide.json": json.dumps(_about(posterior))})
+    torch.export.save(program, target, extra_files={"confide.json": json.dumps(_about_mean(posterior))})
     return target
 
 
-def _about(posterior: Posterior) -> Mapping[str, Any]:
+def _about_mean(posterior: Posterior) -> Mapping[str, Any]:
     return {"format": FORMAT, "likelihood": likelihood_to_dict(posterior.likelihood), "network": "posterior mean"}

@@ -64,7 +64,7 @@ def metric_rows(metrics: Mapping[str, float], intervals: Mapping[str, Interval])
     rows = []
     for name, value in metrics.items():
         ends = intervals.get(name)
-        rows.append({**words.metric(name, value), "interval": "" if ends is None else _between(name, ends)})
+        rows.append({**words.metric(name, value), "interval": "" if ends is None else between(name, ends)})
     return rows
 
 
@@ -80,10 +80,11 @@ def baseline_row(judgement: Judgement | None) -> list[dict[str, str]]:
         else "root mean squared error of always naming their mean"
     )
     row = words.metric(name, base.value)
-    return [{**row, "name": "Baseline", "meaning": meaning, "interval": _between(name, (base.low, base.high))}]
+    return [{**row, "name": "Baseline", "meaning": meaning, "interval": between(name, (base.low, base.high))}]
 
 
-def _between(name: str, ends: Interval) -> str:
+def between(name: str, ends: Interval) -> str:
+    """An interval of a metric, as pages show it."""
     if name in SHARES:
         return f"{share(ends[0])} to {share(ends[1])}"
     return " to ".join(words.metric(name, end)["value"] for end in ends)
