@@ -23,6 +23,7 @@ COMPLETION = "_CONFIDE_COMPLETE"
 COMMANDS = {
     "account": "Price a run: epsilon by every accountant, and what an attacker can do.",
     "plan": "Find the noise that keeps a run within a budget. No data is read.",
+    "facts": "Draft the file of public facts of a table. Only the names of its columns are read.",
     "fit": "Learn a Bayesian model from private records within a privacy budget.",
     "predict": "Predict new records with a fitted model. It costs no budget.",
     "evaluate": "Measure a fitted model on records that it has not learnt from, or that you pay for.",

@@ -18,6 +18,7 @@ Researchers with plain tensors need one line, `Schema(classes=10, records=60_000
     [columns.workclass]
     categories = ["Private", "State-gov"]
     missing = "category"
+    source = "assumed public"            # whose word it is, where it is not declared; of the other facts in [sources]
     [inputs.input_ids]                   # for records that are several tensors, or ids
     vocabulary = 50257
 """
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from confide.data.table import Table
 
 Task: TypeAlias = Literal["classification", "regression"]
+LEARNT: Source = "learnt privately"
 FACTS = ("records", "classes", "target_bounds", "bounds", "shape")
 MOST_CLASSES = 100_000  # convention: beyond it a target is a number that was taken for a class
 
@@ -286,16 +288,23 @@ class Schema:
             raise DataError(f"{where}: not valid TOML: {error}") from None
         except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists without end
             raise DataError(f"{where}: not valid TOML: a number is too long, or lists are nested too deep") from None
-        known = [field.name for field in fields(cls) if field.name != "sources"]
+        known = [field.name for field in fields(cls)]
         rest = _known_keys(values, known, where)
         entries = rest.pop("columns", {})
         if not isinstance(entries, dict):
             raise DataError(f"{where}: columns must be tables such as [columns.age]")
         columns = []
         for name, entry in entries.items():
-            inner = _known_keys(entry, ["kind", "bounds", "categories", "missing"], f"{where}: [columns.{name}]")
+            inner = _known_keys(
+                entry, ["kind", "bounds", "categories", "missing", "source"], f"{where}: [columns.{name}]"
+            )
             inner.setdefault("missing", rest.get("missing", "refuse"))
             columns.append(_column({"name": name, **inner}, f"{where}: [columns.{name}]"))
+        sources = rest.get("sources", {})
+        if LEARNT in (sources.values() if isinstance(sources, dict) else ()) or any(
+            c.source == LEARNT for c in columns
+        ):
+            raise DataError(f"{where}: a file cannot say that a fact was learnt privately; nothing proves that it was")
         return attempt(lambda: cls(columns=columns, **rest), f"{where}: a value has the wrong type", TypeError)
 
 
