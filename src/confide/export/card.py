@@ -6,7 +6,7 @@ What was typed to make the run, such as the names of files, is left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from confide.report import words
@@ -97,7 +97,7 @@ def _beside(judgement: Mapping[str, Any]) -> str:
     return said if only is None else f"{said} **The model names one class only, {_code(only)}.**"
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 

@@ -57,8 +57,8 @@ class Predictor:
 
     def __init__(self, path: str) -> None:
         path = str(path)
-        back_end = {"onnx": _Onnx, "pt2": _Torch}.get(path.rpartition(".")[2], _Numpy)
-        self._model: Any = back_end(path)
+        back_ends: dict[str, Any] = {"onnx": _Onnx, "pt2": _Torch}
+        self._model: Any = back_ends.get(path.rpartition(".")[2], _Numpy)(path)
         self.about: dict[str, Any] = self._model.about
         if self.about.get("format") != 2:
             raise ValueError(f"path={path!r}: format {self.about.get('format')!r} is not known to this module")

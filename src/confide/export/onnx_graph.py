@@ -127,7 +127,7 @@ def _category(graph: _Graph, column: Mapping[str, Any]) -> str:
         places.setdefault(str(category_key(label)), place)
     for token in MISSING_TOKENS:
         places.setdefault(token, -2)
-    known = {"keys_strings": list(places), "values_int64s": list(places.values()), "default_int64": -1}
+    known: dict[str, Any] = {"keys_strings": list(places), "values_int64s": list(places.values()), "default_int64": -1}
     code = graph.add("LabelEncoder", column["name"], domain="ai.onnx.ml", **known)
     one = graph.add("Cast", graph.add("Equal", code, graph.constant(np.arange(len(labels))[None])), to=1)
     absent = graph.add("Equal", code, graph.constant(np.array([[-2]])))
