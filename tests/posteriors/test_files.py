@@ -108,7 +108,7 @@ def of_likelihoods() -> dict[str, Posterior]:
         "categorical": {"classes": 4},
         "gaussian": {"noise_scale": 0.37},
         "heteroscedastic-gaussian": {"smallest": 0.02},
-        "tokens": {"classes": 4},
+        "tokens": {"classes": 4, "shifted": True, "length": 3.0},
         "poisson": {"mean": 2.5},
         "negative-binomial": {"mean": 2.5, "smallest": 0.1},
         "ordinal": {"classes": 4},

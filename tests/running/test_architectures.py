@@ -74,10 +74,12 @@ def test_every_network_with_every_method_in_a_fresh_process(name: str, tmp_path:
 
 @pytest.mark.parametrize("method", ["bbp", "mc-dropout"])
 def test_converted_layers_work_inside_of_a_library_model(method: str, tmp_path: Path) -> None:
-    task = made("gpt2-with-labels")
+    task = made("gpt2")
     run = fitted(METHODS[method], task)
+    if method == "bbp":  # all but the tied table of words and the scales of normalisations
+        assert 0.8 < run.posterior.facts["bayesian_share"] < 1
     kept(run, task, tmp_path / "one.safetensors")
-    assert same_predictions("gpt2-with-labels", tmp_path)
+    assert same_predictions("gpt2", tmp_path)
 
 
 def test_expectation_propagation_refuses_a_network_of_others_before_it_pays() -> None:

@@ -1,11 +1,12 @@
 """Networks with a distribution in place of every weight, and back.
 
     with_layers(module, make)   a network whose layers are replaced wherever `make` has something better
-    mean_field, local_noise     the Bayesian form of a Linear or Conv2d layer, its mean at the layer's weights
+    mean_field, local_noise     the Bayesian form of every layer that has one, its mean at the layer's weights
     plain                       the network of ordinary layers again, with the means and deviations of its weights
     with_shared_dropout         dropout layers whose masks all records of a step share
 
-What is not a Linear or Conv2d layer, or is frozen in part, stays as it is: a parameter without a distribution.
+Linear and Conv2d layers have one; under mean_field also look-up tables and transposed linear layers. What has none, or
+is frozen in part or shared between layers, stays as it is: a parameter without a distribution.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, MeanFieldConv2d, MeanFieldLinear, Norms
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear, shared_dropout
+from confide.layers.tables import MeanFieldEmbedding, MeanFieldTransposedLinear, is_transposed_linear
 from confide.models.flat import flatten_, named_slices
 from confide.models.networks import ACTIVATIONS, MLP
 
@@ -46,18 +48,35 @@ def with_layers(module: nn.Module, make: Make) -> nn.Module:
 
 
 def mean_field(module: nn.Module, deviation: float, norms: Norms = "exact") -> nn.Module:
-    """Independent Gaussian weights N(weight, deviation^2) for every Linear and Conv2d layer."""
+    """Independent Gaussian weights N(weight, deviation^2) for every layer that has such a form."""
     options = {"initial_rho": inverse_softplus(deviation), "norms": norms}
-    return _with_distributions(module, MeanFieldLinear, MeanFieldConv2d, options)
+    return _with_distributions(module, lambda layer: _mean_field_form(layer, options))
+
+
+def _mean_field_form(layer: Any, options: dict[str, Any]) -> nn.Module | None:
+    if type(layer) is nn.Embedding and layer.max_norm is None and not (layer.scale_grad_by_freq or layer.sparse):
+        return MeanFieldEmbedding(layer.num_embeddings, layer.embedding_dim, layer.padding_idx, **options)
+    if is_transposed_linear(layer):
+        return MeanFieldTransposedLinear(type(layer), *layer.weight.shape, **options)
+    return _usual_form(layer, MeanFieldLinear, MeanFieldConv2d, options)
 
 
 def local_noise(module: nn.Module, deviation: float, norms: Norms = "exact") -> nn.Module:
     """The same for variational dropout; biases stay without a distribution."""
     options = {"initial_log_variance": 2 * math.log(deviation), "norms": norms}
-    return _with_distributions(module, SharedNoiseLinear, SharedNoiseConv2d, options)
+    return _with_distributions(module, lambda layer: _usual_form(layer, SharedNoiseLinear, SharedNoiseConv2d, options))
 
 
-def _with_distributions(module: nn.Module, linear: Any, convolution: Any, options: dict[str, Any]) -> nn.Module:
+def _usual_form(layer: nn.Module, linear: Any, convolution: Any, options: dict[str, Any]) -> nn.Module | None:
+    form: nn.Module | None = None
+    if type(layer) is nn.Linear:
+        form = linear(layer.in_features, layer.out_features, layer.bias is not None, **options)
+    elif type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+        form = convolution(*_geometry(layer), **options)
+    return form
+
+
+def _with_distributions(module: nn.Module, form_of: Make) -> nn.Module:
     uses: dict[int, int] = {}
     for layer in module.modules():
         for parameter in layer._parameters.values():
@@ -68,16 +87,12 @@ def _with_distributions(module: nn.Module, linear: Any, convolution: Any, option
         # Layers that share a weight would each get a distribution of their own.
         if not all(p is None or (p.requires_grad and uses[id(p)] == 1) for p in parameters):
             return None
-        if type(layer) is nn.Linear:
-            bias = layer.bias is not None
-            return _started(linear(layer.in_features, layer.out_features, bias, **options), layer)
-        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-            return _started(convolution(*_geometry(layer), **options), layer)
-        return None
+        form = form_of(layer)
+        return None if form is None else _started(form, layer)
 
     converted = with_layers(module, make)
     if not any(True for _ in distributions(converted)):
-        raise Refusal("module: has no trainable Linear or Conv2d layer that a distribution could be put on")
+        raise Refusal("module: has no trainable layer that a distribution could be put on, such as Linear or Conv2d")
     return converted
 
 
@@ -94,11 +109,16 @@ def _bias_mean(layer: Any) -> Tensor | None:
 @torch.no_grad()
 def _started(layer: Any, plain_layer: Any) -> nn.Module:
     new: nn.Module = layer.to(plain_layer.weight.dtype)
-    layer.weight_mean.copy_(plain_layer.weight)
+    layer.weight_mean.copy_(_turned(layer, plain_layer.weight))
     bias = _bias_mean(layer)
     if bias is not None:
         bias.copy_(plain_layer.bias)
     return new.train(plain_layer.training)
+
+
+def _turned(layer: nn.Module, weight: Tensor) -> Tensor:
+    """From the axes of the layer's own weight to those of the layer it stands for, or back."""
+    return weight.t() if isinstance(layer, MeanFieldTransposedLinear) else weight
 
 
 class Distribution:
@@ -137,6 +157,13 @@ class Distribution:
         values = F.softplus(self.raw) if self.is_rho else torch.exp(self.raw / 2)
         return values.clamp_(min=SMALLEST_DEVIATION)
 
+    def plain_deviations(self) -> Tensor:
+        """Those of the weight as an ordinary layer keeps it."""
+        values = self.deviations()
+        if isinstance(self.layer, MeanFieldEmbedding) and self.layer.padding_idx is not None:
+            values[self.layer.padding_idx] = 0
+        return _turned(self.layer, values) if self._mean == "weight_mean" else values
+
     def chain(self, deviations: Tensor) -> Tensor:
         """d deviation / d raw: sigmoid(rho), or deviation / 2."""
         return torch.sigmoid(self.raw) if self.is_rho else deviations / 2
@@ -164,26 +191,37 @@ def plain(module: nn.Module) -> tuple[nn.Module, Tensor, Tensor]:
     slices = named_slices(network)
     for one in distributions(module):
         part, _ = slices[one.mean.removesuffix("_mean")]
-        deviation[part] = one.deviations().reshape(-1)
+        deviation[part] = one.plain_deviations().reshape(-1)
     return network, mean, deviation
 
 
 @torch.no_grad()
 def _ordinary(layer: nn.Module) -> nn.Module | None:
-    if not isinstance(layer, MeanFieldLinear | MeanFieldConv2d | SharedNoiseLinear | SharedNoiseConv2d):
+    if not isinstance(layer, _CONVERTED):
         return None
     weight, bias = layer.weight_mean, _bias_mean(layer)
-    if isinstance(layer, MeanFieldLinear | SharedNoiseLinear):
+    ordinary: Any
+    if isinstance(layer, MeanFieldTransposedLinear):
+        ordinary = layer.ordinary().to(weight.dtype)
+    elif isinstance(layer, MeanFieldEmbedding):
+        ordinary = nn.utils.skip_init(
+            nn.Embedding, layer.num_embeddings, layer.embedding_dim, layer.padding_idx, dtype=weight.dtype
+        )
+    elif isinstance(layer, MeanFieldLinear | SharedNoiseLinear):
         options = layer.in_features, layer.out_features, bias is not None
-        ordinary: nn.Linear | nn.Conv2d = nn.utils.skip_init(nn.Linear, *options, dtype=weight.dtype)
+        ordinary = nn.utils.skip_init(nn.Linear, *options, dtype=weight.dtype)
     else:
         channels = weight.shape[1] * layer.groups, weight.shape[0], layer.kernel_size
         geometry = layer.stride, layer.padding, layer.dilation, layer.groups, bias is not None
         ordinary = nn.utils.skip_init(nn.Conv2d, *channels, *geometry, dtype=weight.dtype)
-    ordinary.weight.copy_(weight)
+    ordinary.weight.copy_(_turned(layer, weight))
     if bias is not None and ordinary.bias is not None:
         ordinary.bias.copy_(bias)
-    return ordinary.train(layer.training)
+    made: nn.Module = ordinary.train(layer.training)
+    return made
+
+
+_CONVERTED = MeanFieldLinear | MeanFieldConv2d | MeanFieldEmbedding | SharedNoiseLinear | SharedNoiseConv2d
 
 
 def with_shared_dropout(module: nn.Module, rate: float) -> tuple[nn.Module, bool]:

@@ -87,6 +87,7 @@ class MeanField(Descent):
             "draws": self.draws,
             "divergence_weight": self.divergence_weight(problem, state.step),
             "median_deviation": deviation[deviation > 0].median().item(),
+            "bayesian_share": (deviation > 0).double().mean().item(),
         }
         return DiagonalGaussian(network, problem.likelihood, mean, deviation, self.predictive_draws, about)
 

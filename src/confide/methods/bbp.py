@@ -28,8 +28,9 @@ class BBP(MeanField):
         g = R / b + grad KL(q || prior) / n,        (mu, rho)' = (mu, rho) - rate * direction(g).
 
     The divergence is not data: it is added in `tell`, never clipped or noised, and its share of a record is 1/n. It is
-    in closed form for Gaussian, Laplace and flat priors, and the average over the same N draws for any other. Linear
-    and Conv2d layers get a distribution; other trainable parameters stay points under the prior.
+    in closed form for Gaussian, Laplace and flat priors, and the average over the same N draws for any other. Linear,
+    Conv2d and Embedding layers, and Conv1D of the transformers library, get a distribution; other trainable parameters
+    stay points under the prior, and the fact "bayesian_share" says which part of the weights does not.
 
     With a Gaussian prior this is DP variational inference (Jaelkoe, Dikmen and Honkela, UAI 2017), for generalised
     linear models (a network without hidden layers) as for networks.

@@ -22,6 +22,7 @@ from confide.layers.bayesian import (
     use_mean_,
 )
 from confide.mechanism.clipping import clipped_sum
+from confide.mechanism.clipping.engine import engine_of
 from confide.mechanism.clipping.reference import per_record_gradients
 from confide.mechanism.noise import NoiseStream
 from tests.mechanism.clipping.zoo import ZOO
@@ -226,3 +227,15 @@ def test_log_alpha_marks_weights_that_are_mostly_noise() -> None:
     layer = VariationalDropoutLinear(2, 1, initial_log_variance=0.0)
     nn.init.constant_(layer.weight_mean, 0.1)
     torch.testing.assert_close(layer.log_alpha(), torch.full((1, 2), 2.0 * torch.log(torch.tensor(10.0)).item()))
+
+
+@pytest.mark.parametrize(
+    "name", ["mean_field_words_1_draws", "mean_field_words_4_draws", "mean_field_long_words_4_draws"]
+)
+def test_tables_with_distributions_go_by_their_rule(name: str) -> None:
+    """Not by a copy of the table for every record."""
+    module, loss, x, y = ZOO[name].case()
+    clipped_sum(module, loss, x, y, clip=1.0, out=torch.zeros(size_of(module), dtype=torch.float64))
+    anatomy = engine_of(module).anatomy
+    assert anatomy is not None
+    assert not anatomy.copied

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from confide.layers.bayesian import MeanFieldConv2d, MeanFieldLinear, VariationalDropoutConv2d, VariationalDropoutLinear
+from confide.layers.tables import MeanFieldEmbedding, MeanFieldTransposedLinear
 from tests.mechanism.clipping.zoo_tools import (
     CLASSES,
     ZOO,
     Animal,
     Case,
+    Lambda,
+    classes,
+    labels,
     plain,
+    tokens,
 )
 
 # Bayesian layers ------------------------------------------------------------------------------------------------
@@ -63,7 +70,29 @@ def variational_images() -> list[nn.Module]:
     return [first, nn.ReLU(), nn.Flatten(), VariationalDropoutLinear(54, CLASSES)]
 
 
+def mean_field_words(length: int, draws: int) -> Case:
+    """Words and places, of which the places have no records; read as a weight too, as tied heads do."""
+
+    def forward(own: Any, ids: Tensor) -> Tensor:
+        places = own.places(torch.arange(ids.shape[1]).unsqueeze(0))
+        inner = torch.tanh(own.words(ids) + places)
+        return own.head(torch.tanh(own.turned(inner))).flatten(1)
+
+    rho = {"initial_rho": -1.0}
+    module = Lambda(
+        forward,
+        words=MeanFieldEmbedding(6, 4, padding_idx=1, **rho),
+        places=MeanFieldEmbedding(length, 4, **rho),
+        turned=MeanFieldTransposedLinear(nn.Linear, 4, 5, **rho),
+        head=nn.Linear(5, CLASSES),
+    )
+    module.zoo_draws = draws  # type: ignore[assignment]
+    return module, classes, tokens(6, length), labels()
+
+
 for count in (1, 4):
+    ZOO[f"mean_field_words_{count}_draws"] = Animal(lambda draws=count: mean_field_words(5, draws))  # type: ignore[misc]
+    ZOO[f"mean_field_long_words_{count}_draws"] = Animal(lambda draws=count: mean_field_words(40, draws))  # type: ignore[misc]
     bayesian("mean_field", count, (5,), mean_field_layers)
     bayesian("mean_field_over_positions", count, (4, 5), mean_field_over_positions)
     bayesian("mean_field_images", count, (4, 5, 5), mean_field_images)

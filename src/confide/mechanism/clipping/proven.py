@@ -23,6 +23,7 @@ from confide.layers.bayesian import (
     VariationalDropoutLinear,
 )
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear
+from confide.layers.tables import MeanFieldEmbedding
 from confide.models.additive import AdditiveFeatures, AdditiveNetwork
 from confide.models.likelihoods import LIKELIHOODS, LearntNoise, Probit
 from confide.models.networks import MLP
@@ -146,7 +147,7 @@ _KNOWN: dict[type[nn.Module], Axes] = {
     **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _over_last),
     nn.GroupNorm: _features_last,
     nn.Flatten: _flattened,
-    **dict.fromkeys((nn.Embedding, nn.EmbeddingBag), _looked_up),
+    **dict.fromkeys((nn.Embedding, nn.EmbeddingBag, MeanFieldEmbedding), _looked_up),
     nn.BatchNorm1d: _fixed((2, 3)),
     nn.BatchNorm2d: _fixed((4,)),
     nn.BatchNorm3d: _fixed((5,)),

@@ -34,9 +34,11 @@ from confide.layers.bayesian import (
     _LocalReparameterisation,
 )
 from confide.layers.dropout import SharedNoiseConv2d, SharedNoiseLinear
+from confide.layers.tables import MeanFieldEmbedding
 from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups, patches_of
+from confide.mechanism.clipping.rules.embedding import MeanFieldRows, without_padding
 from confide.mechanism.clipping.rules.linear import OuterProduct, OuterSum, with_positions
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
@@ -305,6 +307,25 @@ def mean_field_linear(call: Call) -> Contribution:
     lefts, rights = (torch.stack([with_positions(part) for part in side]) for side in (lefts, rights))
     bases = [OuterSum(*pair, False, call.space) for pair in zip(lefts, rights, strict=True)]
     return Combined(bases, mean_field_terms(call), mean_field_biases(call, lefts.sum(2)), call.space)
+
+
+@rule_for(MeanFieldEmbedding, parameters=MEAN_FIELD, capture=lambda layer: layer.apart, positions=True)
+def mean_field_embedding(call: Call) -> Contribution:
+    """The rows of the means, and beside them those of the rhos, each entry times its slope."""
+    layer: Any = call.layer
+    draws = layer.draws if call.captured else 1
+    lefts, index = by_draw(call.gradient, draws), by_draw(call.input, draws)
+    index = index.flatten(2) if index.dim() > 2 else index.unsqueeze(2)
+    values = without_padding(lefts.reshape(*index.shape, -1), index, layer.padding_idx)
+    names = [name for name in ("weight_mean", "weight_rho") if name in call.trainable]
+    tables = [values]
+    if "weight_rho" in names:
+        slopes = layer.jacobian("weight")
+        of_rho = torch.stack([values[draw] * slopes[draw][index[draw]] for draw in range(len(values))])
+        tables = [values, of_rho] if "weight_mean" in names else [of_rho]
+    beside = torch.cat(tables, -1)
+    every_draw = [part.transpose(0, 1).flatten(1, 2) for part in (index, beside)]
+    return MeanFieldRows(*every_draw, layer.num_embeddings, names)
 
 
 @rule_for(MeanFieldConv2d, parameters=MEAN_FIELD, positions=True)

@@ -64,10 +64,10 @@ class Rows(Contribution):
         return {"weight": weight.index_add_(0, self.index.flatten(), scaled.flatten(0, 1))}
 
     def chosen(self, where: Where) -> Contribution:
-        return Rows(self.index[where], self.values[where], self.rows)
+        return self._alike(self.index[where], self.values[where])
 
     def widened(self) -> Contribution:
-        return Rows(self.index, self.values.double(), self.rows)
+        return self._alike(self.index, self.values.double())
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         index, values = self.index[start:stop], self.values[start:stop]
@@ -79,7 +79,31 @@ class Rows(Contribution):
         if len(parts) <= len(others):
             return None
         index = torch.cat([part.index for part in parts], 1)
-        return Rows(index, torch.cat([part.values for part in parts], 1), self.rows)
+        return self._alike(index, torch.cat([part.values for part in parts], 1))
+
+    def _alike(self, index: Tensor, values: Tensor) -> Rows:
+        return Rows(index, values, self.rows)
+
+
+class MeanFieldRows(Rows):
+    """The same for several tables of one shape side by side: values (records, positions, tables x features)."""
+
+    def __init__(self, index: Tensor, values: Tensor, rows: int, names: Sequence[str]) -> None:
+        super().__init__(index, values, rows)
+        self.names = tuple(names)
+
+    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        return self._apart(super().weighted(factors)["weight"])
+
+    def dense(self, start: int, stop: int) -> dict[str, Tensor]:
+        return self._apart(super().dense(start, stop)["weight"])
+
+    def _apart(self, weight: Tensor) -> dict[str, Tensor]:
+        parts = weight.chunk(len(self.names), -1)
+        return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
+
+    def _alike(self, index: Tensor, values: Tensor) -> Rows:
+        return MeanFieldRows(index, values, self.rows, self.names)
 
 
 def without_padding(values: Tensor, index: Tensor, padding: int | None) -> Tensor:
