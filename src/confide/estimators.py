@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import nn
 
 from confide import rules
+from confide.data import trees
 from confide.data.labels import Label
 from confide.data.loaders import from_frame
 from confide.data.preprocessing import Encoder
@@ -86,7 +86,8 @@ schema : Schema, default=None
 assume_public : bool, default=False
     Read the facts that are left open off the data; the privacy statement then says so.
 module : torch.nn.Module, default=None
-    A network of one's own; records with more than one dimension reach it as (n, channels, height, width).
+    A network of one's own; records with more than one dimension reach it as (n, channels, height, width). X may be a
+    tuple or a dictionary of arrays, or ids, with schema=Schema(inputs=...): they reach it as they are.
 hidden : tuple of int, default=None
     Widths of the hidden layers of confide's own network, () for a linear model. None is the public rule, whatever
     the method: one layer of 64 where records * epsilon >= 10 * its weights, epsilon counted as 1 at most in
@@ -233,6 +234,9 @@ class _PrivateBayes(_Estimated):
 
         Where all facts are declared, nothing is refused for what one record holds: it counts for nothing instead.
         """
+        if facts.inputs or trees.is_composed(X):
+            labels = self._labels(y)
+            return Table(labels=plain_column(labels, "y"), inputs=trees.named_arrays(X))
         if _is_frame(X):
             validate_data(self, X, y, reset=True, skip_check_array=True)
             labels = self._labels(y) if self.assume_public else column_or_1d(y, warn=True)
@@ -257,6 +261,8 @@ class _PrivateBayes(_Estimated):
 
     def _new_table(self, X: Any) -> Table:
         """Records to predict."""
+        if self.schema_.inputs:
+            return Table(inputs=trees.named_arrays(X))
         if _is_frame(X):
             validate_data(self, X, reset=False, skip_check_array=True)
             return from_frame(X)
@@ -294,12 +300,12 @@ class _PrivateBayes(_Estimated):
     def _parts(self, X: Any) -> Iterator[Summary]:
         """Averages over the posterior for some thousand records at a time: memory grows neither with X nor draws."""
         inputs = self._inputs(X)
-        for start in range(0, len(inputs), ROWS_AT_ONCE):
-            yield self.posterior_.summary(inputs[start : start + ROWS_AT_ONCE])
+        for start in range(0, trees.size_of(inputs), ROWS_AT_ONCE):
+            yield self.posterior_.summary(trees.rows_of(inputs, slice(start, start + ROWS_AT_ONCE)))
 
-    def _inputs(self, X: Any) -> torch.Tensor:
+    def _inputs(self, X: Any) -> trees.Tree:
         check_is_fitted(self, "posterior_")
-        return torch.as_tensor(self.encoder_.features(self._new_table(X)))
+        return trees.tree_of(self.encoder_.features(self._new_table(X)))
 
     def __sklearn_clone__(self) -> Any:
         # A ledger is shared, never copied: a copy could spend the budget a second time.

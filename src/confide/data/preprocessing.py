@@ -28,6 +28,7 @@ from confide.data.columns import Bounds, Column, Missing
 from confide.data.labels import Label, positions
 from confide.data.schema import Schema, Task
 from confide.data.table import Array, DataSet, Table, as_numbers, listed, plain_column, quoted
+from confide.data.trees import checked, from_named_arrays, tree_of
 from confide.errors import DataError
 
 Layout: TypeAlias = Literal["flat", "image"]
@@ -62,7 +63,7 @@ class Encoder:
                 )
             if column.kind == "numeric" and schema.bounds_of(position, column) is None:
                 raise DataError(f"column {quoted(column.name)}: no bounds declared; give them, or assume them public")
-        if not schema.columns and schema.bounds is None:
+        if not (schema.columns or schema.inputs) and schema.bounds is None:
             raise DataError(
                 "bounds: neither columns nor bounds declared; give bounds=(low, high), or assume them public"
             )
@@ -100,7 +101,9 @@ class Encoder:
         """The inputs of every record, float32 in [-1, 1]: (n, features), or images."""
         return self._features(records if isinstance(records, Table) else Table.from_arrays(records), private=False)
 
-    def _features(self, table: Table, private: bool) -> Array:
+    def _features(self, table: Table, private: bool) -> Any:
+        if self.schema.inputs:  # for a network of one's own: bounds and vocabularies are the boundary's to check
+            return from_named_arrays(table.inputs)
         if self.schema.columns:
             return self._named(table, private)
         return self._block(table.block if table.block is not None else _stacked(table, self.schema, private), private)
@@ -276,7 +279,7 @@ def prepare(
     return Prepared(encoder, x, y, x_test, y_test, curator_notes(dataset.train, facts, x, y))
 
 
-def curator_notes(table: Table, schema: Schema, x: Array, y: Array) -> tuple[str, ...]:
+def curator_notes(table: Table, schema: Schema, x: Any, y: Array) -> tuple[str, ...]:
     """What somebody who may see the records should know of them before anything is charged.
 
     Nothing is refused here: that a run exists would tell that it was not. `x` and `y` are what `Encoder.training` gave.
@@ -294,7 +297,10 @@ def curator_notes(table: Table, schema: Schema, x: Array, y: Array) -> tuple[str
         usable = np.isfinite(y)
         if len(np.unique(y[usable])) < 2:
             notes.append(f"target {name}: constant, so there is nothing to learn")
-    usable = usable & np.isfinite(x.reshape(len(x), -1)).all(axis=1)
+    if schema.inputs:
+        usable = usable & checked(tree_of(x), schema.inputs)[1].numpy()
+    else:
+        usable = usable & np.isfinite(x.reshape(len(x), -1)).all(axis=1)
     if not usable.all():
         notes.append(
             f"records: {len(usable) - int(usable.sum())} of {len(usable)} have a cell without an input (missing, no "

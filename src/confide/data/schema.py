@@ -175,6 +175,8 @@ class Schema:
         Structure is the same whoever is in the data. A column that is neither declared nor ignored takes the
         shared bounds; without them it is refused rather than dropped in silence.
         """
+        if table.inputs:
+            return self
         if table.block is not None:
             return self._for_block(tuple(table.block.shape[1:]))
         if self.shape is not None:

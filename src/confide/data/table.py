@@ -73,20 +73,22 @@ def placed(places: Iterable[int], limit: int = 20) -> str:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Table:
-    """Private records: features by name (`columns`) or as one `block` of shape (n, ...), and labels.
+    """Private records: features by name (`columns`), as one `block` of shape (n, ...) or as `inputs`; and labels.
 
     Columns and labels are one-dimensional arrays: float64 for numbers (missing is NaN), bool, or object for
-    text (missing is None, or one of MISSING_TOKENS).
+    text (missing is None, or one of MISSING_TOKENS). Inputs are the tensors of a record, of any shape, by name or
+    place: they reach a network of one's own as they are (`confide.data.trees`).
     """
 
     columns: Mapping[str, Array] = field(default_factory=dict)
     block: Array | None = None
     target: str | None = None
     labels: Array | None = None
+    inputs: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.block is not None and self.columns:
-            raise DataError("columns and block: a table holds named columns or one block, not both")
+        if (self.block is not None) + bool(self.inputs) + bool(self.columns) > 1:
+            raise DataError("columns and block: a table holds named columns, one block or inputs, not two of them")
         for name, values in self.columns.items():
             if values.ndim != 1 or len(values) != self.rows:
                 raise DataError(f"column {quoted(name)}: must be one-dimensional, as long as the other columns")
@@ -115,7 +117,7 @@ class Table:
         """The true number of records: private, unlike `Schema.records`."""
         if self.block is not None:
             return len(self.block)
-        for values in self.columns.values():
+        for values in (*self.columns.values(), *self.inputs.values()):
             return len(values)
         return 0 if self.labels is None else len(self.labels)
 
@@ -133,6 +135,7 @@ class Table:
             columns={name: values[index] for name, values in self.columns.items()},
             block=None if self.block is None else self.block[index],
             labels=None if self.labels is None else self.labels[index],
+            inputs={name: values[index] for name, values in self.inputs.items()},
         )
 
     def __repr__(self) -> str:

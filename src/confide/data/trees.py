@@ -131,6 +131,19 @@ def arrays_in(x: Any) -> list[Array]:
     ]
 
 
+def named_arrays(x: Any) -> dict[str, Array]:
+    """The arrays of a tree by name, or by place; `from_named_arrays` is the inverse."""
+    tree = tree_of(x)
+    names = list(tree) if isinstance(tree, dict) else [str(place) for place in range(len(tensors_in(tree)))]
+    return dict(zip(names, arrays_in(tree), strict=True))
+
+
+def from_named_arrays(arrays: Mapping[str, Array]) -> Tree:
+    if list(arrays) != [str(place) for place in range(len(arrays))]:
+        return tree_of(dict(arrays))
+    return tree_of(tuple(arrays.values()) if len(arrays) > 1 else arrays["0"])
+
+
 def _tensor(part: Any, where: str) -> Tensor:
     if isinstance(part, Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # a plain tensor, whatever it was: nobody's code comes with it

@@ -31,7 +31,7 @@ def mechanism_of(request: Request) -> SampledGaussian | None:
 
 def count_records(source: PaidAhead, mechanism: SampledGaussian) -> int:
     """The number of records as a noisy count shows it, at least the count's standard deviation."""
-    query = StatisticQuery(Recordwise(lambda x, _: torch.ones(len(x), 1, dtype=torch.float64)), 1)
+    query = StatisticQuery(Recordwise(lambda _, y: torch.ones(len(y), 1, dtype=torch.float64)), 1)
     receipt = source.take_up([(mechanism, 1)], PURPOSE)
     seen = source.answer(query, mechanism, receipt).sum.item()
     return max(2, math.ceil(mechanism.noise_std), round(seen))

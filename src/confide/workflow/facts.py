@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 from confide import rules
 from confide.data.preprocessing import Encoder, curator_notes
 from confide.data.schema import Schema, Task
 from confide.data.table import Array
+from confide.data.trees import numbers_of, tree_of
 from confide.errors import CuratorNote, DataError
 from confide.workflow.named_likelihood import in_own_units
 from confide.workflow.request import Request
@@ -23,7 +25,7 @@ class Settled:
     """The public facts in full, and the records as a network sees them. Holds private records: trusted side only."""
 
     encoder: Encoder
-    x: Array
+    x: Any
     y: Array
 
     @property
@@ -33,7 +35,7 @@ class Settled:
     @property
     def features(self) -> int:
         """How many numbers one encoded record has."""
-        return int(self.x[0].size)
+        return numbers_of(tree_of(self.x))
 
     @property
     def task(self) -> Task:
@@ -53,6 +55,7 @@ def settle(request: Request) -> Settled:
         schema = Schema.assume_public(table, declared=schema, task=request.task)
     else:
         _refuse_what_leaks(request)
+    _check_inputs(request)
     schema = schema.for_table(table)
     _check_sizes(request, schema)
     # A network of one's own sees pictures as pictures; confide's own are fully connected.
@@ -77,11 +80,21 @@ def _refuse_what_leaks(request: Request) -> None:
         )
     if facts.classes is None and facts.target_bounds is None:
         raise DataError("target: neither classes nor target_bounds declared; give one of them, or assume them public")
-    if facts.bounds is None and not facts.columns:
+    if facts.bounds is None and not (facts.columns or facts.inputs):
         raise DataError(
             f"bounds=None: the range of private features is private; give bounds=(low, high) or one pair per feature, "
             f"{way}; a StandardScaler before this estimator would read it in silence, so it is no way out"
         )
+
+
+def _check_inputs(request: Request) -> None:
+    if bool(request.data.inputs) != bool(request.facts.inputs):
+        raise DataError(
+            "inputs: records of several tensors, or of ids, need schema=Schema(inputs=...) with a vocabulary or bounds "
+            "for them, and only they do"
+        )
+    if request.data.inputs and (request.module is None or request.assume_public):
+        raise DataError("inputs: need a network of one's own, module=, and declared facts, without assume_public")
 
 
 def _check_sizes(request: Request, schema: Schema) -> None:
