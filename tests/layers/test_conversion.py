@@ -98,7 +98,7 @@ def test_tables_and_transposed_layers_there_and_back() -> None:
 
 
 def test_a_converted_layer_keeps_what_it_stands_for() -> None:
-    linear, convolution = mean_field(nn.Sequential(nn.Linear(3, 2), nn.Conv2d(2, 4, 3, padding=1)), 0.1)
+    linear, convolution = mean_field(nn.Sequential(nn.Linear(3, 2), nn.Conv2d(2, 4, 3, padding=1)), 0.1).children()
     assert isinstance(linear, nn.Linear)
     assert isinstance(convolution, nn.Conv2d)
     assert linear.weight.shape == (2, 3)

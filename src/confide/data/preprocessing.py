@@ -97,8 +97,8 @@ class Encoder:
             raise DataError("target: the data has no target; name the column that is to be predicted")
         return self._features(table, private=True), self._targets(table.labels, private=True)
 
-    def features(self, records: Table | Array) -> Array:
-        """The inputs of every record, float32 in [-1, 1]: (n, features), or images."""
+    def features(self, records: Table | Array) -> Any:
+        """The inputs of every record, float32 in [-1, 1]: (n, features), or images; a tree of tensors as it is."""
         return self._features(records if isinstance(records, Table) else Table.from_arrays(records), private=False)
 
     def _features(self, table: Table, private: bool) -> Any:

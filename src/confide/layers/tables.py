@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from confide.layers.bayesian import MeanFieldLinear, Norms, Source, _MeanFieldLayer
 
 
-class MeanFieldEmbedding(_MeanFieldLayer, nn.Embedding):  # type: ignore[misc, override]
+class MeanFieldEmbedding(_MeanFieldLayer, nn.Embedding):  # type: ignore[override]
     """A table whose rows have independent Gaussian entries. The row of the padding, if any, has its mean alone."""
 
     def __init__(
@@ -60,7 +60,7 @@ class MeanFieldTransposedLinear(MeanFieldLinear):
         self.original, self.nx, self.nf = original, inputs, outputs
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Tensor:  # type: ignore[override]
         return super().weight.t()
 
     def ordinary(self) -> Any:

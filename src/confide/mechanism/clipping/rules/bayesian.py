@@ -324,8 +324,8 @@ def mean_field_embedding(call: Call) -> Contribution:
         of_rho = torch.stack([values[draw] * slopes[draw][index[draw]] for draw in range(len(values))])
         tables = [values, of_rho] if "weight_mean" in names else [of_rho]
     beside = torch.cat(tables, -1)
-    every_draw = [part.transpose(0, 1).flatten(1, 2) for part in (index, beside)]
-    return MeanFieldRows(*every_draw, layer.num_embeddings, names)
+    places, sums = (part.transpose(0, 1).flatten(1, 2) for part in (index, beside))
+    return MeanFieldRows(places, sums, layer.num_embeddings, names)
 
 
 @rule_for(MeanFieldConv2d, parameters=MEAN_FIELD, positions=True)
