@@ -1,8 +1,8 @@
 """What a paper is made of: experiments that give tables and figures.
 
 A table sets the paper's figure beside ours, with the sound epsilon of our run and its sentence of explanation. A cell
-measured over several seeds is a `Measured`: mean and standard deviation. Results are written after every experiment,
-so that a long run that is stopped loses nothing that was finished.
+measured over several seeds is a `PaperMeasure`: mean and standard deviation. Results are written after every
+experiment, so that a long run that is stopped loses nothing that was finished.
 """
 
 from __future__ import annotations

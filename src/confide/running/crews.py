@@ -27,8 +27,8 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
 from confide.privacy.events import event_from_dict, event_to_dict
 from confide.running.checkpoint_files import Tensors, locked, unpacked
-from confide.running.closing import Closing, closing_from_dict, closing_to_dict
-from confide.running.journal import CheckpointPlace, Checkpoints, Journal, KeptJournal, fingerprint_of, journal
+from confide.running.closing import closing_from_dict, closing_to_dict
+from confide.running.journal import Attempt, CheckpointPlace, Checkpoints, Journal, KeptJournal, fingerprint_of, journal
 from confide.sources.base import Part, Source, Stretch
 from confide.sources.crew import error_from_dict, error_to_dict
 from confide.sources.queries import Release
@@ -74,26 +74,20 @@ def start_alike(method: Method, problem: Problem, source: Source) -> None:
 
 
 @contextmanager
-def shared_journal(
-    place: CheckpointPlace,
-    method: Method,
-    problem: Problem,
-    source: Source,
-    state: Any,
-    closing: Closing | None = None,
-) -> Iterator[Journal]:
+def shared_journal(place: CheckpointPlace, attempt: Attempt) -> Iterator[Journal]:
     """The journal of a run that several processes make; without checkpoints each has its own, which needs no files."""
     if place is None:
-        with journal(None, method, problem, source, state, closing) as book:
+        with journal(None, attempt) as book:
             yield book
         return
     settings = Checkpoints.at(place)
+    source = attempt.source
     source.crew.together(source.check_resumable)
     if source.crew.leads:
-        with _leading(settings, method, problem, source, state, closing) as book:
+        with _leading(settings, attempt) as book:
             yield book
         return
-    follower = FollowingJournal(method, problem, source, state, closing)
+    follower = FollowingJournal(attempt)
     follower.listen()  # whether the directory can be used
     try:
         yield follower
@@ -102,15 +96,13 @@ def shared_journal(
 
 
 @contextmanager
-def _leading(
-    settings: Checkpoints, method: Method, problem: Problem, source: Source, state: Any, closing: Closing | None
-) -> Iterator[LeadingJournal]:
-    lock = locked(Path(settings.directory))
+def _leading(settings: Checkpoints, attempt: Attempt) -> Iterator[LeadingJournal]:
+    lock, source = locked(Path(settings.directory)), attempt.source
     with _told(source):
         lock.__enter__()
     try:
         with _told(source):
-            book = LeadingJournal(settings, method, problem, source, state, closing)
+            book = LeadingJournal(settings, attempt)
         source.crew.told(_packed({"word": "done"}))
         try:
             yield book

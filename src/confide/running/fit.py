@@ -35,7 +35,7 @@ from confide.running.closing import Closing
 from confide.running.crews import check_whole, shared_journal, start_alike
 from confide.running.dress_rehearsal import Cast, dress_rehearsal
 from confide.running.interrupts import held_back
-from confide.running.journal import CheckpointPlace, journal
+from confide.running.journal import Attempt, CheckpointPlace, journal
 from confide.sources.base import Source
 from confide.wording import html_table
 
@@ -117,7 +117,8 @@ def fit(
     opened = journal if data.crew.size == 1 else shared_journal
     look = partial(_look, method, module, data.schema, plan, likelihood, problem)
     watch = Watch(callbacks, validation, method, checkpoint is not None, look, plan.steps)
-    with opened(checkpoint, method, problem, data, state, closing) as book, _interrupts(checkpoint) as interrupted:
+    attempt = Attempt(method, problem, data, state, closing)
+    with opened(checkpoint, attempt) as book, _interrupts(checkpoint) as interrupted:
         book.charge(plan)  # before any record is read
         state = book.state
         for step, mechanism in book.left():

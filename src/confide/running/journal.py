@@ -84,13 +84,23 @@ class Kept:
     generator: Tensor
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """What a journal is about: a method at work on a problem, from its first state on."""
+
+    method: Method
+    problem: Problem
+    source: Source
+    state: Any
+    closing: Closing | None = None
+
+
 class Journal:
     """A run without checkpoints: paid for as a whole, and over when the process is."""
 
-    def __init__(
-        self, method: Method, problem: Problem, source: Source, state: Any, closing: Closing | None = None
-    ) -> None:
-        self.problem, self.source, self.state = problem, source, state
+    def __init__(self, attempt: Attempt) -> None:
+        method, problem, closing = attempt.method, attempt.problem, attempt.closing
+        self.problem, self.source, self.state = problem, attempt.source, attempt.state
         self.purpose = f"fit {method.name}" if closing is None else f"fit {method.name} and {closing.purpose}"
         self.closing: tuple[Part, ...] = () if closing is None else (closing.part,)
         self.blocks: tuple[Part, ...] = (*problem.plan.blocks, *self.closing)
@@ -130,26 +140,19 @@ class Journal:
 
 
 @contextmanager
-def journal(
-    place: CheckpointPlace,
-    method: Method,
-    problem: Problem,
-    source: Source,
-    state: Any,
-    closing: Closing | None = None,
-) -> Iterator[Journal]:
+def journal(place: CheckpointPlace, attempt: Attempt) -> Iterator[Journal]:
     """The journal of a run, with or without checkpoints. Two processes cannot share a directory of checkpoints."""
     if place is None:
-        book = Journal(method, problem, source, state, closing)
+        book = Journal(attempt)
         try:
             yield book
         finally:
             book.close()
         return
     settings = Checkpoints.at(place)
-    source.check_resumable()
+    attempt.source.check_resumable()
     with locked(Path(settings.directory)):
-        book = KeptJournal(settings, method, problem, source, state, closing)
+        book = KeptJournal(settings, attempt)
         try:
             yield book
         except BaseException as error:
@@ -170,20 +173,12 @@ class KeptJournal(Journal):
 
     over: tuple[int, Any] | None = None
 
-    def __init__(
-        self,
-        settings: Checkpoints,
-        method: Method,
-        problem: Problem,
-        source: Source,
-        state: Any,
-        closing: Closing | None = None,
-    ) -> None:
-        super().__init__(method, problem, source, state, closing)
+    def __init__(self, settings: Checkpoints, attempt: Attempt) -> None:
+        super().__init__(attempt)
         self.directory = Path(settings.directory)
-        self.plan = problem.plan
+        self.plan = attempt.problem.plan
         self.every = settings.every or math.ceil(self.plan.steps / USUAL_CHECKPOINTS)
-        self.what = fingerprint_of(method, problem, source, self.closing)
+        self.what = fingerprint_of(attempt.method, attempt.problem, attempt.source, self.closing)
         self.tensors = Tensors(self.directory)
         self.charged: list[tuple[int, int]] = []
         self.note = self._of_this_run(unsealed(self.directory / JOURNAL))
