@@ -17,7 +17,12 @@ from confide.methods.base import Method, Problem
 from confide.posteriors.natural import NaturalGaussian
 from confide.sources.queries import Release, StatisticQuery
 
-LEAST_COUNT = 1e-3  # a component keeps at least this part of the records that its weight promises
+LEAST_COUNT = 0.5
+"""A component keeps at least this part of the records that its weight promises: below it noise decides, not records."""
+LIKELY = 0.9999
+"""Means stay where the prior has so much of its mass; one that noise carries out of there does not come back."""
+WARM_PART = 0.5
+"""Part of the steps in which responsibilities are softened. (Ueda and Nakano, Neural Networks 1998.)"""
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,13 @@ class EM(Method):
                    s' = (1 - a) s + a R / b
 
                of counts and sums, and the means that maximise the posterior given them:
-               (P + n count_j S_j^-1) mean_j = P centre + n S_j^-1 sum_j, P the prior's precision, n records
+               (P + n count_j S_j^-1) mean_j = P centre + n S_j^-1 sum_j, P the prior's precision, n records.
+               Counts and means are kept between public bounds, so that no noise makes a run diverge
     posterior  N(mean_j, (P + n count_j S_j^-1)^-1): the curvature of the expected log posterior
 
     The statistics are clipped together, in units of sqrt(features + 1), about the norm of a record that belongs to one
-    component. a falls linearly to 0 and adds up to `horizon`; a = 1 with full batches is EM itself.
+    component. a falls linearly to 0 and adds up to `horizon`; a = 1 with full batches is EM itself. In the first half
+    of a private run responsibilities are softened, so that where the means start from matters less.
 
     Papers: Dempster, Laird and Rubin, JRSS B 1977; Cappe and Moulines, JRSS B 2009 (running averages); Park, Foulds,
     Chaudhuri and Welling, AISTATS 2017 (DP-EM).
@@ -68,10 +75,11 @@ class EM(Method):
         module = _mixture(problem)
         roots = torch.linalg.cholesky(module.covariances.to(torch.float64))
         weights, unit = module.weights.to(torch.float64), _unit(problem)
+        coolness = _coolness(problem, state.step)
 
         def statistics(x: Tensor, y: Tensor) -> Tensor:
             x = x.to(torch.float64).flatten(1)
-            shares = log_joint(x, state.means, module.covariances, weights).softmax(-1)
+            shares = (coolness * log_joint(x, state.means, module.covariances, weights)).softmax(-1)
             gap = (x[:, None, :] - state.means)[..., None]
             white = torch.linalg.solve_triangular(roots, gap, upper=False)[..., 0]
             return torch.cat([shares, (shares[..., None] * white).flatten(1)], 1) / unit
@@ -86,8 +94,10 @@ class EM(Method):
         moved = (roots @ white[..., None])[..., 0] + seen[:, None] * state.means
         a = min(1.0, 2 * self.horizon / problem.plan.steps * (1 - (step - 0.5) / problem.plan.steps))
         counts, sums = torch.lerp(state.counts, seen, a), torch.lerp(state.sums, moved, a)
+        counts, sums = _raised(problem, counts, sums, state.means)
         precision, eta = _natural(problem, counts, sums)
-        return EmState(step, torch.linalg.solve(precision, eta[..., None])[..., 0], counts, sums)
+        means = _within(problem, torch.linalg.solve(precision, eta[..., None])[..., 0])
+        return EmState(step, means, counts, _sums_of(problem, means, counts))
 
     def posterior(self, problem: Problem, state: EmState) -> NaturalGaussian:
         module = _mixture(problem)
@@ -114,12 +124,50 @@ def _unit(problem: Problem) -> float:
     return math.sqrt(_mixture(problem).recipe.features + 1) / (clip if math.isfinite(clip) else 1.0)
 
 
-def _natural(problem: Problem, counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Precision and eta of the means, given the running averages. A count that noise made too small is raised."""
+def _coolness(problem: Problem, step: int) -> float:
+    """The power to which likelihoods are raised: from where all components would fall together, up to 1.
+
+    That is where the scale of a component, 1 / coolness wider, is that of the whole mixture under the prior.
+    """
+    if not problem.plan.mechanism.private:
+        return 1.0
     module = _mixture(problem)
-    least = LEAST_COUNT * module.weights.to(torch.float64)
+    own = float(module.covariances.diagonal(dim1=-2, dim2=-1).mean())
+    least = own / (own + module.spread**2)
+    return float(least ** max(0.0, 1 - step / (WARM_PART * problem.plan.steps)))
+
+
+def _raised(problem: Problem, counts: Tensor, sums: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts that noise made too small, or greater than 1, set right by records that stand at the present mean."""
+    least = LEAST_COUNT * _mixture(problem).weights.to(torch.float64)
+    raised = counts.clamp(least, torch.ones_like(least))
+    return raised, sums + (raised - counts)[:, None] * means
+
+
+def _within(problem: Problem, means: Tensor) -> Tensor:
+    """The nearest means in the ball that holds `LIKELY` of the prior."""
+    from scipy.stats import chi2
+
+    module = _mixture(problem)
+    centre, radius = module.centre.to(torch.float64), module.spread * math.sqrt(chi2.ppf(LIKELY, means.shape[1]))
+    gap = means - centre
+    kept: Tensor = centre + gap * (radius / gap.norm(dim=1, keepdim=True).clamp(min=radius))
+    return kept
+
+
+def _sums_of(problem: Problem, means: Tensor, counts: Tensor) -> Tensor:
+    """The sums under which these means are the answer."""
+    precision, pull = _natural(problem, counts, torch.zeros_like(means))
+    gap = (precision @ means[..., None])[..., 0] - pull
+    covariances = _mixture(problem).covariances.to(torch.float64)
+    return (covariances @ gap[..., None])[..., 0] / problem.records
+
+
+def _natural(problem: Problem, counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Precision and eta of the means, given the running averages."""
+    module = _mixture(problem)
     inverse = torch.linalg.inv(module.covariances.to(torch.float64)) * problem.records
     prior = torch.eye(sums.shape[1], dtype=torch.float64) / module.spread**2
-    precision = prior + torch.maximum(counts, least)[:, None, None] * inverse
+    precision = prior + counts[:, None, None] * inverse
     eta = prior @ module.centre.to(torch.float64) + (inverse @ sums[..., None])[..., 0]
     return precision, eta
