@@ -26,11 +26,11 @@ from confide.models.survival import SurvivalPredictive
 
 LEVELS = (1e-6, 1e-3, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.999, 1 - 1e-6)
 """Between the quantiles of these a law is smooth enough for a rule of 16 points; what is beyond weighs 1e-12."""
-POINTS = 16
+POINTS = 16  # see LEVELS
 MOST_COUNTS = 500
 """Counts up to which the score is a sum over all of them; larger ones are as good as continuous."""
-PAIRS_AT_ONCE = 1 << 22
-BINS = 15
+PAIRS_AT_ONCE = 1 << 22  # some ten megabytes of comparisons
+BINS = 15  # as usual for calibration errors
 
 
 def crps_of_law(predictive: RealPredictive, y: Tensor) -> Tensor:

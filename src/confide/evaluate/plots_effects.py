@@ -24,7 +24,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, VERMILION)
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _ShownEffect:
     """One column, ready to be drawn: mean and deviation of shape (places, lines)."""
 
     name: str
@@ -50,7 +50,7 @@ def effect_plots(posterior: AdditiveGaussian, schema: Schema) -> list[Plot]:
     return [_drawn(place, one, lines, _unit(posterior)) for place, one in enumerate(shown[:MOST_COLUMNS])]
 
 
-def _shown(name: str, effect: Effect, schema: Schema, scale: float) -> _Shown:
+def _shown(name: str, effect: Effect, schema: Schema, scale: float) -> _ShownEffect:
     mean, deviation = effect.mean * scale, effect.deviation * scale
     if mean.shape[1] == 2:  # of two logits their difference counts
         mean, deviation = mean[:, 1:] - mean[:, :1], deviation.square().sum(1, keepdim=True).sqrt()
@@ -66,7 +66,7 @@ def _shown(name: str, effect: Effect, schema: Schema, scale: float) -> _Shown:
         places = [str(label) for label in column.categories] + ["missing"] * (column.missing == "category")
     else:
         places = ["yes"]
-    return _Shown(name, effect, places, mean, deviation)
+    return _ShownEffect(name, effect, places, mean, deviation)
 
 
 def _column_at(schema: Schema, first: int) -> tuple[Any, int]:
@@ -91,7 +91,7 @@ def _unit(posterior: AdditiveGaussian) -> str:
     return "Added to the target" if isinstance(posterior.likelihood, Gaussian) else "Added to the log odds"
 
 
-def _drawn(place: int, shown: _Shown, names: Sequence[str], unit: str) -> Plot:
+def _drawn(place: int, shown: _ShownEffect, names: Sequence[str], unit: str) -> Plot:
     strongest = shown.mean.std(0, correction=0).argsort(descending=True)[:MOST_CLASSES].sort().values.tolist()
     kept = _strongest_categories(shown)
 
@@ -124,7 +124,7 @@ def _drawn(place: int, shown: _Shown, names: Sequence[str], unit: str) -> Plot:
     return plot(f"effect{place}", f"Effect of {shown.name}", alt, reading, draw, height)
 
 
-def _strongest_categories(shown: _Shown) -> list[int]:
+def _strongest_categories(shown: _ShownEffect) -> list[int]:
     """Those with the largest effects, in their own order."""
     size = shown.mean.abs().amax(1)
     if not math.isfinite(float(size.sum())):

@@ -46,7 +46,7 @@ SHOWN = 5
 """Inputs of which a notebook shows the predictions."""
 
 
-class _Shown:
+class _ShownPredictive:
     """What a notebook shows of a predictive distribution: the first inputs, with both kinds of uncertainty."""
 
     def _rows(self, inputs: slice) -> list[str]:
@@ -62,7 +62,7 @@ class _Shown:
 
 
 @dataclass(frozen=True)
-class ClassPredictive(_Shown):
+class ClassPredictive(_ShownPredictive):
     """Class probabilities of every draw, of shape (draws, inputs, classes), with one weight per draw.
 
     Where every token of an input has a label, positions stand between inputs and classes, here and in the averages.
@@ -108,7 +108,7 @@ class ClassPredictive(_Shown):
 
 
 @dataclass(frozen=True)
-class RealPredictive(_Shown):
+class RealPredictive(_ShownPredictive):
     """A Gaussian per draw: means and noise variances of shape (draws, inputs), with one weight per draw."""
 
     means: Tensor
@@ -204,7 +204,7 @@ class RealPredictive(_Shown):
 
 
 @dataclass(frozen=True)
-class LabelPredictive(_Shown):
+class LabelPredictive(_ShownPredictive):
     """Probabilities of labels of which any may hold, (draws, inputs, labels), with one weight per draw."""
 
     draws: Tensor
@@ -242,7 +242,7 @@ class LabelPredictive(_Shown):
 
 
 @dataclass(frozen=True)
-class VectorPredictive(_Shown):
+class VectorPredictive(_ShownPredictive):
     """Several numbers at once: a Gaussian per draw with means and variances of shape (draws, inputs, targets).
 
     Uncertainties are variances summed over the targets; `of(k)` is the distribution of one target alone.

@@ -17,7 +17,7 @@ from confide.wording import epsilon, remaining
 
 MOST_ROWS = 200
 """Of the history on a page, the last ones; `ledger show --json` has all."""
-MOST_PLOTS = 6
+MOST_PLOTS = 6  # a page stays readable; every data set is in the table
 
 
 def render_ledger(ledger: Ledger, place: str, delta: float) -> str:

@@ -32,7 +32,7 @@ from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
 from confide.wording import plain
 
-USUAL_LOOKS = 20
+USUAL_LOOKS = 20  # in a run: as often as checkpoints are written
 SMALLER_IS_BETTER = ("nll", "brier", "ece", "rmse", "crps", "ranked_probability", "class_distance")
 LARGER_IS_BETTER = ("accuracy", "log_likelihood", "label_accuracy", "exact_match", "concordance")
 
@@ -138,7 +138,7 @@ class EarlyStopping:
         return self.waited >= self.patience
 
 
-class Watch:
+class CallbackWatch:
     """Calls the callbacks of one run; `after` says whether one of them wants it to end."""
 
     def __init__(

@@ -30,7 +30,7 @@ from confide.posteriors.base import Posterior
 from confide.posteriors.files import check_saveable
 from confide.privacy.ledger.position import position_of
 from confide.privacy.statement import Privacy
-from confide.running.callbacks import Moment, Validation, Watch, check_callbacks, so_far
+from confide.running.callbacks import CallbackWatch, Moment, Validation, check_callbacks, so_far
 from confide.running.closing import Closing
 from confide.running.crews import check_whole, shared_journal, start_alike
 from confide.running.dress_rehearsal import Cast, dress_rehearsal
@@ -116,7 +116,7 @@ def fit(
     public = make_problem(method, module, data.schema, plan, likelihood, seed)  # never shown a record
     opened = journal if data.crew.size == 1 else shared_journal
     look = partial(_look, method, module, data.schema, plan, likelihood, problem)
-    watch = Watch(callbacks, validation, method, checkpoint is not None, look, plan.steps)
+    watch = CallbackWatch(callbacks, validation, method, checkpoint is not None, look, plan.steps)
     attempt = Attempt(method, problem, data, state, closing)
     with opened(checkpoint, attempt) as book, _interrupts(checkpoint) as interrupted:
         book.charge(plan)  # before any record is read
