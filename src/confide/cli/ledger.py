@@ -312,8 +312,8 @@ def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | 
 def register(app: Any) -> None:
     group = typer.Typer(help="Show what was spent, set a ceiling on it, check it.", rich_markup_mode="rich")
     teach(group, show, [SHOW_EXAMPLE])
-    teach(group, report, [REPORT_EXAMPLE])
     teach(group, limit, [LIMIT_EXAMPLE])
+    teach(group, report, [REPORT_EXAMPLE])
     teach(group, head, [HEAD_EXAMPLE])
     teach(group, verify, [VERIFY_EXAMPLE])
     teach(group, key, [KEY_EXAMPLE])

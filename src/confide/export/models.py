@@ -38,8 +38,6 @@ from confide.posteriors.variational import DropoutNetwork
 FORMAT = 2  # raised when files that were written before could be misread
 WEIGHTS, GRAPH, PROGRAM, MODULE, CARD = "draws.npz", "model.onnx", "model.pt2", "predict.py", "MODEL_CARD.md"
 
-_LIKELIHOODS = ("categorical", "bernoulli", "gaussian", "heteroscedastic-gaussian")
-
 
 def export_numpy(
     posterior: Posterior, directory: str | os.PathLike[str], encoder: Encoder | None = None, card: str = ""
@@ -116,11 +114,6 @@ def _written(directory: str | os.PathLike[str], card: str, write: Callable[[Path
 def about_of(posterior: Posterior, draws: StackedDraws, encoder: Encoder | None) -> dict[str, Any]:
     """What predict.py has to know: the likelihood, the layers, and how raw rows become inputs."""
     values = likelihood_to_dict(posterior.likelihood)
-    if values["name"] not in _LIKELIHOODS:
-        raise Refusal(
-            f"posterior: its likelihood, {values['name']}, has no numpy form; those that have are "
-            f"{', '.join(_LIKELIHOODS)}, and load_posterior reads any"
-        )
     if posterior.noise_scale is not None:
         values["noise_scale"] = float(posterior.noise_scale)  # which the posterior may have learnt
     about: dict[str, Any] = {"format": FORMAT, "features": draws.features, "layers": draws.layers, "likelihood": values}
