@@ -55,8 +55,8 @@ def stacked_draws(posterior: Posterior) -> StackedDraws:
     name = posterior.likelihood.name
     if name not in LIKELIHOODS:
         raise Refusal(
-            f"posterior: its likelihood, {name}, has no exported form; those that have are {', '.join(LIKELIHOODS)}, and "
-            "load_posterior reads any"
+            f"posterior: its likelihood, {name}, has no exported form; those that have are {', '.join(LIKELIHOODS)}, "
+            "and load_posterior reads any"
         )
     draws, weights = posterior.weighted_draws()
     layers: list[str] = []
