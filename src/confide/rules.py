@@ -39,13 +39,13 @@ COUNTED_RATE = 0.05
 """Rate of a fit whose number of records was counted: a constant, so that the plan rests on no count."""
 
 
-def default_batch(records: int) -> int:
-    """A 32nd of all records but at least 128, and at most a quarter of all.
+def default_batch(records: int, batches: int = BATCHES_PER_EPOCH) -> int:
+    """A 32nd of all records (or another part) but at least 128, and at most a quarter of all.
 
     At the same passes and epsilon the noise multiplier grows slower than the batch, so that large batches are less
     noisy; some thousand steps are left to move in.
     """
-    return max(1, min(max(SMALLEST_BATCH, round(records / BATCHES_PER_EPOCH)), records // 4))
+    return max(1, min(max(SMALLEST_BATCH, round(records / batches)), records // 4))
 
 
 def default_hidden(records: int, features: int, outputs: int, epsilon: float, *, regression: bool) -> tuple[int, ...]:

@@ -56,6 +56,7 @@ def summary_of(
     run: Run, out: Path, evaluation: Evaluation | None, metrics: dict[str, float], encoder: Encoder
 ) -> dict[str, Any]:
     """What `--json` prints."""
+    last, _ = run.plan.blocks[-1]  # the one of most steps
     return {
         "method": run.method.name,
         **run.privacy.to_dict(),
@@ -64,10 +65,10 @@ def summary_of(
         "assumed_public": assumed_facts(run.schema),
         "seeded": run.privacy.seeded,
         "records": run.plan.records,
-        "batch": run.plan.expected_batch,
+        "batch": last.expected_batch,
         "steps": run.plan.steps,
-        "clip": run.plan.mechanism.clip,
-        "noise_multiplier": run.plan.mechanism.noise_multiplier,
+        "clip": last.clip,
+        "noise_multiplier": last.noise_multiplier,
         "target_noise": _target_noise(run, encoder),
         "seconds": run.seconds,
         "out": str(out),
@@ -89,11 +90,12 @@ def _target_noise(run: Run, encoder: Encoder) -> dict[str, Any] | None:
 
 def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evaluation | None) -> None:
     plan = run.plan
-    about = (
-        f"{run.method.name}: {plan.steps} steps of about {plan.expected_batch:.0f} out of {plan.records} declared "
-        f"records, clip {plan.mechanism.clip:g}, noise multiplier {plan.mechanism.noise_multiplier:.4g}; "
-        f"{run.seconds:.1f} s"
+    parts = (
+        f"{steps} steps of about {one.expected_batch:.0f} out of {plan.records} declared "
+        f"records, clip {one.clip:g}, noise multiplier {one.noise_multiplier:.4g}"
+        for one, steps in plan.blocks
     )
+    about = f"{run.method.name}: {', then '.join(parts)}; {run.seconds:.1f} s"
     console.print(about)
     noise = summary["target_noise"]
     if noise is not None and noise["epsilon"] is not None:

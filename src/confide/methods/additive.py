@@ -176,7 +176,7 @@ class Additive(Method):
         phase, _, _ = self._schedule(problem).at(state.step)
         if phase == "scale":
             return histogram(network.recipe, classes_of(problem.likelihood), clip)
-        self._show(problem, state)
+        self.show(problem, state)
         if phase == "look":
             return residuals(network, clip)
         return GradientQuery(network, self._likelihood(problem, state).loss)
@@ -194,7 +194,7 @@ class Additive(Method):
 
     def posterior(self, problem: Problem, state: AdditiveState) -> AdditiveGaussian:
         network = network_of(problem)
-        self._show(problem, state)
+        self.show(problem, state)
         mean, variance, scales = self._belief(problem, state)
         used = int((state.variances[1 : 1 + network.recipe.waves] > 0).sum()) if network.recipe.numbers else 0
         facts: dict[str, Any] = {
@@ -302,7 +302,7 @@ class Additive(Method):
         ones = torch.ones(len(recipe.categories), dtype=torch.float64)
         return torch.cat([torch.ones(1, dtype=torch.float64), waves.repeat(len(recipe.numbers)), ones])
 
-    def _show(self, problem: Problem, state: AdditiveState) -> None:
+    def show(self, problem: Problem, state: AdditiveState) -> None:
         """Put the scale into the network."""
         features = network_of(problem).features
         features.heights.copy_(state.heights)

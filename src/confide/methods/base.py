@@ -58,6 +58,22 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Opening:
+    """What a method asks of all records before it goes on with batches, where nothing was said about them.
+
+    releases   about all records
+    share      of epsilon that they may cost
+    batches    of one pass over the records afterwards
+    epochs     passes afterwards
+    """
+
+    releases: int
+    share: float
+    batches: int
+    epochs: float
+
+
+@dataclass(frozen=True)
 class Method(ABC):
     """The base of every method: a frozen dataclass of settings that derives from it; docs/skeletons/method.py to copy.
 
@@ -110,9 +126,22 @@ class Method(ABC):
         """
         return None
 
+    @property
+    def opening(self) -> Opening | None:
+        """Releases about all records before those of sampled batches, a block of their own in the plan.
+
+        None: there are none.
+        """
+        return None
+
     def network(self, schema: Schema, inputs: int, outputs: int) -> nn.Module | None:
         """A network of the method's own for records with these public facts; None: the public rule's."""
         return None
+
+    @property
+    def recalibrates(self) -> bool:
+        """Whether class probabilities are set right after the fit, by one release within its epsilon."""
+        return False
 
     @property
     def learns_noise(self) -> bool:

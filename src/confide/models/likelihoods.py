@@ -107,6 +107,50 @@ class Bernoulli:
 
 
 @dataclass(frozen=True)
+class Calibrated:
+    """Class probabilities set right after a fit: softmax(slope * logits + shifts).
+
+    one_logit   the network has one output, the logit of class 1 of two, as under `Bernoulli`
+    """
+
+    classes: int
+    slope: float
+    shifts: tuple[float, ...]
+    one_logit: bool = False
+    name: ClassVar[str] = "calibrated"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shifts", tuple(self.shifts))  # a file has a list
+        if len(self.shifts) != self.classes or not all(map(math.isfinite, (self.slope, *self.shifts))):
+            raise Refusal(f"shifts={self.shifts}: need one finite number for each of {self.classes} classes")
+        if self.slope <= 0 or (self.one_logit and self.classes != 2):
+            raise Refusal(
+                f"slope={self.slope}, classes={self.classes}: need a slope > 0, and two classes for one logit"
+            )
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.one_logit else self.classes
+
+    @property
+    def curvature(self) -> float:
+        return max(1.0, self.slope**2)
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self._logits(output), y.reshape(len(output)).long(), reduction="none")
+
+    def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
+        return ClassPredictive(self._logits(outputs).softmax(-1), weights)
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        if self.one_logit:
+            if outputs.shape[-1] != 1:
+                outputs = outputs[..., None]
+            outputs = torch.cat([torch.zeros_like(outputs), outputs], -1)
+        return self.slope * outputs + torch.tensor(self.shifts, dtype=outputs.dtype)
+
+
+@dataclass(frozen=True)
 class Probit:
     """One output f for the class 1 of two, with probability Phi(f). Its moment matching has a closed form."""
 
@@ -230,8 +274,8 @@ class LearntNoise(nn.Module):
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     cls.name: cls
     for cls in (
-        Categorical, Bernoulli, Probit, Gaussian, HeteroscedasticGaussian, Poisson, NegativeBinomial, Ordinal,
-        MultiLabel, StudentT, Laplace, Exponential, Weibull, MultiGaussian, Tokens,
+        Categorical, Bernoulli, Calibrated, Probit, Gaussian, HeteroscedasticGaussian, Poisson, NegativeBinomial,
+        Ordinal, MultiLabel, StudentT, Laplace, Exponential, Weibull, MultiGaussian, Tokens,
     )
 }  # fmt: skip
 """Everything that confide offers, by the name that stands in files."""

@@ -21,6 +21,7 @@ from confide.expectation.mixture import MixtureOfGaussians
 from confide.models.additive import AdditiveNetwork, AdditiveRecipe
 from confide.models.likelihoods import LearntNoise, Likelihood, likelihood_from_dict, likelihood_to_dict
 from confide.models.networks import MLP, Recipe
+from confide.models.tabular import TabularNetwork, TabularRecipe
 from confide.posteriors.base import Posterior
 from confide.posteriors.frozen import frozen_of, with_frozen
 
@@ -33,6 +34,9 @@ _MIXTURE = "mixture."
 """Beginning of the names of a mixture's tensors."""
 _SCALE = "scale."
 """Beginning of the names of those of an additive model's scale."""
+
+_TABLES: dict[type[nn.Module], str] = {AdditiveNetwork: "additive", TabularNetwork: "tabular"}
+"""Networks of columns, whose scales are kept beside their weights."""
 
 Prepare = Callable[[nn.Module], nn.Module]
 
@@ -96,6 +100,8 @@ def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mappi
         return _mixture(tensors)
     if network["type"] == "additive":
         return _additive(network, tensors)
+    if network["type"] == "tabular":
+        return _tabular(network, tensors)
     recipe = Recipe.from_dict(network["recipe"])
     _check_room(recipe, max((tensor.numel() for tensor in tensors.values()), default=0))
     return _built(network["type"], recipe, NUMBERS[network["numbers"]])
@@ -132,9 +138,10 @@ def _network_to_dict(module: nn.Module, prepare: Prepare | None) -> dict[str, An
     """None for a network that its recipe does not make."""
     if type(module) is MixtureOfGaussians:
         return {"type": "mixture"}
-    if type(module) is AdditiveNetwork:
+    if type(module) in (AdditiveNetwork, TabularNetwork):
         kept = str(next(module.parameters()).dtype).removeprefix("torch.")
-        return {"type": "additive", "recipe": module.recipe.to_dict(), "numbers": kept}
+        recipe: Any = module.recipe
+        return {"type": _TABLES[type(module)], "recipe": recipe.to_dict(), "numbers": kept}
     kind, inner = ("learnt-noise", module.network) if type(module) is LearntNoise else ("mlp", module)
     if type(inner) is not MLP:
         return None
@@ -163,6 +170,8 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """What a mixture is made of, or the scale of an additive model; its shape alone would not make it again."""
     if isinstance(module, AdditiveNetwork):
         return {f"{_SCALE}{name}": value for name, value in module.features.state_dict().items()}
+    if isinstance(module, TabularNetwork):
+        return {f"{_SCALE}{name}": value for name, value in module.named_buffers()}
     if not isinstance(module, MixtureOfGaussians):
         return {}
     values = {f"{_MIXTURE}{name}": value for name, value in module.state_dict().items()}
@@ -173,6 +182,18 @@ def _additive(network: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Addi
     made = AdditiveNetwork(AdditiveRecipe.from_dict(network["recipe"])).to(NUMBERS[network["numbers"]])
     scale = {name.removeprefix(_SCALE): value for name, value in tensors.items() if name.startswith(_SCALE)}
     made.features.load_state_dict(scale)
+    return made
+
+
+def _tabular(network: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TabularNetwork:
+    recipe = TabularRecipe.from_dict(network["recipe"])
+    _check_room(recipe.network, max((tensor.numel() for tensor in tensors.values()), default=0))
+    with torch.random.fork_rng(devices=[]):
+        made = TabularNetwork(recipe).to(NUMBERS[network["numbers"]])
+    for name, buffer in made.named_buffers():
+        if tensors[f"{_SCALE}{name}"].shape != buffer.shape:
+            raise Damaged(f"{name}: does not fit the recipe; the file is damaged")
+        buffer.copy_(tensors[f"{_SCALE}{name}"])
     return made
 
 

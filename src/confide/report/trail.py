@@ -77,11 +77,13 @@ def assumptions(run: Run, evaluation: Evaluation | None, protected: bool = True)
 def _terms(run: Run) -> list[str]:
     mechanism = run.plan.mechanism
     change = "added or removed" if run.privacy.adjacency == "add-remove" else "replaced by another"
+    samplings = dict.fromkeys(one.sampling for one, _ in run.plan.blocks)
     found = [
         f"Protected is one record: data sets count as neighbours when one record is {change}. A person with several "
         "records is protected less.",
         "The guarantee holds even if every noisy sum of every step is published, not just the result.",
-        f"Sampling is as stated: {words.SAMPLING[mechanism.sampling]}. Which records were drawn stays secret.",
+        f"Sampling is as stated: {', then '.join(words.SAMPLING[name] for name in samplings)}. "
+        "Which records were drawn stays secret.",
         f"Each record's answer is clipped to norm {words.number(mechanism.clip)} before it is summed, "
         f"in the {mechanism.clipping} style.",
         f"The number of records, {run.plan.records:,}, is public; sums are divided by public sizes only.",
@@ -90,6 +92,11 @@ def _terms(run: Run) -> list[str]:
         found.append(
             "Beside the steps, one histogram of residuals was released, in which every record counts once; the noise "
             "of the target is read off it, and both together make up the epsilon."
+        )
+    if "recalibration_epsilon" in run.posterior.facts:
+        found.append(
+            "Beside the steps, one sum over all records was released that shows how far class probabilities are from "
+            "right; a slope and shifts are read off it, and both together make up the epsilon."
         )
     if run.privacy.seeded:
         found.append("The noise came from a fixed seed: the guarantee would hold for fresh noise only.")
@@ -184,6 +191,9 @@ def _plan_rows(run: Run) -> list[tuple[str, str]]:
     alone = run.posterior.facts.get("noise_scale_epsilon")
     if alone is not None:
         rows.append(("Noise of the target", f"one histogram of residuals, alone epsilon {words.number(alone)}"))
+    alone = run.posterior.facts.get("recalibration_epsilon")
+    if alone is not None:
+        rows.append(("Recalibration", f"one sum over all records, alone epsilon {words.number(alone)}"))
     return rows
 
 

@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,9 @@ class Tensors:
             return {"float": value.hex()}
         if value is None or isinstance(value, bool | int | str):
             return value
+        if is_dataclass(value) and not isinstance(value, type):
+            members = [(one.name, getattr(value, one.name)) for one in fields(value)]
+            return {"state": {name: self._packed(member, f"{where}.{name}", known) for name, member in members}}
         raise TypeError(
             f"state.{where}: {type(value).__name__} cannot be kept; use tensors, numbers, strings or tuples"
         )
@@ -83,18 +86,24 @@ def names_in(value: Any) -> Iterator[str]:
     """The tensors that a packed value refers to."""
     if isinstance(value, dict) and "tensor" in value:
         yield value["tensor"]
-    for member in value if isinstance(value, list) else value.get("tuple", ()) if isinstance(value, dict) else ():
+    inside: Iterable[Any] = value if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        inside = (*value.get("tuple", ()), *value.get("state", {}).values())
+    for member in inside:
         yield from names_in(member)
 
 
-def unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of packing one value."""
+def unpacked(value: Any, tensors: dict[str, Tensor], like: Any = None) -> Any:
+    """The inverse of packing one value; `like` is the value at the start of a run, which says what states are in it."""
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
         return _laid_out(tensors[value["tensor"]], value["stride"])
     if "float" in value:
         return float.fromhex(value["float"])
+    if "state" in value:
+        members = value["state"].items()
+        return replace(like, **{name: unpacked(one, tensors, getattr(like, name)) for name, one in members})
     return tuple(unpacked(member, tensors) for member in value["tuple"])
 
 

@@ -208,7 +208,8 @@ class FollowingJournal(Journal):
         if message.get("closed") is not None:
             self.kept = closing_from_dict(message["closed"], self.closing[0][0])
         if "state" in message:
-            values = {name: unpacked(value, tensors) for name, value in message["state"].items()}
+            packed = message["state"].items()
+            values = {name: unpacked(value, tensors, getattr(self.state, name)) for name, value in packed}
             self.state = type(self.state)(**values)
             self.problem.position.copy_(tensors[message["position"]])
             self.problem.generator.set_state(tensors[message["generator"]])

@@ -26,6 +26,7 @@ from confide.models.additive import AdditiveNetwork
 from confide.models.flat import flatten_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import recipe_of
+from confide.models.tabular import TabularNetwork
 from confide.posteriors.base import Posterior
 from confide.posteriors.files import check_saveable
 from confide.privacy.ledger.position import position_of
@@ -274,7 +275,7 @@ def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:
 
 def _outputs_of(module: nn.Module) -> int | None:
     """Of a network of confide's own."""
-    if isinstance(module, AdditiveNetwork):
+    if isinstance(module, AdditiveNetwork | TabularNetwork):
         return module.recipe.outputs
     recipe = recipe_of(module)
     return None if recipe is None else recipe.outputs

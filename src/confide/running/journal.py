@@ -377,7 +377,8 @@ class KeptJournal(Journal):
                 tensors = {name: self.tensors.read(name) for name in _names(body)}
             except (OSError, ValueError):
                 continue
-            values = {name: unpacked(value, tensors) for name, value in body["state"]["fields"].items()}
+            packed = body["state"]["fields"].items()
+            values = {name: unpacked(value, tensors, getattr(self.state, name)) for name, value in packed}
             state = type(self.state)(**values)
             return Kept(int(body["step"]), state, tensors[body["position"]], tensors[body["generator"]])
         return None

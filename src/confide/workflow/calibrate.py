@@ -37,9 +37,11 @@ def one_release(request: Request, share: float) -> SampledGaussian:
 
 def plan_of(request: Request, records: int, method: Method, spent: tuple[Event, ...] = ()) -> Plan:
     """The calibrated plan of one chain; all chains, and what is `spent` beside them, stay within epsilon."""
-    draft = _draft(_as_the_method_wants(request, method), records)
+    draft = _draft(_as_the_method_wants(request, records, method), records)
     mechanism, steps = draft.blocks[0]
     event = mechanism.event(steps)
+    opening = _opening(request, mechanism, method)
+    beside = tuple(one.event(count * request.chains) for one, count in opening)
     multiplier = multiplier_for(
         request.epsilon,
         request.delta,
@@ -48,24 +50,47 @@ def plan_of(request: Request, records: int, method: Method, spent: tuple[Event, 
         mechanism.sampling,
         request.adjacency,
         records if mechanism.sampling in ("fixed-size", "shuffle") else None,
-        spent,
+        (*spent, *beside),
     )
     mechanism = replace(mechanism, noise_multiplier=multiplier, secure=request.secure)
     return replace(
         draft,
-        blocks=((mechanism, steps),),
+        blocks=(*opening, (mechanism, steps)),
         target_epsilon=request.epsilon,
         chains=request.chains,
         spent=spent,
     )
 
 
-def _as_the_method_wants(request: Request, method: Method) -> Request:
-    """A method that wants releases about all records has them, unless batches, steps or a sampling were asked for."""
-    said = (request.batch, request.epochs, request.steps) != (None, None, None) or request.sampling != rules.SAMPLING
-    return (
-        request if said or method.releases is None else replace(request, sampling="full-batch", steps=method.releases)
+def _opening(request: Request, mechanism: SampledGaussian, method: Method) -> tuple[tuple[SampledGaussian, int], ...]:
+    """The block of releases about all records that a method asks for before its batches, if any.
+
+    A number of steps that was given is kept to: the method then takes its opening from among them.
+    """
+    found = method.opening
+    if found is None or request.steps is not None or mechanism.sampling == "full-batch":
+        return ()
+    answers = found.releases * request.chains
+    multiplier = multiplier_for(
+        found.share * request.epsilon, request.delta, answers, 1.0, "full-batch", request.adjacency
     )
+    whole = replace(mechanism, noise_multiplier=multiplier, rate=1.0, sampling="full-batch", secure=request.secure)
+    return ((whole, found.releases),)
+
+
+def _as_the_method_wants(request: Request, records: int, method: Method) -> Request:
+    """A method that wants releases about all records, or batches of its own size, has them, unless something was said
+    about batches, steps or sampling."""
+    said = (request.batch, request.epochs, request.steps) != (None, None, None) or request.sampling != rules.SAMPLING
+    if said:
+        return request
+    if method.releases is not None:
+        return replace(request, sampling="full-batch", steps=method.releases)
+    found = method.opening
+    if found is None:
+        return request
+    batch = None if request.counted else rules.default_batch(records, found.batches)
+    return replace(request, epochs=found.epochs, batch=batch)
 
 
 def _draft(request: Request, records: int) -> Plan:

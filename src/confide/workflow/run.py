@@ -27,6 +27,7 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
 from confide.models.networks import recipe_of
+from confide.models.tabular import TabularNetwork
 from confide.privacy.events import Event
 from confide.running.chains import check_draws, fit_chains
 from confide.running.fit import Run, fit, head_behind, rehearse
@@ -34,7 +35,7 @@ from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Part, Source, priced
 from confide.sources.private_data import PrivateData
 from confide.sources.together import PaidTogether
-from confide.workflow import count, noise
+from confide.workflow import count, noise, recalibrate
 from confide.workflow.calibrate import plan_of
 from confide.workflow.facts import Settled, assumptions_of, settle
 from confide.workflow.named_likelihood import made
@@ -55,6 +56,7 @@ class Job:
 
     counting    the mechanism that counts the records, or None
     histogram   the mechanism that shows the noise of a regression target, or None
+    probabilities   the mechanism that shows how far class probabilities are from right, or None
     """
 
     request: Request
@@ -65,6 +67,7 @@ class Job:
     plan: Plan
     counting: SampledGaussian | None
     histogram: SampledGaussian | None
+    probabilities: SampledGaussian | None = None
 
     @property
     def features(self) -> int:
@@ -74,7 +77,8 @@ class Job:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Everything that the fit will ask of the records: mechanisms, and how many answers of each."""
-        beside = ((mechanism, 1) for mechanism in (self.counting, self.histogram) if mechanism is not None)
+        asked_once = (self.counting, self.histogram, self.probabilities)
+        beside = ((mechanism, 1) for mechanism in asked_once if mechanism is not None)
         return (*beside, *(self.plan.blocks * self.request.chains))
 
 
@@ -104,13 +108,14 @@ def job_of(request: Request, settled: Settled) -> Job:
     method = method_of(request, settled.task)
     module = network_of(request, known.schema, settled.features, method)
     counting, histogram = count.mechanism_of(request), noise.mechanism_of(request, settled.task, method)
-    spent = tuple(mechanism.event() for mechanism in (counting, histogram) if mechanism is not None)
+    probabilities = recalibrate.mechanism_of(request, settled.task, method)
+    asked_once = (counting, histogram, probabilities)
+    spent = tuple(mechanism.event() for mechanism in asked_once if mechanism is not None)
     records = known.schema.records
     assert records is not None  # declared, assumed, counted or made up for the rehearsal
     plan = plan_of(request, records, method, spent)
-    return Job(
-        request, settled, method, module, likelihood_of(request, settled.schema, module), plan, counting, histogram
-    )
+    likelihood = likelihood_of(request, settled.schema, module)
+    return Job(request, settled, method, module, likelihood, plan, counting, histogram, probabilities)
 
 
 def rehearse_job(job: Job) -> None:
@@ -138,13 +143,19 @@ def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = 
     privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=vouched)
     head = head_behind(data, privacy) if spent else run.ledger  # the count is a part of this run as well
     run = replace(run, privacy=privacy, ledger=head, seconds=time.perf_counter() - started)
-    recipe = None if job.request.module is not None else recipe_of(job.module)
-    return Outcome(run, job.settled.encoder, None if recipe is None else recipe.hidden)
+    return Outcome(run, job.settled.encoder, None if job.request.module is not None else _hidden(job.module))
+
+
+def _hidden(module: nn.Module) -> tuple[int, ...] | None:
+    """Widths of the hidden layers of a network of confide's own."""
+    recipe = module.recipe if isinstance(module, TabularNetwork) else recipe_of(module)
+    return None if recipe is None else recipe.hidden
 
 
 def _purpose_of(job: Job) -> str:
     """Of one charge for everything."""
     after = f" and {noise.PURPOSE}" if job.histogram is not None else ""
+    after = f" and {recalibrate.PURPOSE}" if job.probabilities is not None else after
     return f"{count.PURPOSE}, then fit {job.method.name}{after}"
 
 
@@ -161,6 +172,8 @@ def _fitted(job: Job, data: PrivateData, progress: Progress | None, purse: Purse
     request = job.request
     source: Source = data if purse is None else PaidAhead(data, purse)
     closing = None if job.histogram is None else noise.closing_of(job.histogram, job.plan)
+    if job.probabilities is not None:
+        closing = recalibrate.closing_of(job.probabilities, job.plan)
     shared: dict[str, Any] = {"likelihood": job.likelihood, "seed": request.seed, "progress": progress}
     if request.chains == 1:
         kept = request.checkpoint

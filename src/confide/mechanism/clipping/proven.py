@@ -27,6 +27,7 @@ from confide.layers.tables import MeanFieldEmbedding
 from confide.models.additive import AdditiveFeatures, AdditiveNetwork
 from confide.models.likelihoods import LIKELIHOODS, LearntNoise, Probit
 from confide.models.networks import MLP
+from confide.models.tabular import TabularNetwork
 
 # from the axes of the input, records included, to those of the output; None: not proven
 Axes: TypeAlias = Callable[[Any, int], int | None]
@@ -125,6 +126,13 @@ def _beside_noise(layer: Any, axes: int) -> int | None:
     return 2 if axes_after(layer.network, axes) == 2 and axes_after(layer.raw, 2) == 2 else None
 
 
+def _both(layer: Any, axes: int) -> int | None:
+    """Effects and a network beside them, each on features of the record alone."""
+    alone = layer._modules.keys() == {"effects", "network"} and axes_after(layer.effects, 2) == 2
+    fits = layer.scales.shape == layer.chosen.shape and layer.unit.shape == (1,)
+    return 2 if axes >= 2 and alone and fits and axes_after(layer.network, 2) == 2 else None
+
+
 _ENCODER_PARTS = frozenset(["self_attn", "linear1", "linear2", "dropout", "dropout1", "dropout2", "norm1", "norm2"])
 _BLOCKS = nn.TransformerEncoderLayer._sa_block, nn.TransformerEncoderLayer._ff_block
 _KNOWN: dict[type[nn.Module], Axes] = {
@@ -132,6 +140,7 @@ _KNOWN: dict[type[nn.Module], Axes] = {
     MLP: lambda layer, axes: _sequence(layer, 2) if axes >= 2 else None,
     AdditiveNetwork: lambda layer, axes: _sequence(layer, 2) if axes >= 2 else None,
     AdditiveFeatures: _exactly(2),
+    TabularNetwork: _both,
     LearntNoise: _beside_noise,
     **dict.fromkeys(
         (nn.Identity, nn.ReLU, nn.ReLU6, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.CELU, nn.SELU,

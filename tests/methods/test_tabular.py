@@ -1,0 +1,152 @@
+"""The tabular method: its plan, products of columns, recalibration, checkpoints, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import confide
+from benchmarks import monotone, tables
+from confide import rules
+from confide.data.schema import Column, Schema
+from confide.data.table import Table
+from confide.methods.additive import Additive
+from confide.methods.tabular import Tabular
+from confide.models.likelihoods import Bernoulli, Calibrated, Categorical
+from confide.models.tabular import TabularNetwork, tabular
+from confide.posteriors.draws import Draws
+from confide.posteriors.files import load_posterior
+from confide.privacy.accountants import sound_epsilon
+from confide.running.checkpoint_files import Tensors, names_in, unpacked
+from confide.running.fit import make_problem
+from confide.workflow import recalibrate
+from confide.workflow.request import Request
+from confide.workflow.run import Outcome, run_request
+
+
+def product(records: int = 3000) -> tuple[Table, Schema]:
+    """The sign of a product of two columns: nothing for a sum over columns."""
+    random = np.random.default_rng(3)
+    x = random.uniform(-1, 1, (records, 2))
+    y = ((x[:, 0] * x[:, 1] > 0) ^ (random.random(records) < 0.05)).astype(int)
+    columns = tuple(Column(name, bounds=(-1, 1)) for name in "ab")
+    return Table({"a": x[:, 0], "b": x[:, 1]}, target="y", labels=y), Schema(
+        records=records, columns=columns, target="y", classes=2
+    )
+
+
+def fitted(method: str = "tabular", **options: Any) -> Outcome:
+    table, schema = product()
+    return run_request(Request(table, facts=schema, epsilon=8.0, seed=1, method=method, **options))
+
+
+def accuracy(outcome: Outcome) -> float:
+    table, _ = product()
+    x = torch.tensor(np.column_stack([table.columns["a"], table.columns["b"]]), dtype=torch.float32)
+    found = outcome.run.posterior.summary(x).centre.argmax(1).numpy()
+    return float((found == table.labels).mean())
+
+
+def test_columns_that_say_something_together_are_learnt() -> None:
+    """Catches a network that does not learn, or is not asked: effects alone are at chance."""
+    found = fitted()
+    assert accuracy(found) > 0.85
+    assert accuracy(fitted(method="additive")) < 0.65
+
+
+def test_all_releases_stay_within_the_target() -> None:
+    run = fitted().run
+    whole, sampled = (mechanism.sampling for mechanism, _ in run.plan.blocks)
+    assert (whole, sampled) == ("full-batch", "poisson")
+    releases = sum(event.count for event in run.privacy.events)
+    assert releases == run.plan.steps + 1
+    assert 7.5 < sound_epsilon(run.privacy.events, rules.DELTA) <= 8.0
+
+
+def test_a_given_number_of_steps_is_kept_to() -> None:
+    run = fitted(steps=10).run
+    assert len(run.plan.blocks) == 1
+    assert run.plan.steps == 10
+
+
+def test_recalibration_is_for_methods_that_want_it_and_is_saved(tmp_path: Path) -> None:
+    run = fitted(steps=10).run
+    assert isinstance(run.posterior.likelihood, Calibrated)
+    assert isinstance(fitted("additive").run.posterior.likelihood, Categorical)
+    run.posterior.save(tmp_path / "p.safetensors")
+    again = load_posterior(tmp_path / "p.safetensors")
+    assert again.likelihood == run.posterior.likelihood
+    assert isinstance(again.module, TabularNetwork)
+    x = torch.rand(7, 2) * 2 - 1
+    torch.testing.assert_close(again.summary(x).centre, run.posterior.summary(x).centre)
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(2), Bernoulli()])
+def test_answers_of_recalibration_are_bounded_by_rule(likelihood: Any) -> None:
+    """No record's row is longer than 1, however sure and wrong the posterior is: nothing is left to the clip."""
+    one = likelihood.outputs == 1
+    draws = torch.tensor([[30.0, 0.0]]) if one else torch.tensor([[30.0, -30.0, 0.0, 0.0]])
+    posterior = Draws(torch.nn.Linear(1, likelihood.outputs), likelihood, draws, torch.ones(1))
+    x = torch.linspace(-1, 1, 401)[:, None]
+    query = recalibrate._score(posterior)
+    for label in (0, 1):
+        rows = query.function(x, torch.full((401,), label))
+        assert float(rows.norm(dim=1).max()) <= 1
+
+
+def test_recalibration_finds_a_slope_that_was_spoilt() -> None:
+    """Nearly without noise: logits that are too large by a half are made smaller, and shifts stay."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20_000, 1, generator=generator)
+    y = (torch.rand(20_000, generator=generator) < torch.sigmoid(x[:, 0])).long()
+    posterior = Draws(torch.nn.Linear(1, 1), Bernoulli(), torch.tensor([[1.5, 0.0]]), torch.ones(1))
+    data = confide.PrivateData(x, y, schema=Schema(classes=2, records=20_000), seed=1)
+    plan = confide.plan(delta=1e-6, records=20_000, sampling="full-batch", steps=1, noise_multiplier=0.5, clip=1.0)
+    closing = recalibrate.closing_of(plan.mechanism, plan)
+    found = closing.tell(posterior, data.answer(closing.ask(posterior), closing.mechanism))
+    assert found.facts["slope"] == pytest.approx(1 / 1.5, abs=0.12)
+    assert max(map(abs, found.facts["shifts"])) < 0.1
+
+
+def test_states_are_kept_and_taken_up(tmp_path: Path) -> None:
+    """A state inside of a state comes back as it was."""
+    plan = confide.plan(delta=1e-4, records=100, steps=5, noise_multiplier=1.0, batch=20)
+    problem = make_problem(Tabular(), tabular((0, 0), 1, (3,)), Schema(records=100), plan, seed=0)
+    state = Tabular().init(problem)
+    (tmp_path / "tensors").mkdir()
+    kept = Tensors(tmp_path)
+    body = kept.packed(state)["fields"]
+    tensors = {name: kept.read(name) for name in names_in(list(body.values()))}
+    back = {name: unpacked(value, tensors, getattr(state, name)) for name, value in body.items()}
+    assert type(back["effects"]) is type(state.effects)
+    assert torch.equal(back["effects"].heights, state.effects.heights)
+    assert torch.equal(back["descent"].first, state.descent.first)
+
+
+def test_one_step_is_for_the_effects() -> None:
+    data = confide.PrivateData(torch.rand(100, 2), torch.rand(100), schema=Schema(records=100), seed=0)
+    plan = confide.plan(delta=1e-4, records=100, steps=1, noise_multiplier=1.0, batch=20)
+    run = confide.fit(Tabular(), confide.networks.linear(2), data, plan, seed=0)
+    assert torch.isfinite(run.posterior.summary(torch.rand(4, 2)).centre).all()
+    assert Additive().opening is None
+
+
+def test_what_counts_as_worse() -> None:
+    assert monotone.faults([[0.5, 0.5], [0.4, 0.4], [0.5, 0.5]]) == [2]
+    assert monotone.faults([[0.5, 0.5], [0.3, 0.5], [0.41, 0.41]]) == []  # within the noise of the seeds
+    assert monotone.faults([[0.5], [0.504]]) == []
+
+
+def test_more_budget_is_not_worse() -> None:
+    """The quick form: numbers whose columns add up, and a product of two columns."""
+    assert monotone.line("curve", (0.3, 8.0), 1)["faults"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*tables.MADE_UP, *monotone.ADDED])
+def test_more_budget_is_never_worse(name: str) -> None:
+    assert monotone.line(name, monotone.EPSILONS, 3)["faults"] == []
