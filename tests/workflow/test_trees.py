@@ -63,7 +63,7 @@ def test_an_estimator_takes_a_dictionary_or_a_tuple_and_learns(tmp_path: Path) -
     assert found.shape == (RECORDS, 2)
     assert (model.predict(x) == y).mean() > 0.7
     assert model.predictive({name: part[:3] for name, part in x.items()}).epistemic.shape == (3,)
-    model.save(tmp_path / "run")
+    model.save(tmp_path / "run", test=(x, y))
     places = confide.Schema(records=RECORDS, classes=["high", "low"], inputs=[one for _, one in SCHEMA.inputs])
     other = estimator(schema=places).fit((x["ids"], x["mask"]), y)
     assert np.allclose(other.predict_proba((x["ids"], x["mask"])), found)

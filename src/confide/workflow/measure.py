@@ -8,6 +8,7 @@ import torch
 
 from confide.data.preprocessing import Encoder
 from confide.data.table import Table
+from confide.data.trees import tree_of
 from confide.errors import DataError
 from confide.models.predictive import RealPredictive
 from confide.posteriors.base import Posterior
@@ -26,7 +27,7 @@ def check_test(table: Table, encoder: Encoder) -> None:
 def measured(posterior: Posterior, encoder: Encoder, table: Table, source: str = SEPARATE) -> Evaluation:
     """Predictions beside the truth, in the units of the target."""
     assert table.labels is not None  # `check_test` refuses records without a target
-    predictive = posterior.predict(torch.as_tensor(encoder.features(table)))
+    predictive = posterior.predict(tree_of(encoder.features(table)))
     if not isinstance(predictive, RealPredictive):
         return Evaluation(predictive, torch.as_tensor(encoder.targets(table.labels)), source)
     # The encoder clamps targets to their declared bounds; predictions are judged against the values as they are.
