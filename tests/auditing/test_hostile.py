@@ -233,7 +233,7 @@ class TestTheFuzzingCanFail:
 
     def test_records_that_were_not_set_aside(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A label outside the classes must count as zero, not as an error of the loss."""
-        import confide.sources.private_data as boundary
+        import confide.sources.records as boundary
 
         def careless(targets: Tensor, schema: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
             return targets.to(torch.int64), torch.ones(len(targets), dtype=torch.bool)

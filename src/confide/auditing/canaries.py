@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping import Call, rule_for
+from confide.mechanism.clipping import Call, Recordwise, rule_for
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.base import Receipt, Wrapper
 from confide.sources.private_data import PrivateData
@@ -217,10 +217,13 @@ def _marked_loss(loss: Loss) -> Loss:
 
 
 def _marked_statistic(query: StatisticQuery, directions: Tensor, length: float, shape: torch.Size) -> StatisticQuery:
+    asked = query.function
+
     def function(x: Tensor, y: Tensor) -> Tensor:
         features, canary = split(x, shape)
-        rows = query.function(features, y)
+        rows = asked(features, y)
         marks = directions[canary.clamp(min=0)].to(rows.dtype) * length
         return torch.where((canary >= 0)[:, None], marks, rows)
 
-    return StatisticQuery(function, query.size, query.dtype)
+    marked = Recordwise(function, asked.module) if isinstance(asked, Recordwise) else function
+    return StatisticQuery(marked, query.size, query.dtype)
