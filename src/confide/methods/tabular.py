@@ -143,10 +143,12 @@ class Tabular(Method):
         second = self._second(problem)
         descent = _descent(_network(problem).recipe, second).tell(second, state.descent, release)
         counted, all_counted = descent.step - (second.plan.steps - _averaged(second)), _averaged(second)
+        means = state.means
         if counted > 0:
             group = (counted - 1) * GROUPS // all_counted
-            state.means[group] += second.position.double() / _size_of(group, all_counted)
-        return replace(state, step=state.step + 1, descent=descent)
+            means = means.clone()
+            means[group] += second.position.double() / _size_of(group, all_counted)
+        return replace(state, step=state.step + 1, descent=descent, means=means)
 
     def posterior(self, problem: Problem, state: TabularState) -> Draws:
         module = _network(problem)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from confide.mechanism.clipping import clipped_sum, structure
 from confide.mechanism.clipping.engine import engine_of
+from confide.mechanism.clipping.sealed import collect_young, no_collection
 from tests.mechanism.clipping.mixers import CLASSES, WIDTH, Net, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
@@ -79,6 +80,16 @@ def test_callbacks_while_a_module_is_examined_would(monkeypatch: pytest.MonkeyPa
 def finalised(self: Any, x: Tensor) -> Tensor:
     Finaliser(x.detach().mean().item())
     return x
+
+
+@pytest.mark.usefixtures("eager_collector")
+def test_callbacks_are_not_told_of_what_is_collected_between_records() -> None:
+    with no_collection():
+        COLLECTIONS["last"] = None
+        collect_young()
+        assert COLLECTIONS["last"] is None
+    gc.collect()
+    assert COLLECTIONS["last"] is not None, "afterwards they are told again"
 
 
 def test_finalisers_leave_nothing_behind() -> None:

@@ -6,7 +6,6 @@ gradient hooks, autograd functions of one's own, scripted modules. A record for 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
@@ -20,7 +19,7 @@ from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
 from confide.mechanism.clipping.isolation import clear
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
-from confide.mechanism.clipping.sealed import Reachable, no_collection
+from confide.mechanism.clipping.sealed import Reachable, collect_young, no_collection
 
 RECORDS_PER_COLLECTION = 64
 """The collector rests while records run; so often it is asked for what they left, so that memory stays small."""
@@ -79,7 +78,7 @@ def for_each(
                     raise
             finally:
                 if strict or record % RECORDS_PER_COLLECTION == 0 or record == records - 1:
-                    gc.collect(1)  # what finalisers of cycles write is put back too, not left for later
+                    collect_young()  # what finalisers of cycles write is put back too, not left for later
                 seal.restore()
     seal.move_on()
 
