@@ -353,7 +353,7 @@ def test_tables_check_their_own_form() -> None:
         Table({"a": np.zeros(2), "b": np.zeros(3)})
     with pytest.raises(DataError, match="labels"):
         Table({"a": np.zeros(2)}, labels=np.zeros(3))
-    with pytest.raises(DataError, match="not both"):
+    with pytest.raises(DataError, match="not two of them"):
         Table({"a": np.zeros(2)}, block=np.zeros((2, 2)))
     with pytest.raises(DataError, match="row numbers"):
         Table({"a": np.zeros(2)}).take([2])

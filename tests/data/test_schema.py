@@ -83,7 +83,7 @@ def test_toml_reads_the_documented_format(tmp_path) -> None:
         ("record = 5", "'record'"),
         ("[columns.age]\nbound = [0, 1]", "'bound'"),
         ("[columns.age]\nsource = 'learnt privately'", "'source'"),  # a file cannot claim to be paid for
-        ("sources = {records = 'declared'}", "'sources'"),
+        ("sources = {records = 'learnt privately'}", "'sources'"),
         ("records = ", "TOML"),
         ("columns = 3", "columns"),
         ("[columns]\nage = 3", "age"),

@@ -220,7 +220,7 @@ class TestNetworks:
         assert [type(layer) for layer in converted] == [nn.Linear, nn.Linear, nn.Linear, MeanFieldLinear]  # type: ignore[attr-defined]
 
     def test_a_network_without_linear_layers_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="no trainable Linear or Conv2d"):
+        with pytest.raises(ValueError, match="no trainable layer that a distribution could be put on"):
             BBP().prepare(nn.Sequential(nn.GroupNorm(1, 4)))
 
 

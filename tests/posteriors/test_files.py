@@ -106,6 +106,7 @@ def of_priors() -> dict[str, Posterior]:
 def of_likelihoods() -> dict[str, Posterior]:
     settings: dict[str, dict[str, Any]] = {
         "categorical": {"classes": 4},
+        "calibrated": {"classes": 3, "slope": 0.8, "shifts": (0.1, -0.3, 0.2)},
         "gaussian": {"noise_scale": 0.37},
         "heteroscedastic-gaussian": {"smallest": 0.02},
         "tokens": {"classes": 4, "shifted": True, "length": 3.0},

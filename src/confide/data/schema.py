@@ -306,7 +306,9 @@ class Schema:
         if LEARNT in (sources.values() if isinstance(sources, dict) else ()) or any(
             c.source == LEARNT for c in columns
         ):
-            raise DataError(f"{where}: a file cannot say that a fact was learnt privately; nothing proves that it was")
+            raise DataError(
+                f"{where}: 'source' or 'sources' is {LEARNT!r}, and nothing proves that it was paid for; leave it out"
+            )
         return attempt(lambda: cls(columns=columns, **rest), f"{where}: a value has the wrong type", TypeError)
 
 

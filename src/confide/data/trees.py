@@ -117,8 +117,9 @@ def tree_of(x: Any) -> Tree:
 
 def is_composed(x: Any) -> bool:
     """Whether records are several tensors; a tuple of anything but arrays is one table, as in numpy."""
-    several = isinstance(x, tuple) and bool(x) and all(isinstance(part, Tensor | np.ndarray) for part in x)
-    return several or isinstance(x, Mapping)
+    if isinstance(x, Mapping):
+        return not type(x).__module__.startswith("scipy.sparse")  # some of its matrices are dictionaries of numbers
+    return isinstance(x, tuple) and bool(x) and all(isinstance(part, Tensor | np.ndarray) for part in x)
 
 
 def arrays_in(x: Any) -> list[Array]:
