@@ -6,7 +6,7 @@
 PYTHON ?= python3
 # Where torch comes from. Empty: the package index of this machine, whose torch is the CPU build on some machines and a
 # GPU build on others. To choose:
-#   make test TORCH_INDEX=https://download.pytorch.org/whl/cpu       (or .../whl/cu126 for an Nvidia GPU)
+#   make test TORCH_INDEX=...       (the index that PyTorch's start page names for the CPU or for your GPU)
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
