@@ -93,6 +93,7 @@ def check_paid(folder: Path, attempts: int) -> None:
     assert {(folder / f"stated-{rank}.txt").read_text() for rank in (0, 1)} == {str(charged)}
 
 
+@pytest.mark.slow
 def test_torchrun_starts_again_from_the_checkpoint(tmp_path: Path) -> None:
     torchrun(tmp_path, [13])
     check_paid(tmp_path, 2)

@@ -399,7 +399,6 @@ QUICK = frozenset(
         "bloom",
         "llama",
         "mixtral",
-        "mamba",
         "rwkv",
         "t5",
         "bart",
