@@ -9,6 +9,7 @@ probabilities); regression as variances (law of total variance).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -46,11 +47,12 @@ SHOWN = 5
 """Inputs of which a notebook shows the predictions."""
 
 
-class _ShownPredictive:
+class _ShownPredictive(ABC):
     """What a notebook shows of a predictive distribution: the first inputs, with both kinds of uncertainty."""
 
+    @abstractmethod
     def _rows(self, inputs: slice) -> list[str]:
-        raise NotImplementedError
+        """A line for each of the inputs."""
 
     def _repr_html_(self: Any) -> str:
         first = slice(0, SHOWN)
