@@ -113,10 +113,12 @@ def _written(directory: str | os.PathLike[str], card: str, write: Callable[[Path
 
 def about_of(posterior: Posterior, draws: StackedDraws, encoder: Encoder | None) -> dict[str, Any]:
     """What predict.py has to know: the likelihood, the layers, and how raw rows become inputs."""
-    values = likelihood_to_dict(posterior.likelihood)
+    values = likelihood_to_dict(draws.likelihood)
     if posterior.noise_scale is not None:
         values["noise_scale"] = float(posterior.noise_scale)  # which the posterior may have learnt
     about: dict[str, Any] = {"format": FORMAT, "features": draws.features, "layers": draws.layers, "likelihood": values}
+    if draws.columns is not None:
+        about["waves"] = draws.columns.waves
     if encoder is None:
         return about
     schema = encoder.schema

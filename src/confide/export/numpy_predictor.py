@@ -264,6 +264,8 @@ class _Numpy:
         try:
             self.weights = self.arrays.pop("weights")
             self.about["features"] = self.arrays["weight_0"].shape[2]
+            if "columns_numbers" in self.arrays:
+                self.about["features"] = sum(len(self.arrays[f"columns_{kind}"]) for kind in ("numbers", "categories"))
         except (KeyError, IndexError):
             raise ValueError(f"path={path!r}: damaged, weights are missing; export the model again") from None
 
@@ -276,6 +278,8 @@ class _Numpy:
 
     def _averaged(self, inputs: Any) -> Any:
         one, square, noise = 0.0, 0.0, 0.0
+        if "columns_numbers" in self.arrays:
+            inputs = self._features(inputs.astype(np.float64))
         for draw, weight in enumerate(self.weights):
             centre, spread = self._outcome(self._outputs(inputs, draw))
             one, square, noise = one + weight * centre, square + weight * centre**2, noise + weight * spread
@@ -284,7 +288,7 @@ class _Numpy:
         return one, np.maximum(square - one**2, 0.0), noise
 
     def _outputs(self, inputs: Any, draw: int) -> Any:
-        values = inputs.astype(self.arrays["weight_0"].dtype)
+        values = inputs = inputs.astype(self.arrays["weight_0"].dtype)
         for place, layer in enumerate(self.about["layers"]):
             if layer != "linear":
                 values = ACTIVATIONS[layer](values)
@@ -292,7 +296,22 @@ class _Numpy:
             values = values @ self.arrays[f"weight_{place}"][draw].T
             if f"bias_{place}" in self.arrays:
                 values = values + self.arrays[f"bias_{place}"][draw]
+        if "effects" in self.arrays:
+            values = values + inputs @ self.arrays["effects"][draw].T
         return values.astype(np.float64)
+
+    def _features(self, inputs: Any) -> Any:
+        """Of an additive model: one, cosines of every number on its quantile scale, categories."""
+        numbers, categories, knots, heights, centres, amplitudes = (
+            self.arrays[f"columns_{name}"]
+            for name in ("numbers", "categories", "knots", "heights", "centres", "amplitudes")
+        )
+        waves = np.pi * np.arange(1, self.about["waves"] + 1)
+        parts = [np.ones((len(inputs), 1))]
+        for place, scale in zip(numbers, heights, strict=True):
+            u = np.interp((inputs[:, place] + 1) / 2, knots, scale)
+            parts.append(np.cos(u[:, None] * waves))
+        return (np.concatenate([*parts, inputs[:, categories]], 1) - centres) * amplitudes
 
     def _outcome(self, outputs: Any) -> tuple[Any, Any]:
         """Of one draw: probabilities and their entropy, or means and noise variances."""

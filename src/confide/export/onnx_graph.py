@@ -19,6 +19,7 @@ import numpy as np
 from confide.data.labels import category_key
 from confide.data.table import MISSING_TOKENS
 from confide.errors import Refusal
+from confide.export.column_features import ColumnFeatures
 from confide.export.stacked_draws import LINEAR, StackedDraws
 
 OPSET, OPSET_ML, IR_VERSION = 17, 3, 8
@@ -142,6 +143,9 @@ def _category(graph: _Graph, column: Mapping[str, Any]) -> str:
 
 def _outputs(graph: _Graph, draws: StackedDraws, values: str) -> str:
     """(draws, n, outputs) in double precision."""
+    if draws.columns is not None:
+        values = _features(graph, draws.columns, values)
+    features = values
     for place, layer in enumerate(draws.layers):
         if layer == LINEAR:
             matrix = draws.matrices[place].float().transpose(1, 2).contiguous().numpy()
@@ -150,7 +154,34 @@ def _outputs(graph: _Graph, draws: StackedDraws, values: str) -> str:
                 values = graph.add("Add", values, graph.constant(draws.biases[place].float()[:, None].numpy()))
         else:
             values = _activation(graph, layer, values)
+    if draws.effects is not None:
+        effects = graph.constant(draws.effects.float().transpose(1, 2).contiguous().numpy())
+        values = graph.add("Add", values, graph.add("MatMul", features, effects))
     return graph.add("Cast", values, to=11)
+
+
+def _features(graph: _Graph, columns: ColumnFeatures, values: str) -> str:
+    """Of an additive model; quantiles in double precision, cosines in single, which every runtime knows."""
+    parts = [graph.add("Gather", values, graph.constant(columns.categories), axis=1)]
+    if len(columns.numbers):
+        numbers = graph.add("Cast", graph.add("Gather", values, graph.constant(columns.numbers), axis=1), to=11)
+        plain = graph.add("Mul", graph.add("Add", numbers, graph.constant(1.0)), graph.constant(0.5))
+        wide = graph.add("Unsqueeze", plain, graph.constant(np.array([2])))
+        beyond = graph.add("Max", graph.add("Sub", wide, graph.constant(columns.knots[:-1])), graph.constant(0.0))
+        steps = graph.add("Min", beyond, graph.constant(columns.widths))
+        rises = graph.add("Mul", steps, graph.constant(columns.slopes))
+        risen = graph.add("ReduceSum", rises, graph.constant(np.array([2])), keepdims=1)
+        # A missing number is NaN, which not every runtime's Max keeps: 0 * number does.
+        kept = graph.add("Add", risen, graph.add("Mul", wide, graph.constant(0.0)))
+        u = graph.add("Add", kept, graph.constant(columns.heights[:, :1]))
+        angles = graph.add("Cast", graph.add("Mul", u, graph.constant(columns.angles)), to=1)
+        size = graph.constant(np.array([0, len(columns.numbers) * columns.waves]))
+        parts.insert(0, graph.add("Reshape", graph.add("Cos", angles), size))
+    together = graph.add("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+    centred = graph.add("Sub", together, graph.constant(columns.centres[1:].astype(np.float32)))
+    scaled = graph.add("Mul", centred, graph.constant(columns.amplitudes[1:].astype(np.float32)))
+    first = np.float32((1 - columns.centres[0]) * columns.amplitudes[0])
+    return graph.add("Pad", scaled, graph.constant(np.array([0, 1, 0, 0])), graph.constant(first))
 
 
 def _activation(graph: _Graph, name: str, values: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.export.column_features import ColumnFeatures
 from confide.export.stacked_draws import LINEAR, StackedDraws
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -36,10 +37,13 @@ class AveragedDraws(nn.Module):
             self.register_buffer(f"weight_{place}", matrix.transpose(1, 2).contiguous())
         for place, bias in draws.biases.items():
             self.register_buffer(f"bias_{place}", bias[:, None].clone())
+        if draws.effects is not None:
+            self.register_buffer("effects", draws.effects.transpose(1, 2).contiguous())
+        self.columns = None if draws.columns is None else _Columns(draws.columns, draws.matrices[0].dtype)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs of shape (n, features)."""
-        values = inputs
+        values = features = inputs if self.columns is None else self.columns(inputs)
         buffers = dict(self.named_buffers())
         for place, layer in enumerate(self.layers):
             if layer == LINEAR:
@@ -48,6 +52,8 @@ class AveragedDraws(nn.Module):
                     values = values + buffers[f"bias_{place}"]
             else:
                 values = _ACTIVATIONS[layer](values)
+        if "effects" in buffers:
+            values = values + features @ buffers["effects"]
         return self._averaged(values.double())
 
     def _averaged(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,3 +76,24 @@ class AveragedDraws(nn.Module):
         centre = torch.einsum("s,snk->nk", weights, probabilities)
         noise = weights @ torch.special.entr(probabilities).sum(-1)
         return centre, (torch.special.entr(centre).sum(-1) - noise).clamp(min=0.0), noise
+
+
+class _Columns(nn.Module):
+    """Encoded inputs to the features of an additive model."""
+
+    def __init__(self, columns: ColumnFeatures, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        for name in ("numbers", "categories", "knots", "widths", "slopes", "angles", "centres", "amplitudes"):
+            self.register_buffer(name, torch.as_tensor(getattr(columns, name)).clone())
+        self.register_buffer("start", torch.as_tensor(columns.heights[:, 0]).clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        buffer = dict(self.named_buffers())
+        value = ((inputs[:, buffer["numbers"]].double() + 1) / 2).clamp(0, 1)
+        beyond = (value[:, :, None] - buffer["knots"][:-1]).clamp(min=0.0)
+        u = buffer["start"] + (torch.minimum(beyond, buffer["widths"]) * buffer["slopes"]).sum(-1)
+        waves = torch.cos(u[:, :, None] * buffer["angles"]).flatten(1)
+        constant = torch.ones_like(inputs[:, :1]).double()
+        features = torch.cat([constant, waves, inputs[:, buffer["categories"]].double()], 1)
+        return ((features - buffer["centres"]) * buffer["amplitudes"]).to(self.dtype)

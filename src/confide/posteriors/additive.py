@@ -69,8 +69,10 @@ class AdditiveGaussian(Shown):
         return torch.diag(self.spread.square())
 
     def weighted_draws(self) -> tuple[Tensor, Tensor]:
-        draws = self.sample(_WRITTEN, torch.Generator().manual_seed(0))
-        return draws.detach(), torch.full((_WRITTEN,), 1 / _WRITTEN, dtype=torch.float64)
+        """Pairs on opposite sides of the centre, so that their mean is the posterior's own."""
+        half = self.sample(_WRITTEN // 2, torch.Generator().manual_seed(0)).detach()
+        draws = torch.cat([half, 2 * self.centre - half])
+        return draws, torch.full((_WRITTEN,), 1 / _WRITTEN, dtype=torch.float64)
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the outputs, both (inputs, outputs)."""
