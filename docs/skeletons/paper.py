@@ -1,7 +1,7 @@
-"""A paper run again: copy this file to src/confide/papers/, as a file or as the __init__.py of a folder.
+"""A paper run again: `confide papers run --from FILE --quick` runs a copy of this file where it lies.
 
-Every module there that has a PAPER is listed by `confide papers list`. The paper's figure stands beside ours, at the
-sound epsilon of our own run.
+Moved to src/confide/papers/, or named by an installed package under the entry point `confide.papers`, it is listed by
+`confide papers list`. The paper's figure stands beside ours, at the sound epsilon of our own run.
 """
 
 from __future__ import annotations

@@ -175,7 +175,8 @@ def test_a_paper_is_listed_and_run_by_the_command(capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["papers"]["skeleton"]["experiments"] == {
         "accuracy": "Table 1: accuracy at one epsilon"
     }
-    assert main(["papers", "run", "skeleton", "--quick", "--json", "--out", str(tmp_path / "out")]) == 0
+    copied = str(tmp_path / "copied_paper.py")
+    assert main(["papers", "run", "--from", copied, "--quick", "--json", "--out", str(tmp_path / "out")]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["ours"] > 0.5
     assert 0 < row["epsilon"] <= 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from confide import papers
 from confide.cli.app import main
+from confide.errors import Refusal
 from confide.papers import base, sets
 from confide.papers.base import Context, Experiment, Figure, Paper, PaperMeasure, PaperOutcome, PaperTable
 
@@ -85,8 +87,120 @@ def test_every_paper_is_listed_with_its_experiments(capsys: pytest.CaptureFixtur
         (["dp-sgmcmc"], "--data: missing"),
         (["dp-sgmcmc", "--data", "no/such"], "--data=no/such: not a directory"),
         (["dp-sgmcmc", "--quick", "--seeds", "0"], "--seeds=0"),
+        (["dp-sgmcmc", "--quick", "--jobs", "0"], "--jobs=0"),
+        (["--quick"], "PAPER: missing"),
+        (["all", "--quick", "--only", "adult"], "--only=adult: belongs to one paper"),
+        (["--quick", "--from", "no_such.py"], "from='no_such.py': must be a Python file"),
     ],
 )
 def test_bad_input_gets_one_sentence(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["papers", "run", *words]) == 2
     assert complaint in capsys.readouterr().err
+
+
+SOURCE = """
+from confide.papers.base import Experiment, Figure, Paper, PaperOutcome, PaperTable
+
+def draw(canvas):
+    canvas.subplots().plot((0, 1), (1, 0))
+
+def table(number):
+    def run(context):
+        row = ("a row", 0.5, float(number), 1.0)
+        made = PaperTable(f"Table {number}", ("what", "paper", "ours", "sound epsilon"), (row,))
+        return PaperOutcome((made,), (Figure(f"figure{number}", "A line.", lambda canvas: draw(canvas)),))
+    return run
+
+PAPER = Paper("of-mine", "A title", "Me (2026)", tuple(Experiment(f"e{n}", "a table", table(n)) for n in (1, 2)))
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+class TestFromFile:
+    def test_a_file_is_run_by_the_command(self, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["papers", "run", "--from", str(file), "--quick", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["paper"] == "of-mine"
+        assert [row["ours"] for row in found["rows"]] == [1, 2]
+        assert main(["papers", "run", "another", "--from", str(file), "--quick"]) == 2
+        assert "PAPER=another: the file of --from has of-mine" in capsys.readouterr().err
+
+    def test_a_folder_with_files_of_its_own(self, tmp_path: Path) -> None:
+        folder = tmp_path / "of_mine"
+        folder.mkdir()
+        (folder / "parts.py").write_text(SOURCE)
+        (folder / "__init__.py").write_text("from .parts import PAPER\n")
+        assert papers.from_file(folder).name == "of-mine"
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"), [("1 / 0", "fails with ZeroDivisionError"), ("PAPER = 3", "there is no PAPER in it")]
+    )
+    def test_what_is_no_paper_gets_one_sentence(self, file: Path, text: str, complaint: str) -> None:
+        file.write_text(text)
+        with pytest.raises(Refusal, match=complaint):
+            papers.from_file(file)
+
+    def test_two_at_a_time_give_the_same(self, file: Path, tmp_path: Path) -> None:
+        paper, context = papers.from_file(file), Context(quick=True)
+        alone = [each.outcome.tables for each in base.run(paper, context)]
+        steps: list[tuple[int, int]] = []
+        shown = Context(quick=True, progress=lambda what, done, total: steps.append((done, total)))
+        together = list(base.run(paper, shown, tmp_path / "out", jobs=2, source=file))
+        assert [each.outcome.tables for each in together] == alone
+        assert steps == [(1, 2), (2, 2)]
+        assert (tmp_path / "out" / "figure2.png").stat().st_size > 1000
+
+
+class TestPackages:
+    def point(self, value: str) -> importlib.metadata.EntryPoint:
+        return importlib.metadata.EntryPoint("mine", value, papers.ENTRY_POINTS)
+
+    def found(self, monkeypatch: pytest.MonkeyPatch, value: str) -> dict[str, Paper]:
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [self.point(value)])
+        return papers.all_papers.__wrapped__()
+
+    def test_the_paper_of_a_package_is_listed(
+        self, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        assert "of-mine" in self.found(monkeypatch, "mine:PAPER")
+        with pytest.warns(UserWarning, match=r"is no confide\.papers\.Paper"):
+            assert "of-mine" not in self.found(monkeypatch, "mine:draw")
+
+    def test_a_broken_package_does_not_hide_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.warns(UserWarning, match="cannot be imported"):
+            assert set(self.found(monkeypatch, "no_such_package:PAPER")) == set(papers.names())
+
+
+class TestStamps:
+    def test_a_quick_run_says_so_everywhere(self, tmp_path: Path) -> None:
+        """Catches a quick run that could pass as a full one: in a table, a row, a file, a picture."""
+        (item,) = base.run(_paper(), Context(quick=True), tmp_path / "out")
+        stamp = Context(quick=True).stamp
+        assert stamp.startswith("Not a result (quick run")
+        assert "stand-ins" in stamp
+        assert item.outcome.tables[0].notes[0] == stamp
+        assert item.outcome.figures[0].caption.startswith(stamp)
+        found = json.loads((tmp_path / "out" / "results.json").read_text())
+        assert found["stamp"] == found["rows"][0]["stamp"] == stamp
+        assert found["experiments"][0]["tables"][0]["stamp"] == stamp
+        assert stamp in (tmp_path / "out" / "tables.md").read_text().splitlines()[4]
+        assert "not a result" in (tmp_path / "out" / "curve.svg").read_text()
+
+    def test_a_full_run_has_none(self, tmp_path: Path) -> None:
+        context = Context(data=tmp_path)
+        (item,) = base.run(_paper(), context, tmp_path / "out")
+        assert context.stamp == ""
+        assert item.outcome.tables[0].notes == ("A note.",)
+        assert "not a result" not in (tmp_path / "out" / "curve.svg").read_text()
+        assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]["stamp"] == ""
+
+    def test_quick_settings_on_the_real_data_are_no_result_either(self, tmp_path: Path) -> None:
+        assert Context(data=tmp_path, quick=True).stamp
+        assert Context(data=tmp_path, noise_seed=3).stamp

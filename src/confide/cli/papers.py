@@ -24,10 +24,31 @@ LIST_EXAMPLE = "confide papers list"
 RUN_EXAMPLES = (
     "confide papers run dp-sgmcmc --quick",
     "confide papers run dp-bnn --data ~/data --out out/papers/dp-bnn",
+    "confide papers run all --data ~/data --jobs 2 --out out/papers",
+    "confide papers run --from my_paper.py --quick",
 )
+ALL = "all"
+MOST_JOBS = 64  # More processes than any machine here would have cores; a slip of the finger starts them all.
 MOST_SEEDS = 20  # More would take days and hardly narrow a standard error.
 
-Name = Annotated[str, typer.Argument(metavar="PAPER", help="A name from `confide papers list`.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="[PAPER]",
+        help="A name from `confide papers list`, or all; not needed with --from.",
+        show_default=False,
+    ),
+]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="A paper of your own: a Python file, or a folder, that has a PAPER; it is run.",
+        show_default=False,
+    ),
+]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="Experiments that run at the same time.")]
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -49,7 +70,7 @@ Out = Annotated[
 
 
 def list_papers(as_json: Json = False) -> None:
-    """List the papers and their experiments."""
+    """List the papers and their experiments: those that come with confide, and those of installed packages."""
     from confide import papers
 
     every = papers.all_papers()
@@ -65,53 +86,92 @@ def list_papers(as_json: Json = False) -> None:
 
 
 def run(
-    paper: Name,
+    paper: Name = "",
     *,
+    source: From = None,
     data: Data = None,
     quick: Quick = False,
     only: Only = None,
     seeds: Seeds = 3,
+    jobs: Jobs = 1,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Run a paper's experiments: its figure, ours, and the sound epsilon of our run, row by row.
 
     The data sets are public benchmarks. Settings are those that the paper or a public rule gives; where any was
-    chosen by looking at results, the table says so.
+    chosen by looking at results, the table says so. A quick run is stamped as one in every table, figure and file.
     """
-    from confide import papers
     from confide.cli.paths import check_new_directory
-    from confide.papers import base
 
     options.whole("--seeds", seeds, least=1, most=MOST_SEEDS)
+    options.whole("--jobs", jobs, least=1, most=MOST_JOBS)
     if data is not None and not data.is_dir():
         raise CommandError(f"--data={data}: not a directory")
     if data is None and not quick:
         raise CommandError("--data: missing; name the directory of the data sets, or try --quick, which needs none")
     if out is not None:
         check_new_directory("--out", out)
-    found = papers.get(paper)
-    done: list[Finished] = []
-    with progress_bar(found.name) as bar:
-        # The bar counts the steps of what is running now; its label stays the paper's name.
-        context = base.Context(
-            data, quick, tuple(range(1 if quick else seeds)), lambda what, now, total: bar(now, total)
-        )
-        for finished in base.run(found, context, out, only or ()):
-            done.append(finished)
-            if not as_json:
-                show(output(), finished)
+    chosen = _chosen(paper, source, only)
+    several = paper == ALL
+    told = []
+    for found in chosen:
+        place = out / found.name if several and out is not None else out
+        told.append(_run_one(found, data, quick, 1 if quick else seeds, only or [], jobs, source, place, not as_json))
     if as_json:
-        emit_json(base.to_dict(found, context, done))
+        emit_json({"papers": told} if several else told[0])
     elif out is not None:
-        output().print(f"Written: {escape(str(out))}/results.json, tables.md and the figures")
+        what = "results.json, tables.md and the figures"
+        output().print(f"Written: {escape(str(out))}/{'PAPER/' if several else ''}{what}")
+
+
+def _chosen(paper: str, source: Path | None, only: list[str] | None) -> list[Paper]:
+    """The papers that were asked for, with one sentence where that is not clear."""
+    from confide import papers
+
+    if source is not None:
+        found = papers.from_file(source)
+        if paper not in ("", found.name):
+            raise CommandError(f"PAPER={paper}: the file of --from has {found.name}; leave the name out")
+        return [found]
+    if paper == ALL and only:
+        raise CommandError(f"--only={only[0]}: belongs to one paper; name it instead of all")
+    if not paper:
+        raise CommandError(f"PAPER: missing; one of {', '.join(papers.names())}, or all, or a file by --from")
+    return list(papers.all_papers().values()) if paper == ALL else [papers.get(paper)]
+
+
+def _run_one(
+    paper: Paper,
+    data: Path | None,
+    quick: bool,
+    seeds: int,
+    only: list[str],
+    jobs: int,
+    source: Path | None,
+    out: Path | None,
+    shows: bool,
+) -> dict[str, Any]:
+    """One paper, its tables shown as they are finished; what goes into results.json."""
+    from confide.papers import base
+
+    done: list[Finished] = []
+    with progress_bar(paper.name) as bar:
+        # The bar counts the steps of what is running now; its label stays the paper's name.
+        context = base.Context(data, quick, tuple(range(seeds)), lambda what, now, total: bar(now, total))
+        for finished in base.run(paper, context, out, only, jobs=jobs, source=source):
+            done.append(finished)
+            if shows:
+                show(output(), finished)
+    return base.to_dict(paper, context, done)
 
 
 def show(console: Console, finished: Finished) -> None:
     """The tables of one experiment."""
     for table in finished.outcome.tables:
         console.print(rendered(table))
-    console.print(f"[dim]{escape(finished.experiment.name)}: {finished.seconds:.0f} s[/dim]\n")
+    times = f"{finished.seconds:.0f} s, {finished.processor_seconds:.0f} s of processor time"
+    console.print(f"[dim]{escape(finished.experiment.name)}: {times}[/dim]\n")
 
 
 def rendered(table: PaperTable) -> Group:

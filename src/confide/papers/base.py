@@ -3,6 +3,8 @@
 A table sets the paper's figure beside ours, with the sound epsilon of our run and its sentence of explanation. A cell
 measured over several seeds is a `PaperMeasure`: mean and standard deviation. Results are written after every
 experiment, so that a long run that is stopped loses nothing that was finished.
+
+A run that is no result (quick, or on stand-ins) says so in every table, figure, row and file: `Context.stamp`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,6 +69,7 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    stamp: str = ""
 
     def __post_init__(self) -> None:
         wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
@@ -109,6 +112,14 @@ class Context:
     progress: Progress = field(default=lambda what, done, total: None)
     noise_seed: int | None = None
 
+    @property
+    def stamp(self) -> str:
+        """What keeps a run from passing as a result; empty for a full one."""
+        told = ["quick run: few seeds, short settings"] if self.quick else []
+        told += ["stand-ins in place of the papers' data sets"] if self.data is None else []
+        told += ["the noise was seeded"] if self.noise_seed is not None else []
+        return f"Not a result ({'; '.join(told)})." if told else ""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -139,39 +150,115 @@ class Paper:
 
 @dataclass(frozen=True)
 class Finished:
-    """An experiment, what it found and how long it took."""
+    """An experiment, what it found, how long it took, and the processor time of that."""
 
     experiment: Experiment
     outcome: PaperOutcome
     seconds: float
+    processor_seconds: float
 
 
-def run(paper: Paper, context: Context, out: Path | None = None, only: Sequence[str] = ()) -> Iterator[Finished]:
-    """Run a paper's experiments one after the other; with `out`, everything finished so far is written there."""
+def run(
+    paper: Paper,
+    context: Context,
+    out: Path | None = None,
+    only: Sequence[str] = (),
+    *,
+    jobs: int = 1,
+    source: Path | None = None,
+) -> Iterator[Finished]:
+    """Run a paper's experiments; with `out`, everything finished so far is written there.
+
+    jobs     experiments that run at the same time, each in a process of its own
+    source   the file of a paper that is not installed: other processes read it again
+    """
+    chosen = paper.chosen(only)
     done: list[Finished] = []
-    for experiment in paper.chosen(only):
-        started = time.perf_counter()
-        outcome = experiment.run(context)
-        done.append(Finished(experiment, outcome, time.perf_counter() - started))
+    for finished in _in_turn(chosen, context) if jobs == 1 else _together(paper, chosen, context, jobs, source):
+        done.append(finished)
         if out is not None:
             write(paper, context, done, out)
-        yield done[-1]
+        yield finished
+
+
+def _in_turn(chosen: Sequence[Experiment], context: Context) -> Iterator[Finished]:
+    for experiment in chosen:
+        yield _finished(experiment, context)
+
+
+def _together(
+    paper: Paper, chosen: Sequence[Experiment], context: Context, jobs: int, source: Path | None
+) -> Iterator[Finished]:
+    """In order, as they are done. A worker gets names, and finds the experiment by itself."""
+    import joblib
+
+    silent = replace(context, progress=_silent)
+    calls = (joblib.delayed(_in_worker)(paper.name, each.name, silent, source) for each in chosen)
+    found = joblib.Parallel(n_jobs=jobs, return_as="generator")(calls)
+    for place, (experiment, (outcome, seconds, processor)) in enumerate(zip(chosen, found, strict=True), 1):
+        context.progress(paper.name, place, len(chosen))
+        yield Finished(experiment, outcome, seconds, processor)
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """A worker has no terminal."""
+
+
+def _in_worker(paper: str, name: str, context: Context, source: Path | None) -> tuple[PaperOutcome, float, float]:
+    from confide import papers
+
+    found = papers.get(paper) if source is None else papers.from_file(source)
+    (experiment,) = found.chosen((name,))
+    finished = _finished(experiment, context)
+    return finished.outcome, finished.seconds, finished.processor_seconds
+
+
+def _finished(experiment: Experiment, context: Context) -> Finished:
+    started, before = time.perf_counter(), time.process_time()
+    outcome = stamped(experiment.run(context), context.stamp)
+    return Finished(experiment, outcome, time.perf_counter() - started, time.process_time() - before)
+
+
+def stamped(outcome: PaperOutcome, stamp: str) -> PaperOutcome:
+    """Every table and figure with the stamp, where there is one: none of them can pass as a result."""
+    if not stamp:
+        return outcome
+    tables = [replace(table, notes=(stamp, *table.notes), stamp=stamp) for table in outcome.tables]
+    figures = [
+        replace(figure, caption=f"{stamp} {figure.caption}", draw=_Stamped(figure.draw)) for figure in outcome.figures
+    ]
+    return PaperOutcome(tuple(tables), tuple(figures))
+
+
+@dataclass(frozen=True)
+class _Stamped:
+    """A drawing with "not a result" across it."""
+
+    draw: Callable[[Any], None]
+
+    def __call__(self, canvas: Any) -> None:
+        self.draw(canvas)
+        canvas.text(0.5, 0.5, "not a result", fontsize=34, color="#B91C1C", alpha=0.25, rotation=25, ha="center")
 
 
 def write(paper: Paper, context: Context, done: Sequence[Finished], out: Path) -> None:
     """results.json, tables.md and the newest experiment's figures (SVG and PNG)."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(to_dict(paper, context, done), indent=1, allow_nan=False) + "\n")
-    (out / "tables.md").write_text(to_markdown(paper, done))
+    (out / "tables.md").write_text(to_markdown(paper, done, context.stamp))
     for figure in done[-1].outcome.figures:
         save_figure(figure, out)
 
 
 def to_dict(paper: Paper, context: Context, done: Sequence[Finished]) -> dict[str, Any]:
     """Plain JSON values of everything that was found."""
+    from confide.report.trail import versions
+
     return {
         "paper": paper.name,
+        "versions": versions(),
         "quick": context.quick,
+        "stamp": context.stamp,
         "seeds": list(context.seeds),
         "rows": [row for item in done for table in item.outcome.tables for row in plain_rows(table)],
         "experiments": [
@@ -179,6 +266,7 @@ def to_dict(paper: Paper, context: Context, done: Sequence[Finished]) -> dict[st
                 "name": item.experiment.name,
                 "about": item.experiment.about,
                 "seconds": round(item.seconds, 1),
+                "processor_seconds": round(item.processor_seconds, 1),
                 "tables": [_table_values(table) for table in item.outcome.tables],
                 "figures": [{"name": figure.name, "caption": figure.caption} for figure in item.outcome.figures],
             }
@@ -209,6 +297,7 @@ def plain_rows(table: PaperTable) -> Iterator[dict[str, Any]]:
             "std": _cell_value(cell)["deviation"] if isinstance(cell, PaperMeasure) else None,
             "epsilon": _cell_value(worst),
             "kind": _kind(worst),
+            "stamp": table.stamp,
         }
 
 
@@ -220,7 +309,8 @@ def _kind(epsilon: Cell) -> str:
 
 def _table_values(table: PaperTable) -> dict[str, Any]:
     rows = [[_cell_value(cell) for cell in row] for row in table.rows]
-    return {"title": table.title, "columns": list(table.columns), "rows": rows, "notes": list(table.notes)}
+    heads = {"title": table.title, "stamp": table.stamp, "columns": list(table.columns)}
+    return {**heads, "rows": rows, "notes": list(table.notes)}
 
 
 def _cell_value(cell: Cell) -> Any:
@@ -244,9 +334,9 @@ def shown(cell: Cell) -> str:
     return str(cell)
 
 
-def to_markdown(paper: Paper, done: Sequence[Finished]) -> str:
+def to_markdown(paper: Paper, done: Sequence[Finished], stamp: str = "") -> str:
     """All tables as one page."""
-    parts = [f"# {paper.title}", paper.citation]
+    parts = [f"# {paper.title}", paper.citation, *([f"**{stamp}**"] if stamp else [])]
     for item in done:
         parts.append(f"## {item.experiment.name}: {item.experiment.about}")
         for table in item.outcome.tables:
