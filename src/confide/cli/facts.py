@@ -8,14 +8,17 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from confide import rules
 from confide.cli import options
+from confide.cli.fit_options import DataName, Delta, LedgerFile
 from confide.cli.help_texts import teach
-from confide.cli.options import DATA, OUTPUT, Json
+from confide.cli.options import DATA, OUTPUT, PRIVACY, AdjacencyName, Json
 from confide.cli.output import emit_json, one_line, output
 from confide.errors import CommandError
 
 EXAMPLES = (
     "confide facts train.csv --target income --numeric age,hours --out facts.toml",
+    "confide facts train.csv --target income --epsilon 0.5 --ledger budget.db --out facts.toml",
     "confide facts train.csv --target income --assume-public --out facts.toml",
 )
 
@@ -57,6 +60,25 @@ AssumePublic = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+Known = Annotated[
+    Path | None,
+    typer.Option(
+        "--facts",
+        metavar="FILE.toml",
+        help="With --epsilon: what is declared already. It stays, and bounds that are far too wide are said.",
+        rich_help_panel=DATA,
+        show_default=False,
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        metavar="E",
+        help="Learn what is left open from the records, for this budget: number, kinds, bounds, categories, classes.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
 Out = Annotated[Path, typer.Option(metavar="FILE.toml", help="A new file.", rich_help_panel=OUTPUT, show_default=False)]
 
 
@@ -70,15 +92,29 @@ def facts(
     ignore: Ignore = None,
     records: RecordCount = None,
     task: TaskName = None,
+    known: Known = None,
     assume_public: AssumePublic = False,
+    epsilon: Epsilon = None,
+    delta: Delta = rules.DELTA,
+    adjacency: AdjacencyName = rules.ADJACENCY,
+    ledger: LedgerFile = None,
+    name: DataName = None,
     as_json: Json = False,
 ) -> None:
     """Draft the file of public facts of a table. Only the names of its columns are read.
 
-    What depends on records (bounds, categories, classes) is left for you to declare. With --assume-public it is read
-    off the data on your word that it is public; the file marks it, and every privacy statement made from it repeats it.
+    What depends on records (bounds, categories, classes) is left for you to declare. With --epsilon it is learnt from
+    the records under that budget, which is charged before they are read: common values and bounds of the bulk, with
+    noise. With --assume-public it is read off the data on your word that it is public. Either way the file says so, and
+    every privacy statement made from it repeats it.
     """
     kind = options.task(task)
+    if epsilon is None and (known is not None or ledger is not None or name is not None):
+        raise CommandError(
+            "--epsilon: missing; --facts, --ledger and --name are for facts that are learnt and paid for"
+        )
+    if epsilon is not None and assume_public:
+        raise CommandError("--epsilon, --assume-public: facts are learnt privately or taken as public; give one")
     _check_out(out)
     if not train.is_file():
         raise CommandError(f"TRAIN={train}: no such file")
@@ -89,6 +125,15 @@ def facts(
     text = draft_text(names, target, regression=kind == "regression", records=records, **given)
     if assume_public:
         text = _read_off(train, target, given, records, kind)
+    elif epsilon is not None:
+        from confide.cli import learnt_facts
+
+        wanted = learnt_facts.Wanted(train, target, kind or "classification", records, known, given)
+        wanted.check(names)
+        price = options.epsilon(epsilon), options.delta(delta, records), options.adjacency(adjacency)
+        with options.named():
+            learnt_facts.learn(wanted, names, price, ledger, name or train.name, out, as_json)
+        return
     out.write_text(text, encoding="utf-8")
     if as_json:
         emit_json({"out": str(out), "columns": len(names), "assumed_public": assume_public})

@@ -79,7 +79,9 @@ def draft_text(
     if unknown:
         raise DataError(f"columns: {listed(unknown)} not in the header of the file; check the spelling")
     named = {target, *numeric, *categorical}
-    left_out = [one for one in names if one in ignore or (one not in named and (_is_identifier(one) or _is_date(one)))]
+    left_out = [
+        one for one in names if one in ignore or (one not in named and (sounds_like_identifier(one) or _is_date(one)))
+    ]
     lines = [
         "# A draft: what stands behind a # is yours to declare, from public knowledge and not from these records.",
         f"records = {records}" if records is not None else "# records = 1000          # nominal size; or it is counted",
@@ -89,7 +91,11 @@ def draft_text(
     ]
     for one in left_out:
         if one not in ignore:
-            why = "sounds like an identifier" if _is_identifier(one) else "sounds like a date: make it a number first"
+            why = (
+                "sounds like an identifier"
+                if sounds_like_identifier(one)
+                else "sounds like a date: make it a number first"
+            )
             lines.append(f"# {_comment(one)}: {why}")
     for one in names:
         if one == target or one in left_out:
@@ -118,22 +124,28 @@ def facts_text(schema: Schema) -> str:
         lines.append(f"ignore = {_list(schema.ignore)}")
     if schema.sources:
         lines += ["", "[sources]", *(f"{fact} = {_text(source)}" for fact, source in schema.sources)]
+    if schema.learnt is not None:
+        lines += ["", "[learnt]", *(f"{name} = {_value(value)}" for name, value in schema.learnt.to_dict().items())]
     for place, column in enumerate(schema.columns):
         lines += ["", f"[columns.{_text(column.name)}]", *_column_lines(schema, place, column)]
     return "\n".join(lines) + "\n"
 
 
 def _column_lines(schema: Schema, place: int, column: Column) -> list[str]:
-    if column.kind == "categorical":
+    if column.buckets:
+        lines = [f"buckets = {column.buckets}"]
+    elif column.kind == "categorical":
         lines = [f"categories = {_list(column.categories)}"]
     else:
         bounds = schema.bounds_of(place, column)
         lines = [] if bounds is None else [f"bounds = {_list(bounds)}"]
+    views = (("of", column.of), ("date", column.date), ("part", column.part))
+    lines += [f"{name} = {_text(value)}" for name, value in views if value]
     lines.append(f"missing = {_text(column.missing)}")
     return lines if column.source == "declared" else [*lines, f"source = {_text(column.source)}"]
 
 
-def _is_identifier(name: str) -> bool:
+def sounds_like_identifier(name: str) -> bool:
     return _IDENTIFIER.search(name) is not None
 
 

@@ -147,7 +147,7 @@ def _existing(source: str | Path) -> Path:
 def _text_columns(schema: Schema | None, target: str | None) -> list[str]:
     if schema is None:
         return []
-    names = [column.name for column in schema.columns if column.kind == "categorical"]
+    names = [column.raw for column in schema.columns if column.is_text]
     if target is not None and schema.classes and any(isinstance(label, str) for label in schema.classes):
         names.append(target)
     return names

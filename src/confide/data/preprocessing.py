@@ -4,6 +4,7 @@ Each record is transformed by itself, with nothing that was computed from other 
 
     number      clamped to the declared bounds, then z = (x - middle) / half-width, in [-1, 1]
     category    one input of 0 or 1 for each declared category; a value that is not declared is all zeros
+    date, hash  a part of the date, or the bucket of a public hash, is the number or the category (`views`)
     missing     NaN, infinities and the usual marks ("", "?", "NA", ...), by the column's declared policy; text in a
                 column of numbers is missing too
     label       its position among the declared classes; one that is not declared is -1, for which the
@@ -112,7 +113,7 @@ class Encoder:
         columns = self.schema.columns
         if table.block is not None:
             return self._named(self._name_block(table.block), private)
-        absent = [column.name for column in columns if column.name not in table.columns]
+        absent = [column.raw for column in columns if column.raw not in table.columns]
         if absent:
             raise DataError(
                 f"columns: {listed(absent)} not among the {len(table.columns)} of the data; check its header"
@@ -122,12 +123,13 @@ class Encoder:
         for position, column in enumerate(columns):
             part = result[:, start : start + column.width]
             start += column.width
+            values = column.view(table.columns[column.raw])
             if column.kind == "categorical":
-                _fill_categories(part, table.columns[column.name], column, private)
+                _fill_categories(part, values, column, private)
             else:
                 bounds = self.schema.bounds_of(position, column)
                 assert bounds is not None  # checked when the encoder was made
-                _fill_numbers(part, table.columns[column.name], column, bounds, private)
+                _fill_numbers(part, values, column, bounds, private)
         return result
 
     def _name_block(self, block: Array) -> Table:

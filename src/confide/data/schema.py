@@ -19,6 +19,14 @@ Researchers with plain tensors need one line, `Schema(classes=10, records=60_000
     categories = ["Private", "State-gov"]
     missing = "category"
     source = "assumed public"            # whose word it is, where it is not declared; of the other facts in [sources]
+    [columns.visit]
+    date = "ISO"                         # or a format such as "%d/%m/%Y"; it becomes `parts`, see `views`
+    bounds = [2015-01-01, 2024-12-31]
+    [columns.city]
+    buckets = 64                         # too many to list: a public hash puts each into one of these
+    [learnt]                             # what facts that were "learnt privately" have cost; `confide facts` writes it
+    epsilon = 0.1
+    delta = 1e-6
     [inputs.input_ids]                   # for records that are several tensors, or ids
     vocabulary = 50257
 """
@@ -33,8 +41,24 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from confide.data.columns import POLICIES, SOURCES, Bounds, Column, Input, Missing, Source, bounds_pair, check_choice
+from confide.data.columns import (
+    POLICIES,
+    SOURCES,
+    Bounds,
+    Column,
+    Input,
+    Missing,
+    Source,
+    bounds_pair,
+    check_choice,
+    column_of,
+    columns_of,
+    facts_of_column,
+    known_keys,
+    plain,
+)
 from confide.data.labels import LARGEST_LABEL, Label, plain_labels
+from confide.data.payment import Payment
 from confide.data.table import attempt, listed, placed, quoted, shown
 from confide.errors import DataError
 
@@ -73,6 +97,7 @@ class Schema:
     inputs          vocabulary or bounds of the tensors of a record: {"input_ids": Input(vocabulary=50257)}; those of a
                     tuple are in order, and a record that is one tensor of ids has one of them
     sources         whose word a fact is, {"records": "assumed public"}; "declared" unless said otherwise
+    learnt          what facts that were learnt privately have cost; the statement of every run with them repeats it
     """
 
     records: int | None
@@ -86,6 +111,7 @@ class Schema:
     ignore: tuple[str, ...]
     inputs: tuple[tuple[str, Input], ...]
     sources: tuple[tuple[str, Source], ...]
+    learnt: Payment | None
 
     def __init__(
         self,
@@ -100,6 +126,7 @@ class Schema:
         ignore: Iterable[str] = (),
         inputs: Mapping[str, Any] | Iterable[Any] | Input = (),
         sources: Mapping[str, Source] | Iterable[tuple[str, Source]] = (),
+        learnt: Payment | Mapping[str, Any] | None = None,
     ) -> None:
         values: dict[str, Any] = {
             "records": None if records is None else _whole("records", records, least=2),
@@ -113,6 +140,7 @@ class Schema:
             "ignore": _names("ignore", ignore),
             "inputs": _named_inputs(inputs),
             "sources": _fact_sources(sources),
+            "learnt": None if learnt is None else Payment.of(learnt),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -129,7 +157,7 @@ class Schema:
         if repeated:
             raise DataError(f"columns: {listed(repeated)} declared twice; declare each column once")
         ignored = set(self.ignore)
-        for name in names:
+        for name in (column.raw for column in self.columns):
             if name == self.target or name in ignored:
                 other = "the target" if name == self.target else "ignored"
                 raise DataError(f"column {quoted(name)}: declared as a feature but also {other}; choose one")
@@ -181,7 +209,7 @@ class Schema:
             return self._for_block(tuple(table.block.shape[1:]))
         if self.shape is not None:
             raise DataError("shape: given for plain arrays, but the data has named columns; leave it out")
-        known = {column.name for column in self.columns}
+        known = {column.raw for column in self.columns}
         absent = [name for name in known if name not in table.columns]
         if absent:
             raise DataError(
@@ -245,30 +273,31 @@ class Schema:
         for column in self.columns:
             if column.bounds is not None or column.categories:
                 value = _range(column.bounds) if column.bounds else _shortened(column.categories)
+                value = f"{column.buckets} buckets of a public hash" if column.buckets else value
                 rows.append(Fact(f"column {column.name}", value, column.source))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` is the inverse."""
-        result: dict[str, Any] = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
-        result["columns"] = [
-            {field.name: _plain(getattr(column, field.name)) for field in fields(column)} for column in self.columns
-        ]
+        result: dict[str, Any] = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        result["columns"] = [facts_of_column(column) for column in self.columns]
         result["sources"] = dict(self.sources)
         result["inputs"] = {name: _facts_of(one) for name, one in self.inputs}
-        if not self.inputs:
-            del result["inputs"]
+        result["learnt"] = None if self.learnt is None else self.learnt.to_dict()
+        for name in ("inputs", "learnt"):
+            if not result[name]:
+                del result[name]
         return result
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Schema:
         """The inverse of `to_dict`. Unknown keys are refused."""
-        rest = _known_keys(values, [field.name for field in fields(cls)], "schema")
+        rest = known_keys(values, [field.name for field in fields(cls)], "schema")
         entries = rest.pop("columns", [])
         if not isinstance(entries, list | tuple):
             raise DataError(f"columns={shown(entries)}: must be a list of columns")
         known = [field.name for field in fields(Column)]
-        columns = [_column(_known_keys(entry, known, "columns"), "columns") for entry in entries]
+        columns = [column_of(known_keys(entry, known, "columns"), "columns") for entry in entries]
         return attempt(lambda: cls(columns=columns, **rest), "schema: a value has the wrong type", TypeError)
 
     @classmethod
@@ -291,23 +320,18 @@ class Schema:
         except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists without end
             raise DataError(f"{where}: not valid TOML: a number is too long, or lists are nested too deep") from None
         known = [field.name for field in fields(cls)]
-        rest = _known_keys(values, known, where)
+        rest = known_keys(values, known, where)
         entries = rest.pop("columns", {})
         if not isinstance(entries, dict):
             raise DataError(f"{where}: columns must be tables such as [columns.age]")
         columns = []
         for name, entry in entries.items():
-            inner = _known_keys(
-                entry, ["kind", "bounds", "categories", "missing", "source"], f"{where}: [columns.{name}]"
-            )
-            inner.setdefault("missing", rest.get("missing", "refuse"))
-            columns.append(_column({"name": name, **inner}, f"{where}: [columns.{name}]"))
+            columns += columns_of(name, entry, rest.get("missing", "refuse"), f"{where}: [columns.{name}]")
         sources = rest.get("sources", {})
-        if LEARNT in (sources.values() if isinstance(sources, dict) else ()) or any(
-            c.source == LEARNT for c in columns
-        ):
+        claimed = {*(sources.values() if isinstance(sources, dict) else ()), *(one.source for one in columns)}
+        if LEARNT in claimed and "learnt" not in rest:
             raise DataError(
-                f"{where}: 'source' or 'sources' is {LEARNT!r}, and nothing proves that it was paid for; leave it out"
+                f"{where}: 'source' or 'sources' is {LEARNT!r}, and no [learnt] says what was paid for it; leave it out"
             )
         return attempt(lambda: cls(columns=columns, **rest), f"{where}: a value has the wrong type", TypeError)
 
@@ -371,7 +395,7 @@ def _named_inputs(inputs: Mapping[str, Any] | Iterable[Any] | Input) -> tuple[tu
     found = []
     for name, one in pairs:
         if isinstance(one, Mapping):
-            one = Input(**_known_keys(one, [field.name for field in fields(Input)], f"inputs: {quoted(name)}"))
+            one = Input(**known_keys(one, [field.name for field in fields(Input)], f"inputs: {quoted(name)}"))
         if not isinstance(one, Input) or not isinstance(name, str) or not name:
             raise DataError(complaint)
         found.append((name, one))
@@ -379,7 +403,7 @@ def _named_inputs(inputs: Mapping[str, Any] | Iterable[Any] | Input) -> tuple[tu
 
 
 def _facts_of(one: Input) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in vars(one).items() if value is not None}
+    return {name: plain(value) for name, value in vars(one).items() if value is not None}
 
 
 def _names(argument: str, names: Iterable[str]) -> tuple[str, ...]:
@@ -401,23 +425,6 @@ def _whole(argument: str, value: Any, least: int) -> int:
         if least <= number < LARGEST_LABEL:
             return number
     raise DataError(f"{argument}={shown(value)}: must be a whole number, at least {least} and below 1e18")
-
-
-def _known_keys(values: Any, known: list[str], where: str) -> dict[str, Any]:
-    if not isinstance(values, Mapping):
-        raise DataError(f"{where}: must be a table of keys and values")
-    for key in values:
-        if key not in known:
-            raise DataError(f"{where}: unknown key {quoted(key)}; known: {', '.join(known)}")
-    return dict(values)
-
-
-def _column(values: dict[str, Any], where: str) -> Column:
-    return attempt(lambda: Column(**values), f"{where}: a value is missing or has the wrong type", TypeError)
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def _range(pair: Bounds) -> str:

@@ -118,8 +118,10 @@ def assumed_facts(schema: Schema) -> list[str]:
 
 
 def assumptions_of(schema: Schema) -> tuple[str, ...]:
-    """What the user vouches for, as a clause of the privacy statement."""
+    """What the user vouches for, and what was paid before, as clauses of the privacy statement."""
     facts = assumed_facts(schema)
+    paid = () if schema.learnt is None else (schema.learnt.words(),)
     if not facts:
-        return ()
-    return (f"the facts read off the data ({', '.join(facts[:8])}{', ...' if len(facts) > 8 else ''}) are public",)
+        return paid
+    read = f"the facts read off the data ({', '.join(facts[:8])}{', ...' if len(facts) > 8 else ''}) are public"
+    return (read, *paid)
