@@ -137,6 +137,12 @@ def about_of(posterior: Posterior, draws: StackedDraws, encoder: Encoder | None)
 def _column(encoder: Encoder, place: int) -> dict[str, Any]:
     column = encoder.schema.columns[place]
     about: dict[str, Any] = {"name": column.name, "kind": column.kind, "missing": column.missing}
+    if column.date:
+        about |= {"of": column.raw, "date": column.date, "part": column.part}
+    elif column.buckets:
+        about |= {"of": column.raw, "buckets": column.buckets}
+    elif column.of:
+        about["of"] = column.of
     if column.kind == "categorical":
         return {**about, "categories": list(column.categories)}
     bounds = encoder.schema.bounds_of(place, column)

@@ -15,6 +15,8 @@ onnxruntime or for model.pt2 torch.
 from __future__ import annotations
 
 import csv
+import datetime
+import hashlib
 import json
 import math
 import re
@@ -79,7 +81,7 @@ class Predictor:
             block = block.reshape(len(block), -1)
             encoded, raw = encode_block(block, self.about), {"inputs": block}
         else:
-            columns = columns_of(rows)
+            columns = viewed(columns_of(rows), facts)
             encoded, raw = encode(columns, facts), {fact["name"]: _raw(columns[fact["name"]], fact) for fact in facts}
         if isinstance(self._model, _Onnx):  # whose graph encodes by itself; what has no input was refused just now
             return _joined(
@@ -132,6 +134,51 @@ def _listed(values: Any) -> list[Any]:
         if hasattr(values, name):
             return list(getattr(values, name)())
     return list(values)
+
+
+def viewed(columns: dict[str, list[Any]], facts: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The columns that the model knows: cells as they are, parts of dates, and buckets of a public hash."""
+    absent = dict.fromkeys(
+        fact.get("of", fact["name"]) for fact in facts if fact.get("of", fact["name"]) not in columns
+    )
+    if absent:
+        raise ValueError(f"rows: no column {', '.join(map(repr, list(absent)[:5]))}; the model needs it")
+    return {fact["name"]: [_view(cell, fact) for cell in columns[fact.get("of", fact["name"])]] for fact in facts}
+
+
+def _view(cell: Any, fact: dict[str, Any]) -> Any:
+    if "buckets" in fact:
+        key = None if _is_missing(cell) else key_of(cell)
+        return None if key is None else int.from_bytes(_hash(key), "big") % fact["buckets"]
+    return _part_of_date(cell, fact["date"], fact["part"]) if "date" in fact else cell
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()[:8]
+
+
+def _part_of_date(cell: Any, form: str, part: str) -> float:
+    """NaN for what is no date of that form; 12:00+02:00 is 12:00."""
+    try:
+        if isinstance(cell, datetime.date) and not isinstance(cell, datetime.datetime):
+            when = datetime.datetime(cell.year, cell.month, cell.day)
+        elif isinstance(cell, str):
+            text = cell.strip()
+            iso = form == "ISO"
+            when = datetime.datetime.fromisoformat(text) if iso else datetime.datetime.strptime(text, form)
+        else:
+            when = cell
+        when = when.replace(tzinfo=None)
+    except (ValueError, TypeError, AttributeError):
+        return math.nan
+    days = (when - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1)
+    plain = {"time": days, "hour": 24.0 * (days % 1.0), "weekday": float(when.isoweekday())}
+    plain |= {"year": float(when.year), "month": float(when.month), "day": float(when.day)}
+    if part in plain:
+        return plain[part]
+    cycle, _, wave = part.partition("-")  # 1970 began on a Thursday, and a year has 365.2425 days on average
+    turn = {"year": (days % 365.2425) / 365.2425, "week": ((days + 3.0) % 7.0) / 7.0, "day": days % 1.0}[cycle]
+    return (math.sin if wave == "sin" else math.cos)(2 * math.pi * turn)
 
 
 def encode(columns: dict[str, list[Any]], facts: list[dict[str, Any]]) -> Any:
