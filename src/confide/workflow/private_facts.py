@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from confide.data.cells import GRID, LISTED, YEARS, Cells, NoisyCells, days_of_years, edges_of
+from confide.data.cells import GRID, LISTED, YEARS, CellKind, Cells, NoisyCells, days_of_years, edges_of
 from confide.data.columns import Bounds, Column, Source
 from confide.data.fingerprint import key_for, registered_name
 from confide.data.payment import Payment
@@ -226,7 +226,7 @@ class _Reading:
         name = question.column.name
         missing = "category" if answer.missing > self._out_of_noise(1) else "middle"
         rest: dict[str, Any] = {"missing": missing, "source": LEARNT}
-        kind: str = "number" if question.named else max(answer.kinds, key=lambda one: answer.kinds[one])
+        kind: CellKind = "number" if question.named else max(answer.kinds, key=lambda one: answer.kinds[one])
         if question.categories:
             kind = "text"
         elif not question.named and answer.kinds[kind] < self._out_of_noise(3):
