@@ -124,7 +124,7 @@ def test_one_record_is_in_no_more_bins_than_are_paid_for() -> None:
         "\uff11\uff12",
     ]
     for named, kind in ((False, "numeric"), (True, "numeric"), (True, "categorical")):
-        question = private_facts._Question(Column("a", kind), named)  # type: ignore[arg-type]
+        question = private_facts._AskedColumn(Column("a", kind), named)  # type: ignore[arg-type]
         for cell in [*hostile, None, float("nan"), 5e15, 1e300, True, 10**400]:
             values = np.array(["1", "z", cell], dtype=object)
             more = private_facts._counted(values, question)

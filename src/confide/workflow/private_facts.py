@@ -72,7 +72,7 @@ class LearntFacts:
 
 
 @dataclass(frozen=True)
-class _Question:
+class _AskedColumn:
     """One column that is asked about: `named` says what the user knows of it."""
 
     column: Column
@@ -132,7 +132,7 @@ def learn_facts(
     return LearntFacts(schema, notes, Privacy(events, budget.delta, budget.adjacency, seed is not None))
 
 
-def _questions(table: Table, declared: Schema, task: Task) -> list[_Question]:
+def _questions(table: Table, declared: Schema, task: Task) -> list[_AskedColumn]:
     """The columns whose facts are open, and numbers with bounds, which are looked at for their width."""
     known = {column.raw: column for column in declared.columns}
     questions = []
@@ -142,16 +142,16 @@ def _questions(table: Table, declared: Schema, task: Task) -> list[_Question]:
         if name == declared.target:
             open_target = declared.classes is None and declared.target_bounds is None
             kind: Any = "categorical" if task == "classification" else "numeric"
-            questions += [_Question(Column(name, kind), named=True)] if open_target else []
+            questions += [_AskedColumn(Column(name, kind), named=True)] if open_target else []
         elif name not in known:
-            questions.append(_Question(Column(name), named=False))
+            questions.append(_AskedColumn(Column(name), named=False))
         elif not (known[name].categories or known[name].date):
-            questions.append(_Question(known[name], named=True))
+            questions.append(_AskedColumn(known[name], named=True))
     return questions
 
 
 def _asked(
-    table: Table, questions: Sequence[_Question], mechanism: OpenHistogram, noise: NoiseStream
+    table: Table, questions: Sequence[_AskedColumn], mechanism: OpenHistogram, noise: NoiseStream
 ) -> tuple[float, list[NoisyCells]]:
     """The noisy number of records, and the noisy cells of every question: one release."""
     cells = [_counted(table.columns[one.column.raw], one) for one in questions]
@@ -165,7 +165,7 @@ def _asked(
     return float(noisy[0]), [NoisyCells.of(part, own) for part, own in zip(parts, found, strict=True)]
 
 
-def _counted(values: Array, question: _Question) -> Cells:
+def _counted(values: Array, question: _AskedColumn) -> Cells:
     """The counts of one column, in each of which a record is as often as its question says."""
     cells = Cells.of(values, question.categories)
     if question.named:
@@ -184,7 +184,7 @@ class _Reading:
     declared: Schema
     task: Task
 
-    def facts(self, questions: Sequence[_Question], answers: Sequence[NoisyCells]) -> tuple[Schema, tuple[str, ...]]:
+    def facts(self, questions: Sequence[_AskedColumn], answers: Sequence[NoisyCells]) -> tuple[Schema, tuple[str, ...]]:
         declared, notes = self.declared, []
         facts: dict[str, Any] = {}
         sources: dict[str, Source] = dict(declared.sources)
@@ -221,7 +221,7 @@ class _Reading:
         classes = _labels(answer.texts)
         return "classes", classes if len(classes) > 1 else None
 
-    def _columns(self, question: _Question, answer: NoisyCells) -> tuple[list[Column], str]:
+    def _columns(self, question: _AskedColumn, answer: NoisyCells) -> tuple[list[Column], str]:
         """The facts of one column, or none and why."""
         name = question.column.name
         missing = "category" if answer.missing > self._out_of_noise(1) else "middle"
