@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from confide import data, distributed, methods
+    from confide import data, distributed, federated, methods
     from confide.data.schema import Schema
     from confide.errors import BudgetExceeded
     from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
@@ -40,6 +40,7 @@ __all__ = [
     "compare",
     "data",
     "distributed",
+    "federated",
     "fit",
     "fit_chains",
     "likelihoods",
@@ -73,6 +74,7 @@ _MODULES = {
     "callbacks": "running.callbacks",
     "data": "data",
     "distributed": "distributed",
+    "federated": "federated",
     "likelihoods": "models.likelihoods",
     "methods": "methods",
     "networks": "models.networks",

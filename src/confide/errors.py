@@ -70,6 +70,10 @@ class RankLost(RuntimeError):  # noqa: N818 (the name says what happened)
     """Another process of the run is gone or does not answer; what was charged stays charged."""
 
 
+class PartyLost(RuntimeError):  # noqa: N818 (the name says what happened)
+    """Too few parties of a federation replied; nothing was released, and what they charged stays charged."""
+
+
 class Unfinished(RuntimeError):  # noqa: N818 (the name says what happened)
     """Saving failed after the posterior was written; `kept` is the directory that holds it."""
 

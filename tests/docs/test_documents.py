@@ -15,6 +15,7 @@ TUTORIALS = [
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     ROOT / "docs" / "quickstart.md",
     ROOT / "docs" / "networks.md",
+    ROOT / "docs" / "federated.md",
     ROOT / "README.md",
 ]
 NEEDS_DATA = {"adult.py"}

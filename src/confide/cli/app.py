@@ -1,4 +1,4 @@
-"""The command line: `confide account | plan | fit | predict | evaluate | compare | export | audit | ledger | papers`.
+"""The command line: `confide account | plan | facts | fit | predict | evaluate | compare | export | audit | ...`.
 
 Every command prints one JSON object with `--json`, exits 0 on success, 2 on bad arguments or bad input and 3 when a
 privacy budget would be exceeded, with one clear sentence on stderr. A command's file is read when it is called: the
@@ -31,6 +31,7 @@ COMMANDS = {
     "export": "Write a fitted model for deployment. It costs no budget.",
     "audit": "Attack a method on made-up records and bound its epsilon from below.",
     "ledger": "Show what was spent, set a ceiling on it, check it.",
+    "party": "Serve records of one owner to a fit over several.",
     "papers": "Run the experiments of published papers under a sound epsilon.",
 }
 """By name, each with the first sentence of its own help, which a test holds it to."""

@@ -38,6 +38,7 @@ from confide.running.dress_rehearsal import Cast, dress_rehearsal
 from confide.running.interrupts import held_back
 from confide.running.journal import Attempt, CheckpointPlace, journal
 from confide.sources.base import Source
+from confide.sources.queries import Origin, Query
 from confide.wording import html_table
 
 
@@ -124,7 +125,7 @@ def fit(
         state = book.state
         for step, mechanism in book.left():
             book.moving()
-            release = data.answer(method.ask(problem, state), mechanism, book.receipt)
+            release = data.answer(asked(method, problem, state), mechanism, book.receipt)
             state = method.tell(problem, state, release)
             book.keep(step, state)
             if progress is not None:
@@ -229,7 +230,7 @@ def rehearse(
 
     def tried() -> Any:
         state = method.init(problem)
-        data.rehearse(method.ask(problem, state))
+        data.rehearse(asked(method, problem, state))
         cast = Cast(method, module, problem.likelihood)
         dress_rehearsal(cast, lambda p: make_problem(method, module, data.schema, p, likelihood, seed=0), data, plan)
         return state
@@ -237,6 +238,11 @@ def rehearse(
     problem = data.crew.together(checked)
     start_alike(method, problem, data)
     return problem, data.crew.together(tried)
+
+
+def asked(method: Method, problem: Problem, state: Any) -> Query:
+    """What the method asks of one record, and where the question comes from."""
+    return replace(method.ask(problem, state), origin=Origin(method, problem, state))
 
 
 def _check_sizes(schema: Schema, plan: Plan) -> None:

@@ -7,7 +7,7 @@ boundary evaluates it, clips every record's answer to the mechanism's bound, sum
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +20,15 @@ Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Who asks: a method, the problem it works on and its state. A source that cannot be handed code is told this."""
+
+    method: Any
+    problem: Any
+    state: Any
+
+
+@dataclass(frozen=True)
 class GradientQuery:
     """The gradient of `loss(module(x), y)`, one loss per record, with respect to the module's trainable parameters.
 
@@ -28,6 +37,7 @@ class GradientQuery:
 
     module: nn.Module
     loss: Loss
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -45,6 +55,7 @@ class StatisticQuery:
     function: Statistic
     size: int
     dtype: torch.dtype = torch.float64
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
 
 Query: TypeAlias = GradientQuery | StatisticQuery

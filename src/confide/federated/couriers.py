@@ -1,0 +1,138 @@
+"""Couriers: they carry frames to parties and bring back replies. They see bytes and are trusted with nothing.
+
+A party that does not reply in time is left out of what comes back: the federation decides what that means.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from confide.errors import Refusal
+from confide.federated.party import Party
+from confide.federated.wire import PREFIX_BYTES, lengths
+
+
+class Courier(Protocol):
+    """Carries one frame to each of several parties."""
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The names of all parties that it knows the way to."""
+
+    def exchange(self, frames: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The replies by party; who did not reply is left out."""
+
+
+class InProcess:
+    """Parties in this process, for tests and for trying things out."""
+
+    def __init__(self, parties: Mapping[str, Party]) -> None:
+        self._parties = dict(parties)
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        return tuple(self._parties)
+
+    def exchange(self, frames: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {name: self._parties[name].respond(frame) for name, frame in frames.items()}
+
+
+class Sockets:
+    """Parties behind Unix sockets on this machine, all asked at once.
+
+    paths     of the sockets, by the names of the parties
+    timeout   seconds within which a party must reply
+    """
+
+    def __init__(self, paths: Mapping[str, str | Path], timeout: float = 60.0) -> None:
+        if not paths:
+            raise Refusal("paths={}: name the socket of at least one party")
+        if not timeout > 0:
+            raise Refusal(f"timeout={timeout}: must be > 0 seconds")
+        self._paths = {name: str(path) for name, path in paths.items()}
+        self._timeout = timeout
+        self._open: dict[str, socket.socket] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        return tuple(self._paths)
+
+    def exchange(self, frames: Mapping[str, bytes]) -> dict[str, bytes]:
+        with self._lock, ThreadPoolExecutor(max_workers=max(1, len(frames))) as pool:
+            replies = dict(zip(frames, pool.map(self._exchange, frames, frames.values()), strict=True))
+        return {name: reply for name, reply in replies.items() if reply is not None}
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._open.values():
+                connection.close()
+            self._open.clear()
+
+    def _exchange(self, name: str, frame: bytes) -> bytes | None:
+        """The reply over the connection that is open; where the party has restarted since, over a new one.
+
+        Whether a party got a frame before its connection broke is not known: it may answer that it did so before.
+        """
+        kept = self._open.pop(name, None)
+        for connection in [kept, None] if kept is not None else [None]:
+            try:
+                found = connection or self._connected(name)
+                reply = exchange(found, frame)
+            except OSError:
+                if connection is not None:
+                    connection.close()
+                continue
+            self._open[name] = found
+            return reply
+        return None
+
+    def _connected(self, name: str) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(self._timeout)
+        try:
+            connection.connect(self._paths[name])
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+
+def exchange(connection: socket.socket, frame: bytes) -> bytes:
+    """One frame there, one back; ConnectionError where the other side is gone."""
+    connection.sendall(frame)
+    reply = read_frame(connection)
+    if reply is None:
+        raise ConnectionError
+    return reply
+
+
+def read_frame(connection: socket.socket) -> bytes | None:
+    """A whole frame, bounded before it is read; None where the other side has closed before its first byte."""
+    prefix = _read(connection, PREFIX_BYTES)
+    if not prefix:
+        return None
+    if len(prefix) < PREFIX_BYTES:
+        raise ConnectionError
+    rest = sum(lengths(prefix))
+    body = _read(connection, rest)
+    if len(body) < rest:
+        raise ConnectionError
+    return prefix + body
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, or fewer where the other side has closed."""
+    parts, left = [], size
+    while left:
+        part = connection.recv(min(left, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
