@@ -166,9 +166,7 @@ class TestFailures:
 
     def test_without_the_seal_they_would_not_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Planted: seals are not compared. The tampered number is then learnt from."""
-        from confide.federated import wire
-
-        monkeypatch.setattr(wire.hmac, "compare_digest", lambda *_: True)
+        monkeypatch.setattr("confide.federated.wire.hmac.compare_digest", lambda *_: True)
         fitted(Federation(Tampering(parties_of(3, 100))))
 
     def test_a_party_that_forgot_the_run_is_told_again(self) -> None:

@@ -121,16 +121,16 @@ class Federation:
 
     def charge(self, parts: Sequence[Part], purpose: str = "", stretch: Stretch | None = None) -> Receipt:
         """Every party tries the run, then every party pays for it in its own ledger; the server has none."""
-        own = self._of_each(parts)
+        own, run = self._of_each(parts), secrets.token_hex(16) if stretch is None else stretch.run
         header = {
             "ask": "open",
-            "run": secrets.token_hex(16) if stretch is None else stretch.run,
+            "run": run,
             "trust": self.trust,
             "question": Question.of(self._origin).to_dict(),
             "own": [[mechanism_to_dict(mechanism), steps] for mechanism, steps in own],
         }
         self._everybody(Message({**header, "try": True}))  # who would refuse does so before anybody has paid
-        self._opening, self._run, self._step = Message(header), header["run"], 0
+        self._opening, self._run, self._step = Message(header), run, 0
         self._everybody(self._opening)
         return Receipt(priced(own), parts)
 
