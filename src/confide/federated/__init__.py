@@ -12,6 +12,7 @@ from confide.errors import PartyLost
 from confide.federated.couriers import Courier, InProcess, Sockets
 from confide.federated.federation import Federation
 from confide.federated.party import Party
+from confide.federated.peers import Peers
 from confide.federated.serving import serving
 
-__all__ = ["Courier", "Federation", "InProcess", "Party", "PartyLost", "Sockets", "serving"]
+__all__ = ["Courier", "Federation", "InProcess", "Party", "PartyLost", "Peers", "Sockets", "serving"]

@@ -68,6 +68,12 @@ class Sockets:
             replies = dict(zip(frames, pool.map(self._exchange, frames, frames.values()), strict=True))
         return {name: reply for name, reply in replies.items() if reply is not None}
 
+    def __enter__(self) -> Sockets:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
         with self._lock:
             for connection in self._open.values():
@@ -82,13 +88,15 @@ class Sockets:
         kept = self._open.pop(name, None)
         for connection in [kept, None] if kept is not None else [None]:
             try:
-                found = connection or self._connected(name)
-                reply = exchange(found, frame)
+                connection = connection or self._connected(name)
             except OSError:
-                if connection is not None:
-                    connection.close()
                 continue
-            self._open[name] = found
+            try:
+                reply = exchange(connection, frame)
+            except (OSError, Refusal):
+                connection.close()
+                continue
+            self._open[name] = connection
             return reply
         return None
 

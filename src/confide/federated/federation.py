@@ -1,12 +1,20 @@
 """Federation: the source of a fit over several owners' records. It holds none, asks the parties and adds up.
 
-What a plan promises is per record, and a record is in one party. Under trust="nobody" every party adds noise for its
-own epsilon: N(0, (z C)^2) each, so that the sum of K answers carries K times the variance, and the plan that the method
-sees has that noise. What is stated and charged is the party's own mechanism: z at the sampling rate q.
+What a plan promises is per record, and a record is in one party. z is the plan's noise multiplier, C its clip.
+
+    nobody   every party adds N(0, (z C)^2) to its own answer, for its own epsilon. The server sees every answer; the
+             sum of K of them carries K times the variance
+    sum      a secure sum (`mechanism.secure_sum`): the server sees the sum alone, whose noise is shared out. Of K
+             parties t may be missing or tell the server what they know, so that the sum carries K / (K - t) times the
+             variance
+
+The plan that the method sees has the noise of the sum. What is stated and charged is the mechanism that protects a
+record: z at the sampling rate q, in both.
 
 Which parties take part in a step is known to the server, so it earns no amplification: every party is charged for every
-step. A party that does not reply is left out of the sum, and the expected batch with it; beyond `missing` of them
-there is no release, and the run ends.
+step. Under "nobody" a party that does not reply is left out of the sum, and the expected batch with it. Under "sum" the
+parties of a step, its roster, are named when it is asked, and all of them must reply: else nothing can be read, and the
+step is lost. One of the `spare` steps, which are paid for like the others, is then asked of those who are there.
 """
 
 from __future__ import annotations
@@ -14,52 +22,41 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from confide.data.schema import Schema
-from confide.errors import BudgetExceeded, PartyLost, Refusal
+from confide.errors import PartyLost, Refusal
 from confide.federated import wire
 from confide.federated.couriers import Courier
-from confide.federated.party import PROTOCOL, UNKNOWN_RUN, mechanism_to_dict
-from confide.federated.question import BY_GRADIENT, Question
+from confide.federated.members import Member, agreed_facts, member_of, raise_refusal, shares_of
+from confide.federated.party import UNKNOWN_RUN, mechanism_to_dict
+from confide.federated.question import BY_GRADIENT, Inquiry
 from confide.federated.wire import Message
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.mechanism.posterior_sampling import PosteriorSampling
+from confide.mechanism.secure import lattice_for
+from confide.mechanism.secure_sum import Shares, summed
 from confide.privacy.events import Event
 from confide.sources.base import Part, Receipt, Stretch, priced
 from confide.sources.crew import ALONE
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import Origin, Query, Release
 
-Trust: TypeAlias = Literal["nobody"]
-
-
-@dataclass(frozen=True)
-class Member:
-    """What a party says of itself, all of it public."""
-
-    schema: Schema
-    shape: tuple[int, ...]
-    least_noise: float
-    vouched: tuple[str, ...]
-    seeded: bool
-
-    @property
-    def records(self) -> int:
-        return self.schema.records or 0
+Trust: TypeAlias = Literal["nobody", "sum"]
 
 
 class Federation:
     """A source over several parties, for `confide.fit`.
 
     courier   the way to the parties
-    trust     "nobody": every party adds noise for its own epsilon, and trusts neither the server nor the others
-    missing   how many parties may be missing at a step; more end the run
+    trust     "nobody": every party adds noise for its own epsilon, and trusts neither the server nor the others;
+              "sum": a secure sum of parties that know each other's keys; so many may fail or collude as they agreed on
+    missing   how many parties may be missing at a step; more end the run. Under "sum" the parties' own number
+    spare     under "sum": steps that are paid for beside the plan's, in place of those that a missing party spoils
     keys      of the parties, by name, where they have keys
     """
 
@@ -67,42 +64,64 @@ class Federation:
     crew = ALONE
 
     def __init__(
-        self, courier: Courier, *, trust: Trust = "nobody", missing: int = 0, keys: Mapping[str, bytes] | None = None
+        self,
+        courier: Courier,
+        *,
+        trust: Trust = "nobody",
+        missing: int | None = None,
+        spare: int = 0,
+        keys: Mapping[str, bytes] | None = None,
     ) -> None:
+        count = len(courier.parties)
         if trust not in get_args(Trust):
             raise Refusal(f"trust={trust!r}: must be one of {', '.join(get_args(Trust))}")
-        if not 0 <= missing < len(courier.parties):
-            raise Refusal(f"missing={missing}: must be from 0 to {len(courier.parties) - 1}, one less than the parties")
-        self.trust, self.missing = trust, missing
+        if missing is not None and not 0 <= missing < count:
+            raise Refusal(f"missing={missing}: must be from 0 to {count - 1}, one less than the parties")
+        if spare < 0 or (spare and trust != "sum"):
+            raise Refusal(f"spare={spare}: steps in place of spoilt ones, at least 0, and for trust='sum' alone")
+        self.trust, self.spare = trust, spare
         self._courier, self._keys = courier, dict(keys or {})
         self.members = self._met()
-        self.schema = self._agreed()
+        self.schema = agreed_facts(self.members)
+        self._shares = shares_of(self.members) if trust == "sum" else None
+        self.missing = self._shares.missing if self._shares is not None else missing or 0
+        if missing is not None and missing != self.missing:
+            raise Refusal(f"missing={missing}: the parties agreed on {self.missing}; leave it out")
         self.seeded = any(member.seeded for member in self.members.values())
-        self.name = f"{len(self.members)} parties"
+        self.name = f"{count} parties"
         self._own: dict[SampledGaussian, SampledGaussian] = {}
         self._made: list[Plan] = []
         self._origin: Origin | None = None
         self._opening: Message | None = None
         self._run, self._step = "", 0
+        self._last = 0  # step that is paid for
+        self._absent: set[str] = set()
 
     # -- what a source is ------------------------------------------------------------------------------------------
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        count = len(self.members)
-        own = (
-            f"no person has records at two of the {count} parties",
-            f"each of the {count} parties added its own noise to its own answers, for this epsilon by itself, so that "
-            "nobody else is trusted, neither the server nor another party (trust: nobody)",
-        )
+        count, shares = len(self.members), self._shares
+        if shares is None:
+            who = (
+                f"each of the {count} parties added its own noise to its own answers, for this epsilon by itself, so "
+                "that nobody else is trusted, neither the server nor another party (trust: nobody)"
+            )
+        else:
+            who = (
+                f"of the {count} parties, which shared the noise out among themselves and hid their answers in a "
+                f"secure sum, at most {shares.colluding} told the server or each other more than the protocol says; up "
+                f"to {shares.missing} of them could be missing at a step (trust: sum)"
+            )
         vouched = [f"{name}: {said}" for name, member in self.members.items() for said in member.vouched]
-        return (*own, *vouched)
+        return (f"no person has records at two of the {count} parties", who, *vouched)
 
     def within(self, plan: Plan) -> Plan:
-        """The plan with the noise that the sum will carry; the noise of each party is what was planned."""
+        """The plan with the noise that the sum will carry, and with spare steps inside its target."""
         if plan in self._made:
             return plan
-        found = replace(plan, blocks=tuple((self._of_all(mechanism), steps) for mechanism, steps in plan.blocks))
+        planned = self._with_spare(plan)
+        found = replace(plan, blocks=tuple((self._of_all(mechanism), steps) for mechanism, steps in planned.blocks))
         self._made.append(found)
         return found
 
@@ -113,7 +132,7 @@ class Federation:
     def rehearse(self, query: Query) -> None:
         """On made-up records of the shape that the parties declare. The parties try it again before they pay."""
         if query.origin is not None:
-            Question.of(query.origin)
+            Inquiry.of(query.origin)
             self._origin = query.origin
         member = next(iter(self.members.values()))
         labels = torch.zeros(2, dtype=torch.int64 if self.schema.class_count else torch.float32)
@@ -126,11 +145,14 @@ class Federation:
             "ask": "open",
             "run": run,
             "trust": self.trust,
-            "question": Question.of(self._origin).to_dict(),
+            "question": Inquiry.of(self._origin).to_dict(),
             "own": [[mechanism_to_dict(mechanism), steps] for mechanism, steps in own],
+            "shares": next(iter(self.members.values())).peers if self._shares is not None else None,
         }
         self._everybody(Message({**header, "try": True}))  # who would refuse does so before anybody has paid
         self._opening, self._run, self._step = Message(header), run, 0
+        self._last = sum(steps for _, steps in own)
+        self._absent.clear()
         self._everybody(self._opening)
         return Receipt(priced(own), parts)
 
@@ -140,15 +162,12 @@ class Federation:
         """One release: every party answers the step, once."""
         if receipt is None or not receipt.take(mechanism):
             raise Refusal("receipt: not good for this answer; parties answer the steps of a run, through confide.fit")
+        if self._shares is not None:
+            return self._summed(query, mechanism, self._shares)
         self._step += 1
-        request = self._request(query)
-        replies = self._asked(dict.fromkeys(self.members, request))
-        forgot = [name for name, reply in replies.items() if reply.header.get("unknown") == UNKNOWN_RUN]
-        if forgot:  # a party that was started again in between; what it paid for stands in its ledger
-            assert self._opening is not None
-            back = self._asked(dict.fromkeys(forgot, self._opening))
-            replies |= self._asked(dict.fromkeys(back, request))
-        return self._added({name: reply for name, reply in replies.items() if "sum" in reply.tensors}, query, mechanism)
+        replies = self._answers(self._request(query), list(self.members))
+        self._check_enough(replies)
+        return self._added(replies, query, mechanism)
 
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> NoReturn:
         raise Refusal(f"parties={len(self.members)}: a posterior draw reads all records at once, and no party has them")
@@ -156,21 +175,49 @@ class Federation:
     def check_resumable(self) -> None:
         raise Refusal("checkpoint: parties answer a step once, so that a run is not taken up again; fit without one")
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- noise and prices ------------------------------------------------------------------------------------------
+
+    def _with_spare(self, plan: Plan) -> Plan:
+        """The same plan, its noise calibrated for the spare steps too; what is not calibrated costs what it costs."""
+        if not self.spare:
+            return plan
+        if len(plan.blocks) > 1:
+            raise Refusal(f"spare={self.spare}: is for a plan of one block; this has {len(plan.blocks)}")
+        if plan.target_epsilon is None:
+            return plan
+        from confide.privacy.calibration import noise_multiplier_for
+
+        ((mechanism, steps),) = plan.blocks
+        noise = noise_multiplier_for(
+            epsilon=plan.target_epsilon,
+            delta=plan.delta,
+            steps=(steps + self.spare) * plan.chains,
+            rate=mechanism.rate,
+            sampling=mechanism.sampling,
+            adjacency=plan.adjacency,
+            records=mechanism.records,
+            spent=plan.spent,
+        )
+        return replace(plan, blocks=((replace(mechanism, noise_multiplier=noise), steps),))
 
     def _of_all(self, mechanism: SampledGaussian) -> SampledGaussian:
-        """What the sum of all answers carries, where each party answers by `mechanism`."""
+        """What the sum of all answers carries, where `mechanism` protects a record."""
         if not mechanism.private or mechanism.sampling not in ("poisson", "full-batch"):
             raise Refusal(
                 f"sampling={mechanism.sampling!r}, private={mechanism.private}: parties do not tell their sizes and "
                 "answer with noise; use poisson or full-batch"
             )
-        together = replace(mechanism, noise_multiplier=mechanism.noise_multiplier * math.sqrt(len(self.members)))
+        counted = 1 if self._shares is None else self._shares.counted
+        noise = mechanism.noise_multiplier * math.sqrt(len(self.members) / counted)
+        together = replace(mechanism, noise_multiplier=noise)
         self._own[together] = mechanism
         return together
 
     def _of_each(self, parts: Sequence[Part]) -> list[Part]:
-        return [(self._own[mechanism], answers) for mechanism, answers in parts]
+        own = [(self._own[mechanism], answers) for mechanism, answers in parts]
+        return [*own[:-1], (own[-1][0], own[-1][1] + self.spare)] if own else []
+
+    # -- one step --------------------------------------------------------------------------------------------------
 
     def _request(self, query: Query) -> Message:
         """The step as a party is told of it: a position and, where the party works out the question, a state."""
@@ -184,20 +231,64 @@ class Federation:
             tensors |= more
         return Message(header, tensors)
 
+    def _answers(self, request: Message, names: Sequence[str]) -> dict[str, Message]:
+        """The answers of those who answered. A party that was started again in between is told the run again."""
+        replies = self._asked(dict.fromkeys(names, request))
+        forgot = [name for name, reply in replies.items() if reply.header.get("unknown") == UNKNOWN_RUN]
+        if forgot:  # what it paid for, and what it answered, stands in its ledger
+            assert self._opening is not None
+            back = self._asked(dict.fromkeys(forgot, self._opening))
+            replies |= self._asked(dict.fromkeys(back, request))
+        return {name: reply for name, reply in replies.items() if "sum" in reply.tensors}
+
     def _added(self, replies: Mapping[str, Message], query: Query, mechanism: SampledGaussian) -> Release:
-        self._check_enough(replies)
         own = self._own[mechanism]
         total, variance = torch.zeros(query.size, dtype=torch.float64), 0.0
         for name, reply in replies.items():
             total += _checked(name, reply, query)
             variance += _deviation(name, reply, own) ** 2
-        expected = mechanism.expected_batch
-        if len(replies) < len(self.members):
-            expected = own.rate * sum(self.members[name].records for name in replies)
-        return Release(total.to(query.dtype), math.sqrt(variance), own.event(), expected)
+        return Release(
+            total.to(query.dtype), math.sqrt(variance), own.event(), self._expected(mechanism, list(replies))
+        )
 
-    def _check_enough(self, replies: Mapping[str, Message]) -> None:
-        absent = [name for name in self.members if name not in replies]
+    def _summed(self, query: Query, mechanism: SampledGaussian, shares: Shares) -> Release:
+        """A secure sum over those who are there; where one of them fails in between, once more with a spare step."""
+        own = self._own[mechanism]
+        while True:
+            roster = self._roster()
+            self._step += 1
+            if self._step > self._last:
+                raise PartyLost(
+                    f"step {self._step}: {self.spare} spare steps are used up, each spoilt by a missing party; nothing "
+                    "was released, and what was charged stays charged"
+                )
+            request = self._request(query)
+            asked = Message({**request.header, "roster": roster}, request.tensors)
+            replies = self._answers(asked, roster)
+            self._absent |= set(roster) - set(replies)
+            if len(replies) == len(roster):
+                break
+        parts = [reply.tensor("sum", query.size, torch.int64) for reply in replies.values()]
+        lattice = lattice_for(own, query.size)
+        total = summed(parts, lattice).to(query.dtype)
+        return Release(total, shares.std(lattice, len(roster)), own.event(), self._expected(mechanism, roster))
+
+    def _roster(self) -> list[str]:
+        """Who takes part in the next step: those who were there, and those who are there again."""
+        if self._absent:
+            self._absent -= set(self._asked(dict.fromkeys(self._absent, Message({"ask": "facts"}))))
+        roster = sorted(name for name in self.members if name not in self._absent)
+        self._check_enough(roster)
+        return roster
+
+    def _expected(self, mechanism: SampledGaussian, names: Sequence[str]) -> float:
+        """Records that a batch of these parties is expected to hold, by the numbers they declare."""
+        if len(names) == len(self.members):
+            return mechanism.expected_batch
+        return mechanism.rate * sum(self.members[name].records for name in names)
+
+    def _check_enough(self, there: Mapping[str, Message] | Sequence[str]) -> None:
+        absent = [name for name in self.members if name not in there]
         if len(absent) > self.missing:
             raise PartyLost(
                 f"step {self._step}: no answer from {', '.join(absent)}, and {self.missing} may be missing; nothing "
@@ -215,7 +306,7 @@ class Federation:
                 reply = wire.unpacked(frame, self._keys.get(name, b""), wire.digest(frames[name]))
             except Refusal as error:
                 raise Refusal(f"party {name}: {error}") from None
-            _raise_refusal(name, reply)
+            raise_refusal(name, reply)
             replies[name] = reply
         return replies
 
@@ -232,49 +323,7 @@ class Federation:
         absent = [name for name in self._courier.parties if name not in found]
         if absent:
             raise PartyLost(f"{', '.join(absent)}: did not reply; start every party first")
-        return {name: _member(name, reply) for name, reply in found.items()}
-
-    def _agreed(self) -> Schema:
-        """The facts that all parties declare alike, with the records of all of them."""
-        (first, one), *others = self.members.items()
-        for name, other in others:
-            odd = [key for key, value in _told(one).items() if _told(other)[key] != value]
-            if odd:
-                raise Refusal(f"party {name}: declares other facts than {first} ({', '.join(odd)}); use one facts file")
-        return replace(one.schema, records=sum(member.records for member in self.members.values()), sources=())
-
-
-def _told(member: Member) -> dict[str, Any]:
-    """Facts that must be the same everywhere, for they decide how a record is encoded."""
-    facts = {key: value for key, value in member.schema.to_dict().items() if key not in ("records", "sources")}
-    columns = [{key: value for key, value in column.items() if key != "source"} for column in facts["columns"]]
-    return {**facts, "columns": columns, "shape of a record": list(member.shape)}
-
-
-def _member(name: str, reply: Message) -> Member:
-    try:
-        facts = reply.table("facts")
-        if facts["protocol"] != PROTOCOL:
-            raise Refusal(f"party {name}: speaks version {facts['protocol']}; this is {PROTOCOL}")
-        schema, shape = Schema.from_dict(facts["schema"]), tuple(int(size) for size in facts["shape"])
-        vouched = tuple(str(said)[:200] for said in facts["vouched"])
-        found = Member(schema, shape, float(facts["least_noise"]), vouched, bool(facts["seeded"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise Refusal(str(error) if isinstance(error, Refusal) else f"party {name}: its facts cannot be read") from None
-    if not found.records:
-        raise Refusal(f"party {name}: declares no number of records")
-    return found
-
-
-def _raise_refusal(name: str, reply: Message) -> None:
-    said = reply.header.get("refused")
-    if said is None:
-        return
-    budget = reply.header.get("budget")
-    if isinstance(budget, list) and len(budget) == 3:
-        after, limit, delta = (math.inf if value is None else float(value) for value in budget)
-        raise BudgetExceeded(f"party {name}: {said}", after, limit, delta)
-    raise Refusal(f"party {name}: {said}")
+        return {name: member_of(name, reply) for name, reply in found.items()}
 
 
 def _checked(name: str, reply: Message, query: Query) -> Tensor:

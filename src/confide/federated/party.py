@@ -25,9 +25,12 @@ from confide.data import trees
 from confide.data.schema import Schema
 from confide.errors import BudgetExceeded, Refusal, StepsClaimed
 from confide.federated import wire
-from confide.federated.question import BY_GRADIENT, MOST_STEPS, Question, query_of
+from confide.federated.peers import Peers, facts_of
+from confide.federated.question import BY_GRADIENT, MOST_STEPS, Inquiry, query_of
 from confide.federated.wire import Message
 from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.secure import lattice_for
+from confide.mechanism.secure_sum import Cover
 from confide.methods.base import Problem
 from confide.privacy.events import merged
 from confide.privacy.ledger import Ledger
@@ -48,9 +51,10 @@ MOST_OPEN_RUNS = 16  # each holds a network; the one that was opened first is fo
 class OpenRun:
     """A run that is paid for: its question, what each step adds in noise, and the problem that answers it."""
 
-    question: Question
+    question: Inquiry
     blocks: tuple[Part, ...]
     problem: Problem
+    trust: str
 
     @property
     def steps(self) -> int:
@@ -73,6 +77,7 @@ class Party:
     name         the data set's name in the ledger
     least_noise  floor: the smallest noise multiplier that the party ever answers with
     key          shared with the server alone, so that nobody between them can change a message; b"": a checksum
+    peers        the other parties, for a secure sum (trust "sum"); None: the party answers under "nobody" alone
     vouched      what the owner vouches for, such as facts assumed public; a run's statement repeats it
     seed         for tests only, as for PrivateData
     """
@@ -87,6 +92,7 @@ class Party:
         name: str,
         least_noise: float,
         key: bytes = b"",
+        peers: Peers | None = None,
         vouched: Sequence[str] = (),
         seed: int | None = None,
     ) -> None:
@@ -98,7 +104,7 @@ class Party:
         if not isinstance(features, Tensor):
             raise Refusal(f"x: has {len(features)} tensors per record; a party answers about one tensor of features")
         self.schema, self.records, self.least_noise = schema, schema.records, least_noise
-        self._shape, self._key, self._vouched = tuple(features.shape[1:]), key, tuple(vouched)
+        self._shape, self._key, self._peers, self._vouched = tuple(features.shape[1:]), key, peers, tuple(vouched)
         self._data = PrivateData(features, y, schema=schema, ledger=ledger, name=name, seed=seed)
         self._runs: dict[str, OpenRun] = {}
         self._lock = threading.Lock()
@@ -143,6 +149,7 @@ class Party:
             "least_noise": self.least_noise,
             "vouched": list(self._vouched),
             "seeded": self._data.seeded,
+            "peers": facts_of(self._peers),
         }
         return Message({"facts": facts})
 
@@ -169,10 +176,13 @@ class Party:
             return Message({"unknown": UNKNOWN_RUN})
         mechanism = opened.mechanism(step)
         query = self._query(opened, request)
+        cover = self._cover(run, step, request) if opened.trust == "sum" else None
         try:
             receipt = self._data.charge((), "federated step", Stretch(run, (step, step), ((mechanism, 1),)))
         except StepsClaimed:
             raise Refusal(f"step={step}: was answered before, and is answered once; go on with the next one") from None
+        if cover is not None:
+            return Message({"covered": True}, {"sum": self._data.answer_covered(query, mechanism, receipt, cover)})
         release = self._data.answer(query, mechanism, receipt)
         return Message({"std": release.noise_std}, {"sum": release.sum})
 
@@ -180,24 +190,44 @@ class Party:
 
     def _tried(self, request: Message) -> OpenRun:
         """The run as it would be answered; what cannot be is refused here, before anything is paid."""
-        if request.text("trust", 20) != "nobody":
-            raise Refusal(f"trust={request.text('trust', 20)!r}: this party answers under 'nobody' alone")
-        question = Question.from_dict(request.table("question"))
-        blocks = self._own_blocks(request)
-        if sum(steps for _, steps in blocks) != question.plan.steps:
+        trust = request.text("trust", 20)
+        if trust != "nobody" and (trust != "sum" or self._peers is None):
+            raise Refusal(f"trust={trust!r}: this party answers under 'nobody' alone, for it was given no peers")
+        question = Inquiry.from_dict(request.table("question"))
+        # On one lattice all parties count the records of all of them; by itself a party counts its own.
+        blocks = self._own_blocks(request, question.plan.records if trust == "sum" else self.records)
+        if sum(steps for _, steps in blocks) < question.plan.steps:
             raise Refusal("own: must have as many steps as the plan of the question")
         try:
             problem = question.problem(self.schema)
-            self._data.rehearse(query_of(question, problem, question.method.init(problem)))
+            query = query_of(question, problem, question.method.init(problem))
+            self._data.rehearse(query)
         except UNFIT as error:
             raise Refusal(f"question: does not fit records like these ({type(error).__name__})") from None
-        return OpenRun(question, blocks, problem)
+        if trust == "sum":
+            self._check_shares(request, blocks, query.size)
+        return OpenRun(question, blocks, problem, trust)
 
-    def _own_blocks(self, request: Message) -> tuple[Part, ...]:
+    def _check_shares(self, request: Message, blocks: tuple[Part, ...], size: int) -> None:
+        """Noise is shared out by the owner's numbers; a server that counts on others would state something wrong."""
+        assert self._peers is not None
+        if request.header.get("shares") != self._peers.agreed():
+            raise Refusal("shares: the server counts on other parties, or other numbers of them, than the peers file")
+        for mechanism, steps in blocks:
+            self._peers.shares.check(lattice_for(mechanism, size), size * steps)
+
+    def _cover(self, run: str, step: int, request: Message) -> Cover:
+        assert self._peers is not None
+        roster = request.header.get("roster")
+        if not isinstance(roster, list) or not all(isinstance(name, str) for name in roster):
+            raise Refusal("message: roster must be a list of names")
+        return Cover(self._peers.shares, self._peers.masks(run, step, roster))
+
+    def _own_blocks(self, request: Message, records: int) -> tuple[Part, ...]:
         """The noise that is asked for, held against the owner's floor."""
         given = request.header.get("own")
         try:
-            pairs = [(mechanism_of(values, self.records), steps) for values, steps in given]  # type: ignore[union-attr]
+            pairs = [(mechanism_of(values, records), steps) for values, steps in given]  # type: ignore[union-attr]
         except (TypeError, KeyError, ValueError) as error:
             raise Refusal(f"own: {error}" if isinstance(error, Refusal) else "own: cannot be read") from None
         for mechanism, steps in pairs:

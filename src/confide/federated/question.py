@@ -39,7 +39,7 @@ _UNREADABLE = (TypeError, ValueError, KeyError, AttributeError, RuntimeError, Ov
 
 
 @dataclass(frozen=True)
-class Question:
+class Inquiry:
     """What a run asks of every party."""
 
     method: Method
@@ -49,7 +49,7 @@ class Question:
     plan: Plan
 
     @classmethod
-    def of(cls, origin: Origin | None) -> Question:
+    def of(cls, origin: Origin | None) -> Inquiry:
         """From the server's side of a fit; what cannot be told by names is refused."""
         if origin is None:
             raise Refusal("query: was not asked by a method, and code is not sent to parties; use confide.fit")
@@ -93,7 +93,7 @@ class Question:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Question:
+    def from_dict(cls, values: Mapping[str, Any]) -> Inquiry:
         """What a server sent. All of it is checked before a record is thought of, so errors tell of none."""
         try:
             return cls._read(values)
@@ -105,7 +105,7 @@ class Question:
             ) from None
 
     @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> Question:
+    def _read(cls, values: Mapping[str, Any]) -> Inquiry:
         network, plan = values["network"], values["plan"]
         name = str(values["method"]["name"])
         if name not in (*BY_GRADIENT, *BY_STATE):
@@ -122,7 +122,7 @@ class Question:
         return cls(method, recipe, network["numbers"], likelihood_from_dict(values["likelihood"]), whole)
 
 
-def query_of(question: Question, problem: Problem, state: Any) -> Query:
+def query_of(question: Inquiry, problem: Problem, state: Any) -> Query:
     """What is asked of one record, with the problem at the position that was sent."""
     if question.method.name in BY_GRADIENT:
         return GradientQuery(problem.module, problem.likelihood.loss)

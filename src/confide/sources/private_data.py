@@ -43,6 +43,7 @@ from confide.mechanism.plan import Plan
 from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.mechanism.sampling import BatchSampler
 from confide.mechanism.secure import LatticeNoise
+from confide.mechanism.secure_sum import Cover
 from confide.privacy.events import Event, NonPrivateEvent, merged
 from confide.privacy.ledger import Ledger
 from confide.privacy.ledger.places import is_server
@@ -243,6 +244,16 @@ class PrivateData:
             if self.__watch is not None:
                 self.__watch(mechanism, norms)
         return Release(total, std, mechanism.event(), mechanism.expected_batch)
+
+    def answer_covered(self, query: Query, mechanism: SampledGaussian, receipt: Receipt, cover: Cover) -> Tensor:
+        """This party's part of a secure sum: whole numbers modulo 2^64, which tell nothing without the other parts."""
+        with _DOOR.held():
+            self.__pay(mechanism, receipt, "")
+            x, y = self.__batch(mechanism)
+            hidden = torch.zeros(query.size, dtype=torch.float64)
+            _add_answers(query, x, y, mechanism, hidden)
+            lattice = self.__lattice.place_(hidden, mechanism, cover.shares.parties)
+            return cover.covered(hidden, lattice, self.__noise)
 
     def __summed(self, query: Query, x: Tree, y: Tensor, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
         """The noisy sum that leaves, the standard deviation of its noise, and the norms that stay."""

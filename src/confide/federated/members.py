@@ -1,0 +1,96 @@
+"""What parties say of themselves, all of it public, and what they must say alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from confide.data.schema import Schema
+from confide.errors import BudgetExceeded, Refusal
+from confide.federated.party import PROTOCOL
+from confide.federated.wire import Message
+from confide.mechanism.secure_sum import Shares
+
+
+@dataclass(frozen=True)
+class Member:
+    """The public facts of one party.
+
+    own     its name among its peers; None where it has none
+    peers   the parties of its secure sum, and how many of them may be missing or collude
+    """
+
+    schema: Schema
+    shape: tuple[int, ...]
+    least_noise: float
+    vouched: tuple[str, ...]
+    seeded: bool
+    own: str | None = None
+    peers: Mapping[str, Any] | None = None
+
+    @property
+    def records(self) -> int:
+        return self.schema.records or 0
+
+
+def member_of(name: str, reply: Message) -> Member:
+    """From a party's own words."""
+    try:
+        facts = reply.table("facts")
+        if facts["protocol"] != PROTOCOL:
+            raise Refusal(f"party {name}: speaks version {facts['protocol']}; this is {PROTOCOL}")
+        schema, shape = Schema.from_dict(facts["schema"]), tuple(int(size) for size in facts["shape"])
+        vouched = tuple(str(said)[:200] for said in facts["vouched"])
+        peers = dict(facts["peers"]) if facts["peers"] is not None else None
+        own = None if peers is None else str(peers.pop("own"))
+        found = Member(schema, shape, float(facts["least_noise"]), vouched, bool(facts["seeded"]), own, peers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refusal(str(error) if isinstance(error, Refusal) else f"party {name}: its facts cannot be read") from None
+    if not found.records:
+        raise Refusal(f"party {name}: declares no number of records")
+    return found
+
+
+def agreed_facts(members: Mapping[str, Member]) -> Schema:
+    """The facts that all parties declare alike, with the records of all of them."""
+    (first, one), *others = members.items()
+    for name, other in others:
+        odd = [key for key, value in _told(one).items() if _told(other)[key] != value]
+        if odd:
+            raise Refusal(f"party {name}: declares other facts than {first} ({', '.join(odd)}); use one facts file")
+    return replace(one.schema, records=sum(member.records for member in members.values()), sources=())
+
+
+def _told(member: Member) -> dict[str, Any]:
+    """Facts that must be the same everywhere, for they decide how a record is encoded."""
+    facts = {key: value for key, value in member.schema.to_dict().items() if key not in ("records", "sources")}
+    columns = [{key: value for key, value in column.items() if key != "source"} for column in facts["columns"]]
+    return {**facts, "columns": columns, "shape of a record": list(member.shape)}
+
+
+def shares_of(members: Mapping[str, Member]) -> Shares:
+    """How the parties share noise out, once all of them say it alike and are the ones that are asked."""
+    for name, member in members.items():
+        if member.peers is None:
+            raise Refusal(f"party {name}: was given no peers, and so answers under trust='nobody' alone")
+        if member.own != name:
+            raise Refusal(f"party {name}: is {member.own!r} among its peers; call it by that name")
+        if member.peers != next(iter(members.values())).peers or sorted(members) != member.peers["parties"]:
+            raise Refusal(f"party {name}: knows other peers than these, or other numbers; use one peers file")
+    agreed = next(iter(members.values())).peers
+    assert agreed is not None
+    return Shares(len(members), agreed["missing"], agreed["colluding"])
+
+
+def raise_refusal(name: str, reply: Message) -> None:
+    """What a party refuses is an error of the one who asked, with the party's name."""
+    said = reply.header.get("refused")
+    if said is None:
+        return
+    budget = reply.header.get("budget")
+    if isinstance(budget, list) and len(budget) == 3:
+        after, limit, delta = (math.inf if value is None else float(value) for value in budget)
+        raise BudgetExceeded(f"party {name}: {said}", after, limit, delta)
+    raise Refusal(f"party {name}: {said}")
