@@ -190,7 +190,7 @@ PRINTED: dict[str, tuple[str, dict[str, Any]]] = {
 STRUCTURE_ONLY = ("audit",)
 RUNS = {"one": OPEN, "fresh": NOISY, "set": OPEN, "assumed": OPEN, "heights": OPEN, "digits": OPEN, "sugar": OPEN}
 COMMANDS = ("account", "plan", "fit", "predict", "evaluate", "compare", "export", "audit", "ledger show")
-COMMANDS += ("ledger limit", "papers list", "papers run", "party serve")  # type: ignore[assignment]
+COMMANDS += ("ledger limit", "papers list", "papers run", "party serve", "party fit")  # type: ignore[assignment]
 
 
 def command_values() -> dict[str, Any]:

@@ -31,7 +31,7 @@ COMMANDS = {
     "export": "Write a fitted model for deployment. It costs no budget.",
     "audit": "Attack a method on made-up records and bound its epsilon from below.",
     "ledger": "Show what was spent, set a ceiling on it, check it.",
-    "party": "Serve records of one owner to a fit over several.",
+    "party": "Learn from records of several owners who do not pool them.",
     "papers": "Run the experiments of published papers under a sound epsilon.",
 }
 """By name, each with the first sentence of its own help, which a test holds it to."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from confide.cli import fit_options as given
-from confide.cli import options
+from confide.cli import options, party_fit
 from confide.cli.help_texts import teach
 from confide.cli.options import DATA, PRIVACY, Json
 from confide.cli.output import emit_json, one_line, output, remarks
@@ -21,6 +21,7 @@ from confide.errors import CommandError
 SERVE_EXAMPLE = (
     "confide party serve data.csv --bounds facts.toml --ledger own.db \\\n  --socket party.sock --least-noise 1.5"
 )
+KEY_EXAMPLE = "confide party key north.key"
 SOCKETS = "Socket"
 
 Table = Annotated[
@@ -83,6 +84,41 @@ Key = Annotated[
     ),
 ]
 
+PeersFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--peers",
+        metavar="FILE.toml",
+        help="The parties of a secure sum with their public keys, and how many of them may be missing or collude; all "
+        "owners have the same file. Left out: the party answers where nobody is trusted, and nowhere else.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+Secret = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret",
+        metavar="FILE",
+        help="This party's secret key, from `confide party key`; needed with --peers.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+
+
+def key(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.", show_default=False)]) -> None:
+    """Make this party's secret key for secure sums, and show the public key that the other owners need.
+
+    FILE stays with the owner. The public key goes into the peers file, which all owners have: exchange it among
+    yourselves and not through the server, which could put its own in its place.
+    """
+    from confide.data.fingerprint import make_key, read_key
+    from confide.federated.peers import public_of
+
+    make_key(file)
+    output().print(public_of(read_key(file)).hex(), soft_wrap=True)
+
 
 def serve(
     data: Table,
@@ -93,6 +129,8 @@ def serve(
     least_noise: LeastNoise,
     target: given.Target = None,
     name: given.DataName = None,
+    peers: PeersFile = None,
+    secret: Secret = None,
     key: Key = None,
     as_json: Json = False,
 ) -> None:
@@ -106,10 +144,14 @@ def serve(
     options.number("--least-noise", least_noise, above=0, most=1e6)
     check_ledger(ledger)
     from confide.data.fingerprint import read_key
+    from confide.federated.peers import Peers
     from confide.federated.serving import PartyServer
 
     shared = b"" if key is None else read_key(key)
-    party = _party(data, bounds, target, ledger, name, least_noise, shared)
+    if (peers is None) != (secret is None):
+        raise CommandError("--peers and --secret: a secure sum needs both, and nothing else needs one of them")
+    known = None if peers is None or secret is None else Peers.from_toml(peers, read_key(secret))
+    party = _party(data, bounds, target, {"ledger": ledger, "key": shared, "peers": known}, name, least_noise)
     server = PartyServer(party, socket)
     _announce(data, socket, least_noise, party.ledger.ceiling, as_json)
     if threading.current_thread() is threading.main_thread():
@@ -123,7 +165,7 @@ def serve(
 
 
 def _party(
-    data: str, bounds: Path, target: str | None, ledger: Path, name: str | None, least_noise: float, key: bytes
+    data: str, bounds: Path, target: str | None, terms: dict[str, Any], name: str | None, least_noise: float
 ) -> Any:
     from confide.cli.records import Records
     from confide.federated import Party
@@ -140,10 +182,9 @@ def _party(
         settled.x,
         settled.y,
         schema=settled.schema,
-        ledger=ledger,
         name=name or dataset.name,
         least_noise=least_noise,
-        key=key,
+        **terms,
         vouched=assumptions_of(settled.schema),
     )
 
@@ -161,10 +202,8 @@ def _announce(data: str, socket: Path, least_noise: float, ceiling: Any, as_json
 
 
 def register(app: Any) -> None:
-    group = typer.Typer(help="Serve records of one owner to a fit over several.", rich_markup_mode="rich")
+    group = typer.Typer(help="Learn from records of several owners who do not pool them.", rich_markup_mode="rich")
     teach(group, serve, [SERVE_EXAMPLE])
+    teach(group, party_fit.fit, [party_fit.EXAMPLE])
+    teach(group, key, [KEY_EXAMPLE])
     app.add_typer(group, name="party")
-
-    @group.callback()
-    def _group() -> None:
-        """Keeps `serve` a word of its own, where it is the only command of the group."""

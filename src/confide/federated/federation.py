@@ -97,6 +97,11 @@ class Federation:
         self._last = 0  # step that is paid for
         self._absent: set[str] = set()
 
+    @property
+    def features(self) -> int:
+        """How many numbers one encoded record has."""
+        return math.prod(next(iter(self.members.values())).shape)
+
     # -- what a source is ------------------------------------------------------------------------------------------
 
     @property
@@ -298,7 +303,11 @@ class Federation:
     # -- talking ---------------------------------------------------------------------------------------------------
 
     def _asked(self, requests: Mapping[str, Message]) -> dict[str, Message]:
-        """The replies of those who replied; a refusal of one is raised."""
+        """The replies of those who replied; a refusal of one is raised.
+
+        Where a connection broke after a party had answered, and the frame was sent again, the answer is lost: the party
+        counts as missing.
+        """
         frames = {name: wire.packed(request, self._keys.get(name, b"")) for name, request in requests.items()}
         replies: dict[str, Message] = {}
         for name, frame in self._courier.exchange(frames).items():
@@ -306,6 +315,8 @@ class Federation:
                 reply = wire.unpacked(frame, self._keys.get(name, b""), wire.digest(frames[name]))
             except Refusal as error:
                 raise Refusal(f"party {name}: {error}") from None
+            if reply.header.get("replayed") is True:
+                continue
             raise_refusal(name, reply)
             replies[name] = reply
         return replies

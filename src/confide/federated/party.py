@@ -180,7 +180,9 @@ class Party:
         try:
             receipt = self._data.charge((), "federated step", Stretch(run, (step, step), ((mechanism, 1),)))
         except StepsClaimed:
-            raise Refusal(f"step={step}: was answered before, and is answered once; go on with the next one") from None
+            return refused(
+                f"step={step}: was answered before, and is answered once; go on with the next", replayed=True
+            )
         if cover is not None:
             return Message({"covered": True}, {"sum": self._data.answer_covered(query, mechanism, receipt, cover)})
         release = self._data.answer(query, mechanism, receipt)

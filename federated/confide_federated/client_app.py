@@ -1,0 +1,57 @@
+"""The node's side: a frame goes to the socket of the owner's party, and the reply goes back.
+
+Flower starts this anew for every message, and whoever submits a run decides what is in it. So nothing is decided here:
+records, noise, ledger and refusals are in the party, a process of its own that the owner started.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+PREFIX, LENGTHS = 52, slice(8, 20)  # of a frame, as confide.federated.wire has it: magic, two lengths, seal
+LARGEST = (1 << 28) + (1 << 21)  # more than any frame of a party
+
+app = ClientApp()
+
+
+@app.query()
+def relay(message: Message, context: Context) -> Message:
+    """The node's name for an empty frame; for any other the party's reply, nothing where the party is gone."""
+    frame = message.content["frame"]["bytes"]
+    assert isinstance(frame, bytes)
+    content: dict[str, str | bytes] = {"name": str(context.node_config["name"])}
+    if frame:
+        content["bytes"] = exchanged(str(context.node_config["socket"]), frame)
+    return Message(RecordDict({"frame": ConfigRecord(content)}), reply_to=message)
+
+
+def exchanged(path: str, frame: bytes) -> bytes:
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            connection.sendall(frame)
+            return read_frame(connection)
+    except OSError:
+        return b""
+
+
+def read_frame(connection: socket.socket) -> bytes:
+    """A whole frame, or nothing."""
+    prefix = read(connection, PREFIX)
+    if len(prefix) < PREFIX:
+        return b""
+    size = sum(struct.unpack(">IQ", prefix[LENGTHS]))
+    body = read(connection, min(size, LARGEST))
+    return prefix + body if len(body) == size else b""
+
+
+def read(connection: socket.socket, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size and (part := connection.recv(min(size, 1 << 20))):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
