@@ -61,7 +61,9 @@ def federation_of(parties: Mapping[str, Party], **options: Any) -> Federation:
 
 def plan_for(data: Any, steps: int = 30, noise: float | None = 1.0, **options: Any) -> confide.Plan:
     goal = {"noise_multiplier": noise} if noise is not None else {}
-    return confide.plan(delta=1e-5, records=data.schema.records, batch=100, steps=steps, **{**goal, **options})
+    return confide.plan(
+        **{"delta": 1e-5, "records": data.schema.records, "batch": 100, "steps": steps, **goal, **options}
+    )
 
 
 def write_table(path: Path, rows: int, seed: int) -> Path:

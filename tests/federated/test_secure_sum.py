@@ -243,3 +243,52 @@ class TestPeers:
 
         with pytest.raises(Refusal, match="no peers"):
             Federation(InProcess(parties_of(2, 50)), trust="sum")
+
+
+class TestClients:
+    def plan(self, data: Federation, noise: float) -> confide.Plan:
+        return confide.plan(
+            noise_multiplier=noise, delta=0.01, records=data.schema.records, steps=3, sampling="full-batch", clip=1
+        )
+
+    def test_ten_hospitals_are_refused_with_the_number(self) -> None:
+        data = Federation(InProcess(peered(10, 20)), trust="sum", level="client")
+        plan = confide.plan(epsilon=1, delta=0.01, records=200, steps=20, sampling="full-batch")
+        with pytest.raises(Refusal, match=r"with 10 parties .* is 0\.8\d of"):
+            confide.fit(SGLD, confide.networks.logistic(3), data, plan)
+
+    @pytest.mark.parametrize("trust", ["nobody", "sum"])
+    def test_many_parties_each_answer_as_one(self, trust: Any) -> None:
+        parties = peered(40, 5, seed=1)
+        data = Federation(InProcess(parties), trust=trust, level="client")
+        recorder = Recorder(data)
+        run = confide.fit(SGLD, confide.networks.logistic(3), recorder, self.plan(data, 0.5), seed=0)
+        std = 0.5 * (200 / 40) * (40**0.5 if trust == "nobody" else 1)
+        assert recorder.releases[0].noise_std == pytest.approx(std, rel=1e-4)
+        assert run.plan.mechanism.noise_std == pytest.approx(std, rel=1e-4)
+        assert recorder.releases[0].expected_batch == 200
+        assert "level: client" in run.privacy.statement()
+        assert run.privacy.events == self.plan(data, 0.5).events()
+
+    def test_a_party_with_many_records_moves_the_sum_by_no_more_than_the_clip(self) -> None:
+        """A thousand records that all point one way, declared as two: still one answer of norm 1 at most."""
+        data = confide.PrivateData(
+            torch.full((1000, 3), 1.0), torch.ones(1000), schema=confide.Schema(classes=2, records=2), seed=0
+        )
+        network = confide.networks.logistic(3)
+        likelihood = confide.likelihoods.Bernoulli()
+        from confide.mechanism.gaussian import SampledGaussian
+        from confide.sources.queries import GradientQuery
+
+        mechanism = SampledGaussian(1e-3, 1.0, 1.0, 2, "full-batch")
+        receipt = data.charge([(mechanism, 1)])
+        total, std = data.answer_as_one(GradientQuery(network, likelihood.loss), mechanism, receipt, 2)
+        assert std == pytest.approx(1e-3, rel=1e-4)
+        assert float(total.norm()) == pytest.approx(1.0, abs=0.01)
+
+    def test_samples_of_parties_are_refused(self) -> None:
+        data = Federation(InProcess(peered(3, 20)), trust="sum", level="client")
+        with pytest.raises(Refusal, match="no sample"):
+            confide.fit(SGLD, confide.networks.logistic(3), data, plan_for(data, batch=10))
+        with pytest.raises(Refusal, match="level"):
+            Federation(InProcess(peered(3, 20)), level="owner")

@@ -55,6 +55,7 @@ class OpenRun:
     blocks: tuple[Part, ...]
     problem: Problem
     trust: str
+    level: str
 
     @property
     def steps(self) -> int:
@@ -183,8 +184,13 @@ class Party:
             return refused(
                 f"step={step}: was answered before, and is answered once; go on with the next", replayed=True
             )
+        as_one = self.records if opened.level == "client" else None
         if cover is not None:
-            return Message({"covered": True}, {"sum": self._data.answer_covered(query, mechanism, receipt, cover)})
+            covered = self._data.answer_covered(query, mechanism, receipt, cover, as_one)
+            return Message({"covered": True}, {"sum": covered})
+        if as_one is not None:
+            total, std = self._data.answer_as_one(query, mechanism, receipt, as_one)
+            return Message({"std": std}, {"sum": total.to(query.dtype)})
         release = self._data.answer(query, mechanism, receipt)
         return Message({"std": release.noise_std}, {"sum": release.sum})
 
@@ -195,9 +201,14 @@ class Party:
         trust = request.text("trust", 20)
         if trust != "nobody" and (trust != "sum" or self._peers is None):
             raise Refusal(f"trust={trust!r}: this party answers under 'nobody' alone, for it was given no peers")
+        level = request.text("level", 20)
+        if level not in ("record", "client"):
+            raise Refusal(f"level={level!r}: must be record or client")
         question = Inquiry.from_dict(request.table("question"))
         # On one lattice all parties count the records of all of them; by itself a party counts its own.
         blocks = self._own_blocks(request, question.plan.records if trust == "sum" else self.records)
+        if level == "client" and any(mechanism.sampling != "full-batch" for mechanism, _ in blocks):
+            raise Refusal("level='client': parties that the server knows are no sample; use full-batch")
         if sum(steps for _, steps in blocks) < question.plan.steps:
             raise Refusal("own: must have as many steps as the plan of the question")
         try:
@@ -208,7 +219,7 @@ class Party:
             raise Refusal(f"question: does not fit records like these ({type(error).__name__})") from None
         if trust == "sum":
             self._check_shares(request, blocks, query.size)
-        return OpenRun(question, blocks, problem, trust)
+        return OpenRun(question, blocks, problem, trust, level)
 
     def _check_shares(self, request: Message, blocks: tuple[Part, ...], size: int) -> None:
         """Noise is shared out by the owner's numbers; a server that counts on others would state something wrong."""

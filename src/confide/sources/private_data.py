@@ -245,15 +245,40 @@ class PrivateData:
                 self.__watch(mechanism, norms)
         return Release(total, std, mechanism.event(), mechanism.expected_batch)
 
-    def answer_covered(self, query: Query, mechanism: SampledGaussian, receipt: Receipt, cover: Cover) -> Tensor:
-        """This party's part of a secure sum: whole numbers modulo 2^64, which tell nothing without the other parts."""
+    def answer_covered(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt, cover: Cover, as_one: int | None = None
+    ) -> Tensor:
+        """This party's part of a secure sum: whole numbers modulo 2^64, which tell nothing without the other parts.
+
+        as_one   a declared number of records: all of them answer as one, by their mean over that number
+        """
         with _DOOR.held():
-            self.__pay(mechanism, receipt, "")
-            x, y = self.__batch(mechanism)
-            hidden = torch.zeros(query.size, dtype=torch.float64)
-            _add_answers(query, x, y, mechanism, hidden)
+            hidden = self.__hidden(query, mechanism, receipt, as_one)
             lattice = self.__lattice.place_(hidden, mechanism, cover.shares.parties)
             return cover.covered(hidden, lattice, self.__noise)
+
+    def answer_as_one(
+        self, query: Query, mechanism: SampledGaussian, receipt: Receipt, declared: int
+    ) -> tuple[Tensor, float]:
+        """All records answer as one, whose norm is at most C: one owner among many is protected, not one record.
+
+        The answer is the sum of all clipped answers over the declared number of records, clipped once more.
+        """
+        with _DOOR.held():
+            hidden = self.__hidden(query, mechanism, receipt, declared)
+            return hidden, self.__lattice.add_(hidden, mechanism)
+
+    def __hidden(self, query: Query, mechanism: SampledGaussian, receipt: Receipt, as_one: int | None = None) -> Tensor:
+        """A paid sum in double precision that has not met its noise yet. Inside the door."""
+        self.__pay(mechanism, receipt, "")
+        x, y = self.__batch(mechanism)
+        hidden = torch.zeros(query.size, dtype=torch.float64)
+        _add_answers(query, x, y, mechanism, hidden)
+        if as_one is not None:
+            hidden.div_(as_one)
+            norm = float(torch.linalg.vector_norm(hidden))
+            hidden.mul_((1 - ROOM_FOR_RANKS) * min(1.0, mechanism.clip / norm if norm > 0 else 1.0))
+        return hidden
 
     def __summed(self, query: Query, x: Tree, y: Tensor, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
         """The noisy sum that leaves, the standard deviation of its noise, and the norms that stay."""
