@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import BinaryIO
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 PREFIX, LENGTHS = 52, slice(8, 20)  # of a frame, as confide.federated.wire has it: magic, two lengths, seal
-LARGEST = (1 << 28) + (1 << 21)  # more than any frame of a party
+LARGEST = (1 << 28) + (1 << 20)  # of header and body
 
 app = ClientApp()
 
@@ -22,8 +23,7 @@ app = ClientApp()
 def relay(message: Message, context: Context) -> Message:
     """The node's name for an empty frame; for any other the party's reply, nothing where the party is gone."""
     frame = message.content["frame"]["bytes"]
-    assert isinstance(frame, bytes)
-    content: dict[str, str | bytes] = {"name": str(context.node_config["name"])}
+    content = {"name": str(context.node_config["name"])}
     if frame:
         content["bytes"] = exchanged(str(context.node_config["socket"]), frame)
     return Message(RecordDict({"frame": ConfigRecord(content)}), reply_to=message)
@@ -31,27 +31,17 @@ def relay(message: Message, context: Context) -> Message:
 
 def exchanged(path: str, frame: bytes) -> bytes:
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
+        with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as stream:
             connection.connect(path)
             connection.sendall(frame)
-            return read_frame(connection)
+            return read_frame(stream)
     except OSError:
         return b""
 
 
-def read_frame(connection: socket.socket) -> bytes:
+def read_frame(stream: BinaryIO) -> bytes:
     """A whole frame, or nothing."""
-    prefix = read(connection, PREFIX)
-    if len(prefix) < PREFIX:
-        return b""
-    size = sum(struct.unpack(">IQ", prefix[LENGTHS]))
-    body = read(connection, min(size, LARGEST))
+    prefix = stream.read(PREFIX)
+    size = sum(struct.unpack(">IQ", prefix[LENGTHS])) if len(prefix) == PREFIX else LARGEST + 1
+    body = stream.read(size) if size <= LARGEST else b""
     return prefix + body if len(body) == size else b""
-
-
-def read(connection: socket.socket, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size and (part := connection.recv(min(size, 1 << 20))):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

@@ -18,8 +18,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from confide_federated.client_app import read_frame
 
-PAUSE = 0.1  # seconds between looks for a reply
-
 app = ServerApp()
 
 
@@ -31,18 +29,18 @@ class Nodes:
         self.names: dict[int, str] = {}
         self.lock = threading.Lock()
 
-    def sent(self, node: int, frame: bytes, timeout: float) -> ConfigRecord | None:
+    def sent(self, node: int, frame: bytes) -> ConfigRecord | None:
         """The reply of a node; None where there is none in time, or the node is gone."""
         content = RecordDict({"frame": ConfigRecord({"bytes": frame})})
         with self.lock:
             (number,) = self.grid.push_messages([Message(content, dst_node_id=node, message_type="query")])
-        until = time.monotonic() + timeout
+        until = time.monotonic() + self.timeout
         while time.monotonic() < until:
             with self.lock:
                 replies = list(self.grid.pull_messages([number])) if number else []
             if replies:
-                return None if replies[0].has_error() else replies[0].content["frame"]  # type: ignore[return-value]
-            time.sleep(PAUSE)
+                return None if replies[0].has_error() else replies[0].content["frame"]
+            time.sleep(0.1)
         return None
 
     def find(self, name: str) -> int | None:
@@ -52,16 +50,15 @@ class Nodes:
             self.names = {node: known for node, known in self.names.items() if node in there}
             unknown = there - set(self.names)
         for node in unknown:
-            reply = self.sent(node, b"", self.timeout)
+            reply = self.sent(node, b"")
             if reply is not None:
                 self.names[node] = str(reply["name"])
-        return next((node for node, known in self.names.items() if known == name), None)
+        return next((node for node in reversed(self.names) if self.names[node] == name), None)  # the newest
 
     def carried(self, name: str, frame: bytes) -> bytes:
         node = self.find(name)
-        reply = None if node is None else self.sent(node, frame, self.timeout)
-        found = b"" if reply is None else reply.get("bytes", b"")
-        return found if isinstance(found, bytes) else b""
+        reply = None if node is None else self.sent(node, frame)
+        return b"" if reply is None else reply.get("bytes", b"")
 
 
 def served(nodes: Nodes, name: str, listener: socket.socket) -> None:
@@ -71,11 +68,8 @@ def served(nodes: Nodes, name: str, listener: socket.socket) -> None:
             connection, _ = listener.accept()
         except OSError:
             return
-        with connection:
-            while frame := read_frame(connection):
-                reply = nodes.carried(name, frame)
-                if not reply:
-                    break
+        with connection, connection.makefile("rb") as stream:
+            while (frame := read_frame(stream)) and (reply := nodes.carried(name, frame)):
                 connection.sendall(reply)
 
 
@@ -97,10 +91,8 @@ def main(grid: Grid, context: Context) -> None:
             listeners.append(listener)
             threading.Thread(target=served, args=(nodes, name, listener), daemon=True).start()
         words = [f"{name}={Path(folder) / name}" for name in names]
-        options = ("method", "epsilon", "delta", "trust", "missing", "spare", "steps", "hidden", "out", "timeout")
-        if given["trust"] == "sum":  # there the parties' own peers file says how many may be missing
-            options = tuple(option for option in options if option != "missing")
-        for option in options:
+        options = ["method", "epsilon", "delta", "trust", "spare", "steps", "hidden", "out", "timeout"]
+        for option in options + ["missing"] * (given["trust"] == "nobody"):  # else the peers file says it
             words += [f"--{option}", str(given[option])]
         done = subprocess.run([*str(given["confide"]).split(), "party", "fit", *words], check=False)
         for listener in listeners:

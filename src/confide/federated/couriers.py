@@ -83,21 +83,35 @@ class Sockets:
     def _exchange(self, name: str, frame: bytes) -> bytes | None:
         """The reply over the connection that is open; where the party has restarted since, over a new one.
 
-        Whether a party got a frame before its connection broke is not known: it may answer that it did so before.
+        A frame that was sent whole is not sent again: the party may have answered it, and answers a step once.
         """
+        connection = self._sent(name, frame)
+        if connection is None:
+            return None
+        try:
+            reply = read_frame(connection)
+        except (OSError, Refusal):
+            reply = None
+        if reply is None:
+            connection.close()
+        else:
+            self._open[name] = connection
+        return reply
+
+    def _sent(self, name: str, frame: bytes) -> socket.socket | None:
+        """The connection over which a frame went out as a whole; None where nobody is there."""
         kept = self._open.pop(name, None)
-        for connection in [kept, None] if kept is not None else [None]:
+        for known in [kept, None] if kept is not None else [None]:
             try:
-                connection = connection or self._connected(name)
+                connection = known or self._connected(name)
             except OSError:
                 continue
             try:
-                reply = exchange(connection, frame)
-            except (OSError, Refusal):
+                connection.sendall(frame)
+            except OSError:
                 connection.close()
                 continue
-            self._open[name] = connection
-            return reply
+            return connection
         return None
 
     def _connected(self, name: str) -> socket.socket:
@@ -109,15 +123,6 @@ class Sockets:
             connection.close()
             raise
         return connection
-
-
-def exchange(connection: socket.socket, frame: bytes) -> bytes:
-    """One frame there, one back; ConnectionError where the other side is gone."""
-    connection.sendall(frame)
-    reply = read_frame(connection)
-    if reply is None:
-        raise ConnectionError
-    return reply
 
 
 def read_frame(connection: socket.socket) -> bytes | None:

@@ -63,8 +63,7 @@ def _floors(words: Words, scale: float, draw: Draw) -> Whole:
         lengths = -np.log(known * 2.0**-64)
         value = scale * lengths
         doubt = scale * ((1 + lengths) * MARGIN + 2 / known)  # not a number, so in doubt, where the word is zero
-    nearest = np.rint(value)
-    doubtful = ~(np.abs(value - nearest) > doubt)
+        doubtful = ~(np.abs(value - np.rint(value)) > doubt)
     found = np.floor(np.where(doubtful, 0.0, value)).astype(np.int64)
     for place in np.flatnonzero(doubtful):
         found[place] = _floor_exactly(int(words[place]), scale, draw)
