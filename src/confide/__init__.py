@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from confide import data, distributed, federated, methods
+    from confide import data, distributed, federated, methods, models
     from confide.data.schema import Schema
     from confide.errors import BudgetExceeded
     from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
@@ -46,6 +46,7 @@ __all__ = [
     "likelihoods",
     "load_posterior",
     "methods",
+    "models",
     "networks",
     "plan",
     "priors",
@@ -77,6 +78,7 @@ _MODULES = {
     "federated": "federated",
     "likelihoods": "models.likelihoods",
     "methods": "methods",
+    "models": "models",
     "networks": "models.networks",
     "priors": "models.priors",
 }

@@ -16,6 +16,7 @@ TUTORIALS = [
     ROOT / "docs" / "quickstart.md",
     ROOT / "docs" / "networks.md",
     ROOT / "docs" / "federated.md",
+    ROOT / "docs" / "programs.md",
     ROOT / "README.md",
 ]
 NEEDS_DATA = {"adult.py"}

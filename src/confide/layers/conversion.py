@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, MeanFieldConv2d, MeanFieldLinear, Norms
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear, shared_dropout
+from confide.layers.programs import MeanFieldProgram
 from confide.layers.tables import MeanFieldEmbedding, MeanFieldTransposedLinear, is_transposed_linear
 from confide.models.flat import flatten_, named_slices
 from confide.models.networks import ACTIVATIONS, MLP
+from confide.models.programs import Program
 
 SMALLEST_DEVIATION = 1e-18  # its square, 1e-36, is still a normal number in single precision
 Make: TypeAlias = Callable[[nn.Module], nn.Module | None]
@@ -49,6 +51,8 @@ def with_layers(module: nn.Module, make: Make) -> nn.Module:
 
 def mean_field(module: nn.Module, deviation: float, norms: Norms = "exact") -> nn.Module:
     """Independent Gaussian weights N(weight, deviation^2) for every layer that has such a form."""
+    if isinstance(module, Program):
+        return MeanFieldProgram(module, inverse_softplus(deviation))
     options = {"initial_rho": inverse_softplus(deviation), "norms": norms}
     return _with_distributions(module, lambda layer: _mean_field_form(layer, options))
 
@@ -178,6 +182,7 @@ def distributions(module: nn.Module) -> Iterator[Distribution]:
                 ("weight_mean", "weight_rho"),
                 ("bias_mean", "bias_rho"),
                 ("weight_mean", "weight_log_variance"),
+                ("unconstrained_mean", "unconstrained_rho"),
             ):
                 if getattr(layer, mean, None) is not None and getattr(layer, spread, None) is not None:
                     yield Distribution(prefix, layer, mean, spread)
@@ -197,6 +202,8 @@ def plain(module: nn.Module) -> tuple[nn.Module, Tensor, Tensor]:
 
 @torch.no_grad()
 def _ordinary(layer: nn.Module) -> nn.Module | None:
+    if isinstance(layer, MeanFieldProgram):
+        return layer.ordinary()
     if not isinstance(layer, _CONVERTED):
         return None
     weight, bias = layer.weight_mean, _bias_mean(layer)

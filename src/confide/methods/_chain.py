@@ -94,7 +94,7 @@ class Chain(Method):
 def energy_gradient_(prior: Prior, problem: Problem, total: Tensor, expected_batch: float) -> Tensor:
     """(n/b) R + grad r(theta): the noisy gradient of the negative log posterior."""
     gradient = total * (problem.records / expected_batch)
-    return prior.add_energy_gradient_(problem.position, gradient)
+    return problem.prior(prior).add_energy_gradient_(problem.position, gradient)
 
 
 def add_normal_(problem: Problem, out: Tensor, std: float | Tensor) -> Tensor:

@@ -101,11 +101,11 @@ class Descent(Method):
         position, records = problem.position, problem.records
         if self.optimiser != "sgd":
             gradient = release.sum / release.expected_batch
-            self.prior.add_energy_gradient_(position, gradient, factor=1 / records)
+            problem.prior(self.prior).add_energy_gradient_(position, gradient, factor=1 / records)
             return self.descend(problem, state, gradient)
         # Plain steps need no vector of their own.
         rate = self.rate(problem)
-        self.prior.add_energy_gradient_(position, position, factor=-rate / records)
+        problem.prior(self.prior).add_energy_gradient_(position, position, factor=-rate / records)
         position.add_(release.sum, alpha=-rate / release.expected_batch)
         return DescentState(state.step + 1)
 

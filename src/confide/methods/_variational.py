@@ -59,21 +59,23 @@ class MeanField(Descent):
 
     def add_prior_(self, problem: Problem, gradient: Tensor, factor: float) -> None:
         """gradient += factor * d KL(q || prior), and d(-log prior) for parameters without a distribution."""
-        slices = named_slices(problem.module)
-        rest = dict(slices)
+        prior: Any = problem.prior(self.prior)
+        rest = dict(named_slices(problem.module))
         for one in distributions(problem.module):
             spread = rest.pop(one.spread, None)
             mean, _ = rest.pop(one.mean)
-            self._add_divergence_(one, gradient[mean], None if spread is None else gradient[spread[0]], factor)
-        if hasattr(self.prior, "add_energy_gradient_"):
+            self._add_divergence_(prior, one, gradient[mean], None if spread is None else gradient[spread[0]], factor)
+        if hasattr(prior, "add_energy_gradient_"):
             for part, _ in rest.values():
-                self.prior.add_energy_gradient_(problem.position[part], gradient[part], factor)
+                prior.add_energy_gradient_(problem.position[part], gradient[part], factor)
 
-    def _add_divergence_(self, one: Distribution, mean: Tensor, spread: Tensor | None, factor: float) -> None:
+    def _add_divergence_(
+        self, prior: Any, one: Distribution, mean: Tensor, spread: Tensor | None, factor: float
+    ) -> None:
         means, deviations = one.means, one.deviations()
         noise = one.noise if one.noise is not None else means.new_zeros(0, *means.shape)
         of_deviation = torch.zeros_like(means)
-        add_divergence_gradient_(self.prior, means, deviations, noise, mean.view(means.shape), of_deviation, factor)
+        add_divergence_gradient_(prior, means, deviations, noise, mean.view(means.shape), of_deviation, factor)
         if spread is not None:
             spread.view(means.shape).addcmul_(of_deviation, one.chain(deviations))
 

@@ -19,8 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from confide.data.schema import Schema
+from confide.errors import Refusal
+from confide.layers.programs import program_of
 from confide.mechanism.plan import Plan
 from confide.models.likelihoods import Likelihood
+from confide.models.priors import GaussianPrior, Prior
+from confide.models.programs import ProgramPrior
 from confide.posteriors.base import Posterior
 from confide.sources.queries import GradientQuery, Query, Release
 
@@ -50,6 +54,15 @@ class Problem:
     def curvature(self) -> float:
         """Of the loss in an output; step sizes that follow from a public rule are divided by it."""
         return max(1.0, self.likelihood.curvature)
+
+    def prior(self, own: Prior) -> Prior:
+        """That of the method, or the one that a program brings along."""
+        program = program_of(self.module)
+        if program is None:
+            return own
+        if own != GaussianPrior():
+            raise Refusal(f"prior={own!r}: the program has priors of its own; leave the method's out")
+        return ProgramPrior(program)
 
     @cached_property
     def gradient_query(self) -> GradientQuery:

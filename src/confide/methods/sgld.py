@@ -58,7 +58,7 @@ class SGLD(Chain):
         drift = self._drift(eta)
         scale = drift * problem.records / release.expected_batch
         position = problem.position
-        self.prior.add_energy_gradient_(position, position, factor=-drift)
+        problem.prior(self.prior).add_energy_gradient_(position, position, factor=-drift)
         position.add_(release.sum, alpha=-scale)
         missing = eta - (scale * release.noise_std) ** 2
         if missing > 1e-9 * eta:

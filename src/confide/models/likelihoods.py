@@ -21,6 +21,7 @@ from confide.models.counts import NegativeBinomial, Poisson
 from confide.models.heavy_tails import Laplace, StudentT
 from confide.models.ordinal import Ordinal
 from confide.models.predictive import ClassPredictive, Predictive, RealPredictive
+from confide.models.programs import ProgramLikelihood
 from confide.models.several import MultiGaussian, MultiLabel
 from confide.models.survival import Exponential, Weibull
 from confide.models.tokens import Tokens, logits_of
@@ -283,7 +284,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 
 def is_own(likelihood: Likelihood) -> bool:
     """Whether it is one of confide's own, which a file describes in full."""
-    return type(likelihood) is LIKELIHOODS.get(likelihood.name)
+    return type(likelihood) is ({**LIKELIHOODS, ProgramLikelihood.name: ProgramLikelihood}).get(likelihood.name)
 
 
 def likelihood_to_dict(likelihood: Likelihood) -> dict[str, Any]:
@@ -298,6 +299,8 @@ def likelihood_from_dict(values: Mapping[str, Any]) -> Likelihood:
     name = rest.pop("name", None)
     if "own" in rest:
         raise Refusal(f"likelihood=None: {name!r} ({rest['own']}) is a likelihood of your own; pass it as likelihood=")
+    if name == ProgramLikelihood.name:
+        return ProgramLikelihood()
     if name not in LIKELIHOODS:
         raise Refusal(f"likelihood={name!r}: unknown; known: {', '.join(LIKELIHOODS)}")
     return LIKELIHOODS[name](**rest)

@@ -21,6 +21,7 @@ from confide.expectation.mixture import MixtureOfGaussians
 from confide.models.additive import AdditiveNetwork, AdditiveRecipe
 from confide.models.likelihoods import LearntNoise, Likelihood, likelihood_from_dict, likelihood_to_dict
 from confide.models.networks import MLP, Recipe
+from confide.models.programs import Program
 from confide.models.tabular import TabularNetwork, TabularRecipe
 from confide.posteriors.base import Posterior
 from confide.posteriors.frozen import frozen_of, with_frozen
@@ -91,9 +92,11 @@ def likelihood_of(about: Mapping[str, Any], given: Likelihood | None) -> Likelih
 
 def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mapping[str, Tensor]) -> nn.Module:
     """The given network, or the one of confide's own that the file describes."""
+    network = about["network"]
+    if network is not None and network["type"] == "program":
+        return _program(network, given)
     if given is not None:
         return with_frozen(given, tensors)
-    network = about["network"]
     if network is None:
         raise Refusal("module=None: this posterior belongs to a network of your own; pass it as module=")
     if network["type"] == "mixture":
@@ -105,6 +108,20 @@ def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mappi
     recipe = Recipe.from_dict(network["recipe"])
     _check_room(recipe, max((tensor.numel() for tensor in tensors.values()), default=0))
     return _built(network["type"], recipe, NUMBERS[network["numbers"]])
+
+
+def _program(network: Mapping[str, Any], given: nn.Module | None) -> Program:
+    """The program, which is given again: a file holds no functions."""
+    if given is None:
+        raise Refusal("module=None: this posterior belongs to a program of your own; pass it as module=")
+    if not isinstance(given, Program):
+        raise Refusal(f"module={type(given).__name__}: this posterior belongs to a program; pass that one")
+    if given.described() != network["parameters"]:
+        raise Refusal(
+            f"module: its parameters are {given.described()}, and those of the program that was fitted "
+            f"{network['parameters']}, each with its shape and support; pass that one"
+        )
+    return given
 
 
 def _check_room(recipe: Recipe, numbers: int) -> None:
@@ -138,6 +155,8 @@ def _network_to_dict(module: nn.Module, prepare: Prepare | None) -> dict[str, An
     """None for a network that its recipe does not make."""
     if type(module) is MixtureOfGaussians:
         return {"type": "mixture"}
+    if isinstance(module, Program):
+        return {"type": "program", "parameters": module.described()}
     if type(module) in (AdditiveNetwork, TabularNetwork):
         kept = str(next(module.parameters()).dtype).removeprefix("torch.")
         recipe: Any = module.recipe

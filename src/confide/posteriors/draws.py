@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from confide.data.trees import Tree
 from confide.errors import Refusal
-from confide.models.flat import named_slices
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
+from confide.models.programs import named_draws
 from confide.posteriors.base import Shown, check_count, check_size
 from confide.posteriors.description import Damaged, save_posterior
 from confide.posteriors.prediction.stacked import outputs_of
@@ -82,9 +82,8 @@ class Draws(Shown):
         return replace(self, likelihood=likelihood, facts=facts)
 
     def named_draws(self) -> dict[str, Tensor]:
-        """The draws by parameter name, each of shape (draws, *parameter shape)."""
-        slices = named_slices(self.module)
-        return {name: self.draws[:, part].reshape(-1, *shape) for name, (part, shape) in slices.items()}
+        """The draws by parameter name, of shape (draws, *parameter shape); those of a program in their supports."""
+        return named_draws(self.module, self.draws)
 
     def to_arviz(self) -> Any:
         """The draws by parameter name in the `posterior` group of ArviZ's data tree, (chain, draw, *parameter shape).

@@ -19,6 +19,7 @@ from confide.layers.dropout import SharedDropout
 from confide.models.flat import flatten_, named_slices
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
+from confide.models.programs import named_draws
 from confide.posteriors.base import Shown, check_count, check_size
 from confide.posteriors.description import Damaged, save_posterior
 from confide.posteriors.draws import to_arviz
@@ -266,5 +267,4 @@ def _batched(draws: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:
 
 def _by_name(module: nn.Module, draws: Tensor) -> dict[str, Tensor]:
     """Draws by parameter name, as one chain: (1, draws, *parameter shape)."""
-    slices = named_slices(module)
-    return {name: draws[:, part].reshape(1, -1, *shape) for name, (part, shape) in slices.items()}
+    return {name: values[None] for name, values in named_draws(module, draws).items()}

@@ -28,6 +28,7 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
 from confide.models.likelihoods import Likelihood, is_own
 from confide.models.predictive import KINDS_OF_PREDICTIVE, Predictive
+from confide.models.programs import Program
 from confide.posteriors.base import Posterior
 from confide.posteriors.description import one_sentence
 from confide.posteriors.files import KINDS, load_posterior
@@ -98,8 +99,9 @@ def _noise_alone(query: Query, mechanism: SampledGaussian, generator: torch.Gene
 def _used(posterior: Posterior, cast: Cast, x: Any) -> None:
     """Everything that is done with a finished posterior, on made-up records."""
     own = f"{type(cast.module).__name__} with {cast.likelihood.name}"
-    # A posterior of a method of one's own may be made for files alone.
-    predicts = isinstance(posterior, Posterior)
+    # A posterior of a method of one's own may be made for files alone, and a program for its parameters alone.
+    silent = isinstance(cast.module, Program) and cast.module.predict is None
+    predicts = isinstance(posterior, Posterior) and not silent
     said, again = (
         _tried("module, likelihood", own, "predict", lambda: _said(posterior, x)) if predicts else [] for _ in range(2)
     )

@@ -20,12 +20,14 @@ from torch import nn
 from confide.data.schema import Schema
 from confide.errors import Refusal, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
+from confide.layers.programs import program_of
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.additive import AdditiveNetwork
 from confide.models.flat import flatten_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import recipe_of
+from confide.models.programs import ProgramLikelihood
 from confide.models.tabular import TabularNetwork
 from confide.posteriors.base import Posterior
 from confide.posteriors.files import check_saveable
@@ -268,12 +270,19 @@ def make_problem(
     else:
         generator.manual_seed(seed)
     explained = default_likelihood(own, schema) if likelihood is None else copy.deepcopy(likelihood)
+    if program_of(own) is not None and not isinstance(explained, ProgramLikelihood):
+        raise Refusal(f"likelihood={explained.name!r}: the program has a log-likelihood of its own; leave this out")
     return Problem(own, flatten_(own), explained, plan, generator)
 
 
 def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:
-    """Categorical for declared classes (Bernoulli for a network with one logit), Gaussian for a real target."""
+    """Categorical for declared classes (Bernoulli for a network with one logit), Gaussian for a real target.
+
+    A program brings its own along.
+    """
     count = schema.class_count
+    if program_of(module) is not None:
+        return ProgramLikelihood()
     if count is None:
         return Gaussian()
     return Bernoulli() if count == 2 and _outputs_of(module) == 1 else Categorical(count)

@@ -24,6 +24,7 @@ from confide.data.trees import Tree, size_of
 from confide.errors import Refusal
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, MultiGaussian, MultiLabel
 from confide.models.predictive import ClassPredictive, LabelPredictive, Predictive, RealPredictive, entropy, knowing
+from confide.models.programs import ProgramLikelihood
 from confide.posteriors.prediction import native
 from confide.posteriors.prediction.stacked import Block, Groups, blocks, collected, draws_at_once, native_network
 
@@ -87,7 +88,7 @@ def predictive_of_draws(
 
 def accumulated(blocks: Iterable[Block], likelihood: Any, weights: Tensor, inputs: int) -> Summary:
     """The summary of blocks of outputs under a likelihood; `weights` add up to one."""
-    if isinstance(likelihood, MultiLabel | MultiGaussian):  # several targets: averages over all draws together
+    if isinstance(likelihood, MultiLabel | MultiGaussian | ProgramLikelihood):  # averages over all draws together
         outputs = collected(iter(blocks), len(weights), inputs)
         return summary_of_predictive(likelihood.predictive(outputs, weights.to(outputs.dtype)))
     classes: _Classes | None = None
