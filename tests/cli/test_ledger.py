@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -169,6 +170,45 @@ def test_a_ceiling_is_raised_with_its_passphrase_only(run: Run, tmp_path: Path) 
     assert is_refusal(run(*words, 2, "--passphrase-file", tmp_path / "none"))
     assert run(*words, 2, "--passphrase-file", secret).code == 0
     assert "correct horse" not in path.read_bytes().decode("latin-1")
+
+
+def test_a_ceiling_has_a_key_of_its_own(run: Run, tmp_path: Path) -> None:
+    """Made beside the ledger for its owner alone; taken away, nobody raises the ceiling without it."""
+    path, beside = tmp_path / "b.db", tmp_path / "b.db.limit-key"
+    words = ("ledger", "limit", path, "--delta", 1e-5, "--epsilon")
+    assert "b.db.limit-key only" in run(*words, 1).out.replace("\n", " ")
+    assert beside.stat().st_mode & 0o777 == 0o600
+    assert run(*words, 2).code == 0
+    beside.rename(tmp_path / "away")
+    assert is_refusal(run(*words, 3))
+    assert run(*words, 1).code == 0  # lower, for everybody
+    assert is_refusal(run(*words, 3, "--key", tmp_path / "none"))
+    assert is_refusal(run(*words, 3, "--key", tmp_path / "away", "--passphrase-file", tmp_path / "away"))
+    assert run(*words, 3, "--key", tmp_path / "away", "--who", "the officer").code == 0
+    shown = run("ledger", "show", path, "--json").json
+    assert [row["who"] for row in shown["entries"]][-1] == "the officer"
+    assert all(row["version"] for row in shown["entries"])
+
+
+def test_a_renamed_copy_in_another_file_has_no_second_budget(run: Run, files: Path) -> None:
+    """Same records in another order, under another name, with another key's file named on the way."""
+    assert run("ledger", "key", files / "curator").code == 0
+    assert run("ledger", "limit", files / "budget.db", "--epsilon", 2.5, "--delta", 1e-3).code == 0
+    with_key = ("--key", files / "curator", "--who", "alice")
+    assert run(*fit_words(files, "one"), *with_key).code == 0
+    header, *lines = (files / "train.csv").read_text().splitlines()
+    (files / "copy.csv").write_text("\n".join([header, *reversed(lines)]) + "\n")
+    words = [files / "copy.csv" if word == files / "train.csv" else word for word in fit_words(files, "two")]
+    refused = run(*words, *with_key, "--name", "somebody else")
+    assert is_refusal(refused, code=3)
+    assert "train.csv" in refused.err
+    assert is_refusal(run(*words, "--who", "bob"))  # without the key nobody can tell, so nothing is charged
+    assert not (files / "budget.db.key").exists()
+    assert [entry.who for entry in Ledger(files / "budget.db").entries()] == ["alice"]
+    assert "CONFIDE_KEY" not in os.environ
+    assert "CONFIDE_WHO" not in os.environ
+    without = [word for word in words if word not in ("--ledger", files / "budget.db")]
+    assert is_refusal(run(*without, "--who", "bob"))
 
 
 def test_a_key_is_made_once(run: Run, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import OUTPUT, RUN, AdjacencyName, EpsilonGoal, Json, SamplingName
-from confide.cli.output import emit_json, output, progress_bar
-from confide.cli.paths import check_ledger, check_new_directory
+from confide.cli.output import emit_json, for_this_command, output, progress_bar
+from confide.cli.paths import check_ledger, check_new_directory, ledger_by
 from confide.errors import CommandError
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def compare(
     secure: given.Secure = False,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
+    key: given.LedgerKey = None,
+    who: given.Who = None,
     out: Out = None,
     seed: given.Seed = None,
     jobs: Jobs = 1,
@@ -117,6 +119,7 @@ def compare(
     records.check()
     if out is not None:
         check_new_directory("--out", out)
+    for_this_command(ledger_by(ledger, key, who))
     check_ledger(ledger)
     asked = _asked(methods)
 

@@ -15,8 +15,8 @@ from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import DATA, PRIVACY, RUN, AdjacencyName, Json
-from confide.cli.output import emit_json, one_line, output
-from confide.cli.paths import check_ledger, same_file
+from confide.cli.output import emit_json, for_this_command, one_line, output
+from confide.cli.paths import check_ledger, ledger_by, same_file
 from confide.errors import CommandError
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ def evaluate(
     secure: given.Secure = False,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
+    key: given.LedgerKey = None,
+    who: given.Who = None,
     seed: given.Seed = None,
     as_json: Json = False,
 ) -> None:
@@ -129,6 +131,7 @@ def evaluate(
     if records is not None:
         options.whole("--records", records, least=2)
     options.seed(seed)
+    for_this_command(ledger_by(ledger, key, who))
 
     saved, encoder, table = _loaded(directory, data, public)
     if public:
@@ -147,6 +150,7 @@ def evaluate(
             ledger=ledger,
             name=name or Path(data).name,
             seed=seed,
+            read=table,
         ),
         epsilon=epsilon or 0.0,
         delta=delta,

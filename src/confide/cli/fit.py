@@ -12,8 +12,8 @@ from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
-from confide.cli.output import called_as, emit_json, one_line, output, progress_bar
-from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory
+from confide.cli.output import called_as, emit_json, for_this_command, one_line, output, progress_bar
+from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory, ledger_by
 from confide.errors import BudgetExceeded, RankLost, Refusal, Unfinished
 
 EXAMPLES = (
@@ -50,6 +50,8 @@ def fit(
     secure: given.Secure = False,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
+    key: given.LedgerKey = None,
+    who: given.Who = None,
     out: given.Out,
     checkpoint: given.Checkpoint = None,
     seed: given.Seed = None,
@@ -80,6 +82,7 @@ def fit(
     records.check()
     check_new_directory("--out", out)
     check_checkpoint(checkpoint)
+    for_this_command(ledger_by(ledger, key, who))
     check_ledger(ledger)
 
     dataset = records.load()

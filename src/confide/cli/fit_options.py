@@ -9,6 +9,7 @@ import typer
 
 from confide import rules
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN
+from confide.privacy.ledger.keys import KEY_VARIABLE, WHO_VARIABLE
 
 NAMED = ("poisson", "negative-binomial", "laplace", "student-t", "ordinal")
 """The names that `workflow.named_likelihood` knows, written out so that the help needs no torch."""
@@ -198,6 +199,27 @@ DataName = Annotated[
         "--name",
         metavar="NAME",
         help="The data set's name in the ledger; the file's name if left out. Same records, same name.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+LedgerKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="The curator's key, by which the ledger knows records whatever their file is called. Left out: the file "
+        f"that {KEY_VARIABLE} names, or LEDGER.key, made at the first charge.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+Who = Annotated[
+    str | None,
+    typer.Option(
+        "--who",
+        metavar="NAME",
+        help=f"Who runs this, for the ledger; {WHO_VARIABLE} or the system's name of the user if left out.",
         rich_help_panel=PRIVACY,
         show_default=False,
     ),

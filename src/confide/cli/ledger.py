@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from confide import rules
+from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
@@ -21,6 +22,7 @@ from confide.data.fingerprint import make_key, read_key
 from confide.errors import CommandError, UnsupportedEvents
 from confide.privacy.filters import FIXED
 from confide.privacy.ledger import Head, Ledger, Limit, for_reading
+from confide.privacy.ledger.keys import passphrase_of
 from confide.privacy.ledger.places import is_server
 
 SHOW_EXAMPLE = "confide ledger show budget.db"
@@ -63,6 +65,16 @@ Passphrase = Annotated[
         "--passphrase-file",
         metavar="FILE",
         help="Holds the passphrase without which this ceiling cannot be loosened again.",
+        rich_help_panel=PRIVACY,
+        show_default=False,
+    ),
+]
+CeilingKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="The ceiling's own key, instead of a passphrase. Left out: LEDGER.limit-key, made with the first ceiling.",
         rich_help_panel=PRIVACY,
         show_default=False,
     ),
@@ -134,21 +146,44 @@ def limit(
     delta: Delta,
     adjacency: AdjacencyName = rules.ADJACENCY,
     passphrase_file: Passphrase = None,
+    key: CeilingKey = None,
+    who: given.Who = None,
     as_json: Json = False,
 ) -> None:
     """Set the ceiling for each data set of a ledger; the ledger is made if it is new.
 
-    The ceiling may be raised or lowered later; once it was set with a passphrase, it is raised with that one only.
+    The ceiling may be lowered by everybody who can write to the ledger, and raised with its own passphrase or key only.
     Every change is written down and stays visible.
     """
     ceiling = Limit(options.epsilon(epsilon), options.delta(delta), options.adjacency(adjacency))
-    with Ledger(file) as ledger:
-        ledger.limit(ceiling.epsilon, ceiling.delta, ceiling.adjacency, passphrase=_passphrase(passphrase_file))
+    if key is not None and passphrase_file is not None:
+        raise CommandError(f"--key={key} and --passphrase-file={passphrase_file}: give one of the two")
+    passphrase = _passphrase(passphrase_file) if key is None else passphrase_of(read_key(key))
+    with Ledger(file, who=who) as ledger:
+        made = None
+        if passphrase is None:
+            passphrase, made = _own_key(ledger, ceiling)
+        ledger.limit(ceiling.epsilon, ceiling.delta, ceiling.adjacency, passphrase=passphrase)
         values = ledger_values(ledger, file, None)
     if as_json:
         emit_json(values)
         return
     output().print(f"{escape(one_line(str(file)))}: {_ceiling_words(values['limit'])}", soft_wrap=True)
+    if made is not None:
+        shown = escape(one_line(str(made)))
+        output().print(f"It is raised with {shown} only: keep that where analysts cannot read it.", soft_wrap=True)
+
+
+def _own_key(ledger: Ledger, ceiling: Limit) -> tuple[str | None, Path | None]:
+    """The ceiling's key at its usual place, and the place if it was made just now."""
+    place, before = ledger.records.limit_key_place, ledger.ceiling
+    if before is not None and (ceiling.within(before) or not place.exists()):
+        return None, None
+    made = None if place.exists() else place
+    if made is not None:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_key(place)
+    return passphrase_of(read_key(place)), made
 
 
 def head(file: File, as_json: Json = False) -> None:
@@ -277,7 +312,7 @@ def _entry_table(rows: list[dict[str, Any]]) -> Table:
     table.add_column("purpose", overflow="fold")
     table.add_column("data set", overflow="fold")
     table.add_column("event")
-    table.add_column("by", overflow="fold")
+    table.add_column("by, with version", overflow="fold")
     table.add_column("epsilon\nso far", justify="right", no_wrap=True)
     for row in rows:
         so_far = row["epsilon"]
@@ -286,7 +321,7 @@ def _entry_table(rows: list[dict[str, Any]]) -> Table:
             escape(one_line(row["kind"] if row["kind"] == "limit" else row["purpose"] or row["kind"])),
             escape(one_line("all" if row["kind"] == "limit" else row["dataset"])),
             escape(one_line(row["event"])),
-            escape(one_line(row["who"])),
+            escape(one_line(f"{row['who'] or '(not named)'}, {row['version']}" if row["version"] else row["who"])),
             "" if so_far is None else f"{so_far:.4f}",
         )
     return table

@@ -43,6 +43,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 _words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
+_lasting: ContextVar[contextlib.ExitStack] = ContextVar("lasting")
 
 
 def called_as() -> str:
@@ -78,8 +79,14 @@ def run(command: Any, arguments: Sequence[str]) -> int:
 
 def _invoke(command: Any, arguments: list[str]) -> None:
     """The parsing and calling half of click's `main`, without its own handling of errors."""
-    with command.make_context("confide", arguments) as context:
+    with contextlib.ExitStack() as lasting, command.make_context("confide", arguments) as context:
+        _lasting.set(lasting)
         command.invoke(context)
+
+
+def for_this_command(what: contextlib.AbstractContextManager[None]) -> None:
+    """Enter a context that is left when the command ends, however it does."""
+    _lasting.get().enter_context(what)
 
 
 def _explain(error: BaseException) -> tuple[int, str]:

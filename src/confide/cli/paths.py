@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from confide.errors import CommandError
@@ -69,6 +71,30 @@ def check_ledger(path: Path | None) -> None:
         raise CommandError(f"--ledger={path}: the folder {path.absolute().parent} does not exist; create it first")
     else:
         check_writable("--ledger", path)
+
+
+@contextmanager
+def ledger_by(path: Path | None, key: Path | None, who: str | None) -> Iterator[None]:
+    """Every ledger that is opened within knows this key and this name, in other processes of the command too."""
+    from confide.privacy.ledger.entries import check_who
+    from confide.privacy.ledger.keys import KEY_VARIABLE, WHO_VARIABLE
+
+    if path is None and (key is not None or who is not None):
+        option = f"--key={key}" if key is not None else f"--who={who}"
+        raise CommandError(f"{option}: is for a ledger; name one with --ledger FILE, or leave it out")
+    if key is not None:
+        from confide.data.fingerprint import read_key
+
+        read_key(key)
+    given = {KEY_VARIABLE: None if key is None else str(key.absolute()), WHO_VARIABLE: who and check_who(who)}
+    before = {name: os.environ.get(name) for name in given}
+    try:
+        os.environ.update({name: value for name, value in given.items() if value is not None})
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
 def check_checkpoint(path: Path | None) -> None:

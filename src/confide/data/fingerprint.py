@@ -5,13 +5,14 @@
 
 The same records under two names are two budgets. `fingerprint` gives the very same records the very same name.
 `registered_name` goes further: it keeps a sketch of the records in the ledger and finds the name under which they, or a
-good part of them, are known already, whatever the order of rows and columns, the type of the numbers or the file.
+good part of them, are known already, whatever the order of rows and columns, the type of the numbers or the file. Given
+the table as it was read, it finds them whatever facts they were encoded by, and with a column more or less too.
 
 `PrivateData` does that by itself, with the key that `key_for` finds, for every ledger that outlives the process.
 
 Both need a key that the curator keeps. A fingerprint is HMAC-SHA-256; a sketch is encrypted (AES-256-GCM, one size for
 all tables), so whoever lacks the key learns nothing from the ledger, not even how many records there are. What a sketch
-cannot know: records that were changed (scaled, noise added, encoded otherwise), and tables registered with another key.
+cannot know: records that were changed (scaled, noise added), and tables registered with another key.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ import hmac
 import math
 import os
 import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from confide.data.cell_words import number_words, pieces_of
+from confide.data.table import Table
 from confide.data.trees import arrays_in
 from confide.errors import Refusal
-from confide.privacy.ledger.keys import check_key
+from confide.privacy.ledger.keys import KEY_VARIABLE, check_key
 
 if TYPE_CHECKING:
     from confide.privacy.ledger import Ledger
@@ -40,11 +45,13 @@ Codes: TypeAlias = NDArray[np.uint64]
 KEPT = 1024
 # Tables that share this part of their records are one data set: those records would be charged to two budgets.
 SHARED = 0.02
+# Of the columns so many codes are kept. A table with two columns of three in common has all its rows in common, too:
+# a column counts if it holds three values or more, and then another table has the very same ones in it by design only.
+KEPT_COLUMNS, SHARED_COLUMNS = 256, 2 / 3
 # Records are worked on in pieces of so many numbers, 32 MB as codes.
 _PIECE = 1 << 22
 _ABOUT = b"confide sketch 1"
-# Names the file of the curator's key; for a team whose ledger is kept by a server.
-KEY_VARIABLE = "CONFIDE_KEY"
+_NONE: Codes = np.zeros(0, dtype=np.uint64)
 
 
 def fingerprint(x: Any, y: Any, key: bytes) -> str:
@@ -59,20 +66,30 @@ def fingerprint(x: Any, y: Any, key: bytes) -> str:
     return f"records:{code.hexdigest()[:32]}"
 
 
-def registered_name(ledger: Ledger, x: Any, y: Any, *, key: bytes, name: str) -> str:
-    """The name to charge these records under: the one they are known by, or else `name`, theirs from now on."""
-    mine = sketch(x, y, key)
+def registered_name(ledger: Ledger, x: Any, y: Any, *, key: bytes, name: str, read: Table | None = None) -> str:
+    """The name to charge these records under: the one they are known by, or else `name`, theirs from now on.
 
-    def same(sealed: bytes) -> bool:
-        return resemblance(mine, unsealed(sealed, key)) >= SHARED
-
-    return ledger.records.register(name, key_id(key), sealed(mine, key), same)
+    read   the table that x and y were encoded from, if there is one
+    """
+    return register_sketch(ledger, Sketch.of(x, y, key, read), key, name)
 
 
-def known_name(ledger: Ledger, x: Any, y: Any, *, key: bytes) -> str | None:
+def register_sketch(ledger: Ledger, mine: Sketch, key: bytes, name: str) -> str:
+    """As `registered_name`, of records that were sketched before."""
+
+    def tells_more(known: Sequence[bytes]) -> bool:
+        return mine.tells_more([Sketch.unsealed(one, key) for one in known])
+
+    return ledger.records.register(name, key_id(key), mine.sealed(key), _recogniser(mine, key), tells_more)
+
+
+def known_name(ledger: Ledger, mine: Sketch, key: bytes) -> str | None:
     """The name that these records are known by; nothing is written."""
-    mine = sketch(x, y, key)
-    return ledger.records.find(key_id(key), lambda sealed: resemblance(mine, unsealed(sealed, key)) >= SHARED)
+    return ledger.records.find(key_id(key), _recogniser(mine, key))
+
+
+def _recogniser(mine: Sketch, key: bytes) -> Callable[[bytes], bool]:
+    return lambda sealed: mine.is_of_the_same(Sketch.unsealed(sealed, key))
 
 
 def key_for(ledger: Ledger, make: bool = True) -> bytes | None:
@@ -139,6 +156,93 @@ def key_id(key: bytes) -> str:
 # -- sketches --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, repr=False, eq=False)
+class Sketch:
+    """What copies of a table are recognised by. The smallest codes, in order, of:
+
+    encoded   its records as the method sees them
+    read      its records as they were read, which no fact has touched; none where only arrays are there
+    columns   its columns as they were read
+    """
+
+    encoded: Codes
+    read: Codes
+    columns: Codes
+
+    @classmethod
+    def of(cls, x: Any, y: Any, key: bytes, table: Table | None = None) -> Sketch:
+        if table is None:
+            return cls(sketch(x, y, key), _NONE, _NONE)
+        return cls(sketch(x, y, key), *_as_read(table, key))
+
+    def is_of_the_same(self, other: Sketch) -> bool:
+        """Whether the two tables share records, or all the rows of most of their columns."""
+        if any(self._shares(rows, other) for rows in (self.encoded, self.read)):
+            return True
+        shared = len(np.intersect1d(self.columns, other.columns, assume_unique=True))
+        return shared > 1 and resemblance(self.columns, other.columns, KEPT_COLUMNS) >= SHARED_COLUMNS
+
+    def tells_more(self, others: Sequence[Sketch]) -> bool:
+        """Whether these rows, as they were read, are in none of the others: next time they would be missed."""
+        return len(self.read) > 0 and not any(self._shares(self.read, other) for other in others)
+
+    @staticmethod
+    def _shares(rows: Codes, other: Sketch) -> bool:
+        # What was read here may have been given as arrays there.
+        return any(resemblance(rows, theirs) >= SHARED for theirs in (other.encoded, other.read))
+
+    def sealed(self, key: bytes) -> bytes:
+        return sealed(self.encoded, key, self.read, self.columns)
+
+    @classmethod
+    def unsealed(cls, text: bytes, key: bytes) -> Sketch:
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        try:
+            plain = np.frombuffer(AESGCM(_encryption_key(key)).decrypt(text[:12], text[12:], _ABOUT), dtype="<u8")
+        except (InvalidTag, ValueError):
+            raise Refusal("key: does not open a sketch that names it; the ledger was tampered with") from None
+        # A ledger of an earlier version holds the first of the three parts.
+        starts = (0, KEPT + 1, 2 * (KEPT + 1))
+        parts = [plain[start:] if start < len(plain) else np.zeros(1, dtype="<u8") for start in starts]
+        return cls(*(part[1 : int(part[0]) + 1].astype(np.uint64) for part in parts))
+
+
+def sealed(encoded: Codes, key: bytes, read: Codes = _NONE, columns: Codes = _NONE) -> bytes:
+    """Encrypted, and of one size for tables of every size."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    parts = ((encoded, KEPT), (read, KEPT), (columns, KEPT_COLUMNS))
+    padded = np.concatenate([_padded(codes, size) for codes, size in parts])
+    nonce = secrets.token_bytes(12)
+    return nonce + AESGCM(_encryption_key(key)).encrypt(nonce, padded.tobytes(), _ABOUT)
+
+
+def _padded(codes: Codes, size: int) -> Codes:
+    padded = np.full(size + 1, len(codes), dtype="<u8")
+    padded[1 : len(codes) + 1] = codes
+    return padded
+
+
+def _as_read(table: Table, key: bytes) -> tuple[Codes, Codes]:
+    """Codes of the records and of the columns as they were read; each cell is coded as in `sketch`."""
+    secret = _secret(key)
+    rows = np.zeros(table.rows, dtype=np.uint64)
+    columns: list[Codes] = []
+    for start, words in pieces_of(table, key):
+        codes = _mixed(_mixed(words ^ secret[0]) ^ secret[1])
+        rows[start : start + len(codes)] += codes.sum(axis=1, dtype=np.uint64)
+        sums, least, most = codes.sum(axis=0, dtype=np.uint64), codes.min(axis=0), codes.max(axis=0)
+        telling = ((codes != least) & (codes != most)).any(axis=0)
+        # Of a block in several pieces, the columns are known piece by piece: in the same order of rows only.
+        columns.append(_mixed(sums[telling] ^ np.uint64(start) ^ secret[3]))
+    return (
+        np.sort(_told_apart(_mixed(rows ^ secret[2])))[:KEPT],
+        np.unique(np.concatenate([_NONE, *columns]))[:KEPT_COLUMNS],
+    )
+
+
 def sketch(x: Any, y: Any, key: bytes) -> Codes:
     """The smallest codes of the records, in order: a uniform sample of them that every other copy draws alike."""
     secret = _secret(key)
@@ -146,7 +250,7 @@ def sketch(x: Any, y: Any, key: bytes) -> Codes:
     for part in _tables(x, y):
         rows = max(1, _PIECE // max(1, part.shape[1]))
         for start in range(0, len(codes), rows):
-            words = _words(part[start : start + rows])
+            words = number_words(part[start : start + rows])
             codes[start : start + rows] += _mixed(_mixed(words ^ secret[0]) ^ secret[1]).sum(axis=1, dtype=np.uint64)
     return np.sort(_told_apart(_mixed(codes ^ secret[2])))[:KEPT]
 
@@ -160,7 +264,7 @@ def record_codes(x: Any, y: Any, key: bytes) -> Codes:
         places = _mixed(np.arange(first, first + part.shape[1], dtype=np.uint64) ^ secret[0])
         rows = max(1, _PIECE // max(1, part.shape[1]))
         for start in range(0, len(codes), rows):
-            words = _words(part[start : start + rows])
+            words = number_words(part[start : start + rows])
             codes[start : start + rows] += _mixed(_mixed(words ^ places) ^ secret[1]).sum(axis=1, dtype=np.uint64)
         first += part.shape[1]
     return _mixed(codes ^ secret[2])
@@ -191,18 +295,6 @@ def _numbers(array: NDArray[Any]) -> NDArray[Any]:
     return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
-def _words(rows: NDArray[Any]) -> Codes:
-    """Numbers as words. `sketch` adds up their codes, so that the order of columns does not matter.
-
-    Numbers are compared in single precision, in which a copy in double precision or in whole numbers reads the same.
-    """
-    with np.errstate(over="ignore"):
-        single = rows.astype(np.float32) + np.float32(0)  # minus zero becomes zero
-    single[np.isnan(single)] = np.nan  # one of the many
-    words: Codes = single.view(np.uint32).astype(np.uint64)
-    return words
-
-
 def _mixed(codes: Codes) -> Codes:
     """The finaliser of splitmix64 (Steele, Lea and Flood 2014): every bit of the result depends on every bit."""
     mixed = codes + np.uint64(0x9E3779B97F4A7C15)
@@ -220,34 +312,13 @@ def _told_apart(codes: Codes) -> Codes:
     return _mixed(ordered ^ (which * np.uint64(0xD1B54A32D192ED03)))
 
 
-def resemblance(one: Codes, two: Codes) -> float:
+def resemblance(one: Codes, two: Codes, kept: int = KEPT) -> float:
     """An estimate of the number of records in both, as a part of those in either (Broder 1997)."""
-    smallest = np.union1d(one, two)[:KEPT]
+    smallest = np.union1d(one, two)[:kept]
     if len(smallest) == 0:
         return 0.0
     shared = np.intersect1d(one, two, assume_unique=True)
     return float(np.isin(smallest, shared).sum() / len(smallest))
-
-
-def sealed(codes: Codes, key: bytes) -> bytes:
-    """Encrypted, and of one size for tables of every size."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    padded = np.full(KEPT + 1, len(codes), dtype="<u8")
-    padded[1 : len(codes) + 1] = codes
-    nonce = secrets.token_bytes(12)
-    return nonce + AESGCM(_encryption_key(key)).encrypt(nonce, padded.tobytes(), _ABOUT)
-
-
-def unsealed(text: bytes, key: bytes) -> Codes:
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    try:
-        plain = np.frombuffer(AESGCM(_encryption_key(key)).decrypt(text[:12], text[12:], _ABOUT), dtype="<u8")
-    except (InvalidTag, ValueError):
-        raise Refusal("key: does not open a sketch that names it; the ledger was tampered with") from None
-    return plain[1 : int(plain[0]) + 1].astype(np.uint64)
 
 
 def _encryption_key(key: bytes) -> bytes:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 from weakref import WeakSet
 
 import torch
@@ -29,9 +29,10 @@ from torch import Tensor
 
 from confide._native.process import ForkAwareLock, mark
 from confide.data import trees
-from confide.data.fingerprint import key_for, known_name, registered_name
+from confide.data.fingerprint import Sketch, key_for, known_name, register_sketch
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
+from confide.data.table import Table
 from confide.data.trees import Tree
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
@@ -82,6 +83,7 @@ class PrivateData:
     seed      for tests only: makes sampling and noise reproducible, so that nothing may be claimed for the run
     crew      the processes of which each holds a part of the records; `confide.distributed.Ranks.private` sets it
     vouched   what whoever made this source could not prove about the records; a run's statement repeats it
+    read      the table that x and y were encoded from: a ledger recognises copies of it whatever facts encoded them
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class PrivateData:
         seed: int | None = None,
         crew: Crew = ALONE,
         vouched: Sequence[str] = (),
+        read: Table | None = None,
     ) -> None:
         keep_pages()
         if crew is ALONE:
@@ -107,6 +110,7 @@ class PrivateData:
         self.schema = schema
         self.__ledger = Ledger() if ledger is None else ledger
         self.__name = name
+        self.__read, self.__sketch = read, cast(Sketch | None, None)
         self.__registered = False
         self.seeded = seed is not None
         self.crew, self.assumptions = crew, tuple(vouched)
@@ -151,12 +155,13 @@ class PrivateData:
         key = key_for(self.ledger, make=register)
         if key is None:
             return
-        records = self.__features, self.__targets
+        if self.__sketch is None:
+            self.__sketch = Sketch.of(self.__features, self.__targets, key, self.__read)
         if register:
-            self.__name = registered_name(self.ledger, *records, key=key, name=self.__name)
+            self.__name = register_sketch(self.ledger, self.__sketch, key, self.__name)
             self.__registered = True
         else:
-            self.__name = known_name(self.ledger, *records, key=key) or self.__name
+            self.__name = known_name(self.ledger, self.__sketch, key) or self.__name
 
     def within(self, plan: Plan) -> Plan:
         """As it is: nothing is charged beside a plan."""

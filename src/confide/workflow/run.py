@@ -194,6 +194,7 @@ def records_of(job: Job, before: PrivateData | None = None) -> PrivateData:
         "ledger": before.ledger if before is not None and before.crew.leads else request.ledger,
         "name": request.name,
         "seed": request.seed,
+        "read": request.data,
     }
     if request.ranks is not None:
         return request.ranks.private(settled.x, settled.y, whole=True, **options)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from confide.data.fingerprint import KEPT, make_key, read_key, registered_name, resemblance, sealed, sketch
+from confide.data.fingerprint import KEPT, key_id, make_key, read_key, registered_name, resemblance, sealed, sketch
+from confide.data.table import Table
 from confide.errors import BudgetExceeded, LedgerError, Refusal
 from confide.privacy.events import GaussianEvent
 from confide.privacy.ledger import Ledger, names
@@ -187,6 +188,17 @@ def test_a_copy_is_charged_under_its_own_name(copy: str, place: str) -> None:
         assert (first, again) == ("patients", "patients")
         with pytest.raises(BudgetExceeded):
             ledger.charge(GaussianEvent(4.0), dataset=again, count=20)
+
+
+def test_a_table_is_recognised_in_a_file_and_on_a_server_by_another_process(place: str) -> None:
+    """As it was read, whatever the facts: the second ledger knows what the first has written."""
+    read = Table(columns={"a": X[:, 0], "b": X[:, 1]}, target="y", labels=Y.astype(float))
+    with Ledger(place) as ledger:
+        assert registered_name(ledger, X, Y, key=KEY, name="patients", read=read) == "patients"
+    turned = Table(columns={"q": X[::-1, 1], "p": X[::-1, 0]}, target="z", labels=Y[::-1].astype(float))
+    with Ledger(place) as ledger:
+        assert registered_name(ledger, X / 9, Y, key=KEY, name="visits", read=turned) == "patients"
+        assert ledger.records.find(key_id(OTHER_KEY), lambda sketch: True) is None
 
 
 def test_other_records_keep_their_own_name() -> None:

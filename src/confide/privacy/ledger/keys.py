@@ -19,6 +19,9 @@ from confide.privacy.ledger.store import Head
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+# Name the file of the curator's key, for a team whose ledger is kept by a server; and who charges, where the system's
+# name of the user says nothing (a container's root).
+KEY_VARIABLE, WHO_VARIABLE = "CONFIDE_KEY", "CONFIDE_WHO"
 # 128 bits cannot be guessed. A passphrase is stretched, and eight signs are the least that anybody asks for.
 SHORTEST_KEY = 16
 SHORTEST_PASSPHRASE = 8
@@ -77,6 +80,11 @@ def _private(passphrase: str, salt: str) -> Ed25519PrivateKey:
 def _public(passphrase: str, salt: str) -> str:
     text: str = _private(passphrase, salt).public_key().public_bytes_raw().hex()
     return text
+
+
+def passphrase_of(key: bytes) -> str:
+    """A key in the place of a passphrase."""
+    return check_key(key).hex()
 
 
 def check_key(key: bytes) -> bytes:

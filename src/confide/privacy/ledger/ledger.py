@@ -32,7 +32,7 @@ from confide.privacy.ledger.entries import (
     steps_of,
     sum_values,
 )
-from confide.privacy.ledger.keys import Seal, check_key, sign_head
+from confide.privacy.ledger.keys import WHO_VARIABLE, Seal, check_key, sign_head
 from confide.privacy.ledger.names import key_of
 from confide.privacy.ledger.places import is_server
 from confide.privacy.ledger.pricing import Pricing
@@ -58,7 +58,8 @@ class Ledger:
     charge at once; it is created if it does not exist, checked from the first entry to the last when it is
     opened, and refused with `LedgerError` if anything is wrong. Every charge is on disk before `charge`
     returns. Keep the file on a local disk: network file systems do not lock reliably. `timeout`: seconds to
-    wait for a lock while nothing moves. `who`: named in every entry; the system's name of the user if not given.
+    wait for a lock while nothing moves. `who`: named in every entry; $CONFIDE_WHO or the system's name of the user if
+    not given.
 
     The ceiling (`limit`) holds for each data set by itself: everything charged to it stays (epsilon, delta)-private
     together. One charge is one plan, fixed before any of it is released. A single plan is composed by privacy loss
@@ -232,7 +233,7 @@ class Ledger:
             if self._book.state.needs_key(limit):
                 if passphrase is None:
                     raise LedgerError(
-                        f"{self._store.name}: this ceiling can be loosened with its passphrase only; give it"
+                        f"{self._store.name}: this ceiling can be loosened with its passphrase only; give it or its key"
                     )
                 assert self._book.state.seal is not None
                 values["signature"] = self._book.state.seal.sign(passphrase, limit.text_to_sign(head.hash))
@@ -462,7 +463,10 @@ def _open_store(path: str | os.PathLike[str] | None, timeout: float) -> LedgerSt
 
 
 def _system_user() -> str:
-    """The name the system knows the user by; empty where it knows none."""
+    """The name that the environment gives, or by which the system knows the user; empty where it knows none."""
+    given = os.environ.get(WHO_VARIABLE)
+    if given:
+        return check_who(given)
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # no entry in the password file, no variable set
