@@ -38,6 +38,12 @@ MOST_BUCKETS = 4096  # as many inputs of a network; beyond it a text tells littl
 class Column:
     """The public facts of one feature; a list of categories makes it categorical.
 
+    kind         "numeric" or "categorical"
+    bounds       (low, high) of a number; values outside are moved to the nearer end
+    categories   the values of a category, in any order; another value counts as missing
+    missing      what an empty cell is: "refuse", "middle" or "category"
+    source       whose word these facts are
+
     missing = "refuse"    there is no input for it: a training record counts for nothing (the boundary answers zero),
                           a record to predict is an error
               "middle"    a number: the middle of the bounds; a category: an equal share of every category

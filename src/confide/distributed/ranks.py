@@ -35,6 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from confide._native.process import mark
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
+from confide.data.table import Table
 from confide.distributed.shards import check_apart, own_slice
 from confide.errors import RankLost, RanksDisagree, Refusal
 from confide.privacy.ledger import Ledger
@@ -76,6 +77,7 @@ class Ranks(Crew):
         name: str = "",
         whole: bool = False,
         seed: int | None = None,
+        read: Table | None = None,
     ) -> PrivateData:
         """This rank's part of a data set, as a source for `confide.fit`: the same call on every rank.
 
@@ -84,6 +86,7 @@ class Ranks(Crew):
         whole   x and y are the whole table, the same one on every rank, and each takes its own slice of it
         ledger  used by rank 0 alone; a path need not exist for the others
         seed    for tests only, as for PrivateData; sampling and noise of the ranks are apart all the same
+        read    the table that x and y were encoded from, by which rank 0's ledger recognises copies
         """
         self.agree({"schema": repr(schema), "name": name, "seed": str(seed), "whole": str(whole)})
         vouched: tuple[str, ...] = ()
@@ -95,6 +98,7 @@ class Ranks(Crew):
             check_apart(self, x, y)
             vouched = ("no record is held by two of the ranks, which were compared by keyed codes",)
         options: dict[str, Any] = {"schema": schema, "name": name, "seed": seed, "crew": self, "vouched": vouched}
+        options["read"] = read
         return self.together(lambda: PrivateData(x, y, ledger=ledger if self.leads else None, **options))
 
     def _check_dealt(self, records: MappedRecords) -> None:
