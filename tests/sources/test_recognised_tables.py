@@ -42,7 +42,7 @@ def as_text(table: Table) -> Table:
 
 def other_order(table: Table) -> Table:
     table = table.take(np.random.default_rng(7).permutation(ROWS))
-    return dataclasses.replace(table, columns=dict(reversed(table.columns.items())))
+    return dataclasses.replace(table, columns=dict(list(table.columns.items())[::-1]))
 
 
 def numbered(table: Table) -> Table:
