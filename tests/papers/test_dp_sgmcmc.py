@@ -107,3 +107,25 @@ def test_steps_follow_epsilon_between_their_bounds() -> None:
     assert (problem.steps(0.01), problem.steps(100.0), problem.steps(None)) == (60, 60, 240)
     wider = replace(problem, fewest=400, most=1000)
     assert [wider.steps(epsilon) for epsilon in (0.05, 0.2, 0.25, 0.5, 1.0)] == [400, 400, 500, 1000, 1000]
+
+
+class TestPrivateLabels:
+    """What 100 private labels can teach at epsilon 0.2 (docs/soundness.md, 6.2, L13)."""
+
+    def test_the_bounds_of_the_documents(self) -> None:
+        from statistics import NormalDist
+
+        from confide.privacy.accountants import sound_epsilon
+        from confide.privacy.events import GaussianEvent
+
+        low, high = 1.0, 100.0  # bisection on the noise; epsilon falls with it
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            low, high = (low, middle) if sound_epsilon((GaussianEvent(middle),), 1e-5) < 0.2 else (middle, high)
+        mu, records = 1 / high, 20
+        assert mu == pytest.approx(0.0613, abs=1e-4)
+        assert NormalDist().cdf(records * mu / 2) == pytest.approx(0.730, abs=1e-3)
+        assert NormalDist().cdf(2 * records * mu / 2) == pytest.approx(0.890, abs=1e-3)
+        factor = math.exp(records * 0.2)
+        left = 1e-5 * (factor - 1) / (math.exp(0.2) - 1)
+        assert (factor + left) / (1 + factor) == pytest.approx(0.9821, abs=1e-4)

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from confide.papers.base import Finished, Paper, PaperTable
 
 LIST_EXAMPLE = "confide papers list"
+PAGE_EXAMPLE = "confide papers page results --out docs/results.md"
 RUN_EXAMPLES = (
     "confide papers run dp-sgmcmc --quick",
     "confide papers run dp-bnn --data ~/data --out out/papers/dp-bnn",
     "confide papers run all --data ~/data --jobs 2 --out out/papers",
     "confide papers run --from my_paper.py --quick",
+    "confide papers run dp-sep --only mixture --data ~/data --seeds 5 --keep results",
 )
 ALL = "all"
 MOST_JOBS = 64  # More processes than any machine here would have cores; a slip of the finger starts them all.
@@ -67,6 +69,17 @@ Out = Annotated[
         "--out", metavar="DIR", help="New directory for results.json, tables.md and the figures.", show_default=False
     ),
 ]
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep",
+        metavar="DIR",
+        help="Folder of results to keep each experiment in: a full run from committed sources alone.",
+        show_default=False,
+    ),
+]
+Results = Annotated[Path, typer.Argument(metavar="RESULTS", help="The folder that --keep wrote to.")]
+Page = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; else it is shown.")]
 
 
 def list_papers(as_json: Json = False) -> None:
@@ -95,6 +108,7 @@ def run(
     seeds: Seeds = 3,
     jobs: Jobs = 1,
     out: Out = None,
+    keep: Keep = None,
     as_json: Json = False,
 ) -> None:
     """Run a paper's experiments: its figure, ours, and the sound epsilon of our run, row by row.
@@ -112,12 +126,19 @@ def run(
         raise CommandError("--data: missing; name the directory of the data sets, or try --quick, which needs none")
     if out is not None:
         check_new_directory("--out", out)
+    if keep is not None:
+        from confide.papers.base import Context
+        from confide.papers.kept import check_keeping
+
+        check_keeping(Context(data, quick))
     chosen = _chosen(paper, source, only)
     several = paper == ALL
     told = []
     for found in chosen:
         place = out / found.name if several and out is not None else out
-        told.append(_run_one(found, data, quick, 1 if quick else seeds, only or [], jobs, source, place, not as_json))
+        told.append(
+            _run_one(found, data, quick, 1 if quick else seeds, only or [], jobs, source, place, keep, not as_json)
+        )
     if as_json:
         emit_json({"papers": told} if several else told[0])
     elif out is not None:
@@ -150,20 +171,52 @@ def _run_one(
     jobs: int,
     source: Path | None,
     out: Path | None,
+    keep: Path | None,
     shows: bool,
 ) -> dict[str, Any]:
     """One paper, its tables shown as they are finished; what goes into results.json."""
-    from confide.papers import base
+    from confide.papers import base, kept
 
     done: list[Finished] = []
+    commit = None if keep is None else kept.check_keeping(base.Context(data, quick))
+    if shows and not quick:
+        output().print(f"[dim]{escape(expected(paper, only, seeds, jobs))}[/dim]")
     with progress_bar(paper.name) as bar:
         # The bar counts the steps of what is running now; its label stays the paper's name.
         context = base.Context(data, quick, tuple(range(seeds)), lambda what, now, total: bar(now, total))
         for finished in base.run(paper, context, out, only, jobs=jobs, source=source):
             done.append(finished)
+            if keep is not None and commit is not None:
+                kept.keep(paper, context, finished, keep, commit)
             if shows:
                 show(output(), finished)
     return base.to_dict(paper, context, done)
+
+
+def expected(paper: Paper, only: list[str], seeds: int, jobs: int) -> str:
+    """How long a full run will take, by what it took before."""
+    chosen = paper.chosen(only)
+    minutes = sum(experiment.minutes for experiment in chosen) * seeds
+    unknown = [experiment.name for experiment in chosen if not experiment.minutes]
+    open_ends = f"; {', '.join(unknown)}: not measured" if unknown else ""
+    shared = f", by {jobs} processes" if jobs > 1 else ""
+    return f"{paper.name}: about {max(1, round(minutes))} min of processor time for {seeds} seeds{shared}{open_ends}"
+
+
+def page(results: Results, *, out: Page = None) -> None:
+    """Make the page of results from kept files: claims with their verdicts, then every table."""
+    from confide import papers
+    from confide.papers.kept import KeptResults
+    from confide.papers.results_page import page as made
+
+    if not results.is_dir():
+        raise CommandError(f"RESULTS={results}: not a directory; `confide papers run PAPER --keep {results}` makes it")
+    text = made(papers.all_papers().values(), KeptResults.of(results))
+    if out is None:
+        output().print(text, markup=False, highlight=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+        output().print(f"Written: {escape(str(out))}")
 
 
 def show(console: Console, finished: Finished) -> None:
@@ -195,4 +248,5 @@ def register(app: Any) -> None:
     group = typer.Typer(help="Run the experiments of published papers under a sound epsilon.", rich_markup_mode="rich")
     teach(group, list_papers, (LIST_EXAMPLE,), name="list")
     teach(group, run, RUN_EXAMPLES)
+    teach(group, page, (PAGE_EXAMPLE,))
     app.add_typer(group, name="papers")

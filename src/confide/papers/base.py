@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -123,21 +123,71 @@ class Context:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper."""
+    """One table or figure of a paper.
+
+    minutes   of processor time that one seed of the full run takes, measured; 0: not known
+    """
 
     name: str
     about: str
     run: Callable[[Context], PaperOutcome]
+    minutes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a figure stands: in an experiment, a table whose title begins so, a row that begins with these cells."""
+
+    experiment: str
+    table: str
+    row: tuple[Cell, ...]
+    column: str = "ours"
+
+
+@dataclass(frozen=True)
+class FigureComparison:
+    """Our figure against the paper's, or against another figure of ours.
+
+    epsilon   the claim is made for this one: a sound epsilon above it does not count
+    higher    whether more is better
+    margin    what still counts as equal, in the units of the figure
+    factor    what the other figure is multiplied by, for claims like "within 5 %"
+    """
+
+    ours: Place
+    theirs: float | Place
+    epsilon: float | None = None
+    higher: bool = True
+    margin: float = 0.0
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and what decides whether it holds at a sound epsilon.
+
+    theirs        the paper's figures, in its own words and units
+    comparisons   what is measured; none for a claim that is proven or disproven
+    why           a sentence for each verdict that may come out: "holds", "partly", "does not"
+    proven        the verdict of a claim without comparisons, whose `why` says where the proof stands
+    """
+
+    text: str
+    theirs: str
+    comparisons: tuple[FigureComparison, ...] = ()
+    why: Mapping[str, str] = field(default_factory=dict)
+    proven: str = ""
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A published paper and the experiments of it that can be run."""
+    """A published paper, the experiments of it that can be run, and the claims that they decide."""
 
     name: str
     title: str
     citation: str
     experiments: tuple[Experiment, ...]
+    claims: tuple[Claim, ...] = ()
 
     def chosen(self, only: Sequence[str] = ()) -> tuple[Experiment, ...]:
         """The experiments of these names; all of them for none."""
@@ -267,7 +317,7 @@ def to_dict(paper: Paper, context: Context, done: Sequence[Finished]) -> dict[st
                 "about": item.experiment.about,
                 "seconds": round(item.seconds, 1),
                 "processor_seconds": round(item.processor_seconds, 1),
-                "tables": [_table_values(table) for table in item.outcome.tables],
+                "tables": [table_values(table) for table in item.outcome.tables],
                 "figures": [{"name": figure.name, "caption": figure.caption} for figure in item.outcome.figures],
             }
             for item in done
@@ -307,7 +357,8 @@ def _kind(epsilon: Cell) -> str:
     return "no epsilon belongs to this row"
 
 
-def _table_values(table: PaperTable) -> dict[str, Any]:
+def table_values(table: PaperTable) -> dict[str, Any]:
+    """Plain JSON values of a table."""
     rows = [[_cell_value(cell) for cell in row] for row in table.rows]
     heads = {"title": table.title, "stamp": table.stamp, "columns": list(table.columns)}
     return {**heads, "rows": rows, "notes": list(table.notes)}
@@ -319,6 +370,7 @@ def _cell_value(cell: Cell) -> Any:
         finite = all(math.isfinite(value) for value in cell.values)
         return {
             "values": values,
+            "digits": cell.digits,
             "mean": cell.mean if finite else None,
             "deviation": cell.deviation if finite else None,
         }

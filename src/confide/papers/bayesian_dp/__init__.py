@@ -8,6 +8,7 @@ average over fresh records, and the DP epsilon by PLD that holds for everybody.
 from __future__ import annotations
 
 from confide.papers.base import Context, Experiment, Paper, PaperOutcome
+from confide.papers.bayesian_dp.claims import CLAIMS
 
 
 def run_examples(context: Context) -> PaperOutcome:
@@ -51,4 +52,5 @@ PAPER = Paper(
         Experiment("scan", "where the sound Bayesian epsilon is below the DP one, by clip and noise", run_scan),
         Experiment("tables", "Table I and Figures 9-10: Adult and Abalone, against DP-VI and DP-SGLD", run_tables),
     ),
+    CLAIMS,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from confide.papers.base import Experiment, Paper
+from confide.papers.dp_bnn.claims import CLAIMS
 from confide.papers.dp_bnn.mnist import run_cnn, run_effects, run_epsilon, run_mlp
 from confide.papers.dp_bnn.regression import run_regression
 
@@ -13,8 +14,9 @@ PAPER = Paper(
     (
         Experiment("regression", "heteroscedastic regression, uncertainty split in two (table 5)", run_regression),
         Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp),
-        Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn),
+        Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn, minutes=6.3),
         Experiment("effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects),
         Experiment("epsilon", "accuracy against epsilon (figure 1)", run_epsilon),
     ),
+    CLAIMS,
 )

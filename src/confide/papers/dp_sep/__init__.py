@@ -20,6 +20,7 @@ from confide.papers.base import (
     PaperTable,
 )
 from confide.papers.dp_sep import fits, mixture
+from confide.papers.dp_sep.claims import CLAIMS
 
 RECORDS, QUICK_RECORDS = 1000, 300
 NATURAL_CLIPS = (20, 10, 1)
@@ -323,4 +324,5 @@ PAPER = Paper(
         Experiment("clipping", "Tables 8, 9: the clipping norm", run_clipping),
         Experiment("frontier", "test error against epsilon", run_frontier),
     ),
+    CLAIMS,
 )

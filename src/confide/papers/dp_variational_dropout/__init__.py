@@ -18,6 +18,7 @@ from confide.papers.base import (
     PaperOutcome,
     PaperTable,
 )
+from confide.papers.dp_variational_dropout.claims import CLAIMS
 from confide.papers.dp_variational_dropout.fits import (
     DROPOUT,
     METHODS,
@@ -252,11 +253,14 @@ PAPER = Paper(
     "Differentially private variational dropout",
     "B. Ermis and A. T. Cemgil, arXiv:1712.02629, 2017 (its authors later asked to merge it into arXiv:1712.01665)",
     (
-        Experiment(CNN, "test accuracy on MNIST, CNN learnt throughout, at epsilon 10, 1 and 0.1", run_mnist_cnn),
+        Experiment(
+            CNN, "test accuracy on MNIST, CNN learnt throughout, at epsilon 10, 1 and 0.1", run_mnist_cnn, minutes=3.3
+        ),
         Experiment("mnist", "the same with one hidden layer, as in the paper (table 1)", run_mnist),
         Experiment("digits", "test accuracy on DIGITS at epsilon 10, 1 and 0.1 (table 1)", run_digits),
         Experiment("features", "variational dropout on public features of MNIST", run_features),
         Experiment("composition", "noise that each composition rule asks for (figure 3)", run_composition),
         Experiment("sparsity", "weights that the dropout rates switch off", run_sparsity),
     ),
+    CLAIMS,
 )

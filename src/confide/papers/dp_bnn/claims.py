@@ -1,0 +1,47 @@
+"""What Zhang, Bu, Chen and Long (2022) claim, and what decides it."""
+
+from __future__ import annotations
+
+from confide.papers.base import Claim, FigureComparison, Place
+
+MLP, CNN = "mnist-mlp", "mnist-cnn"
+
+
+def _table_two(experiment: str, network: str, figures: dict[tuple[str, str], float]) -> tuple[FigureComparison, ...]:
+    title = f"MNIST, {network}, posterior-predictive"
+    rows = {f"{method}, {network}, {prior}": value for (method, prior), value in figures.items()}
+    return tuple(FigureComparison(Place(experiment, title, (row,)), value, 1.0) for row, value in rows.items())
+
+
+GAUSSIAN = "Gaussian"
+MLP_FIGURES = {("SGLD", GAUSSIAN): 0.90, ("BBP", GAUSSIAN): 0.80, ("MC dropout", GAUSSIAN): 0.78, ("SGD", "none"): 0.77}
+CNN_FIGURES = {("SGLD", GAUSSIAN): 0.95, ("MC dropout", GAUSSIAN): 0.77, ("SGD", "none"): 0.95}
+
+CLAIMS = (
+    Claim(
+        "Table 2, MLP: accuracy of DP-SGLD, DP-BBP, DP-MC dropout and DP-SGD at epsilon 1",
+        ", ".join(f"{value:g}" for value in MLP_FIGURES.values()),
+        _table_two(MLP, "MLP", MLP_FIGURES),
+        {"holds": "All are reached with a smaller network.", "partly": "", "does not": ""},
+    ),
+    Claim(
+        "Table 2, CNN: accuracy of DP-SGLD, DP-MC dropout and DP-SGD at epsilon 1",
+        ", ".join(f"{value:g}" for value in CNN_FIGURES.values()),
+        _table_two(CNN, "CNN", CNN_FIGURES),
+        {"holds": "All are reached.", "partly": "", "does not": ""},
+    ),
+    Claim(
+        "Theorem 1: DP-SGLD is DP-SGD with noise sqrt(eta) b / (n C)",
+        "printed factor",
+        (),
+        {"does not": "The right factor is b / (n C sqrt(eta)) (Z1 in soundness.md, section 6)."},
+        proven="does not",
+    ),
+    Claim(
+        "Theorem 4: a rate of O(T^(-1/4)) with eta = O(T^(-1/3)) and C = O(T^(-1/6))",
+        "O(T^(-1/4))",
+        (),
+        {"does not": "It follows from the wrong factor of Theorem 1 (Z4 in soundness.md, section 6)."},
+        proven="does not",
+    ),
+)

@@ -1,0 +1,109 @@
+"""What Li, Chen, Liu and Carin (2019) claim, and what decides it."""
+
+from __future__ import annotations
+
+from confide.papers.base import Claim, FigureComparison, Place
+
+EPSILONS = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+def _adult(method: str, epsilon: float | None) -> Place:
+    return Place("adult", "Adult, Bayesian", (method, epsilon))
+
+
+def _above(*others: str) -> tuple[FigureComparison, ...]:
+    return tuple(FigureComparison(_adult("SGLD", e), _adult(other, e), e) for other in others for e in EPSILONS)
+
+
+CLAIMS = (
+    Claim(
+        "DP-SGLD is above OPS on Adult at every epsilon",
+        "Figure 3, no numbers",
+        _above("OPS"),
+        {"holds": "", "partly": "Not at every epsilon.", "does not": "OPS is as good at the same sound epsilon."},
+    ),
+    Claim(
+        "DP-SGLD is above the hybrid on Adult at every epsilon",
+        "Figure 3, no numbers",
+        _above("hybrid"),
+        {
+            "holds": "The hybrid is the same SGLD from another start, and pays for the start.",
+            "partly": "From epsilon 0.5 on both are at the accuracy without privacy, and tie.",
+            "does not": "The hybrid is the same SGLD from a better start.",
+        },
+    ),
+    Claim(
+        "DP-SGLD is above DP-VI on Adult at every epsilon",
+        "not in the paper's figure",
+        _above("DP-VI"),
+        {
+            "holds": "",
+            "partly": "With equal trials the two tie within a standard error where noise is small.",
+            "does not": "With equal trials DP-VI is as good.",
+        },
+    ),
+    Claim(
+        "DP-SGLD is as accurate as SGLD without privacy from epsilon 0.08 on",
+        "equal from 0.08 on",
+        tuple(
+            FigureComparison(_adult("SGLD", e), _adult("SGLD, not private", None), e, margin=0.001)
+            for e in EPSILONS
+            if e >= 0.08
+        ),
+        {
+            "holds": "Within a tenth of a point.",
+            "partly": "Within a tenth of a point from the larger epsilons on only.",
+            "does not": "The gap is above a tenth of a point throughout.",
+        },
+    ),
+    Claim(
+        "DP-SGLD reaches 99.21 % on MNIST",
+        "0.9921 at 0.99",
+        (FigureComparison(Place("mnist", "MNIST, test accuracy", ("DP-SGLD, ours",)), 0.9921, 0.99),),
+        {
+            "does not": "The printed settings under sound accounting stay far below; the best sound figures with "
+            "public features are near 98 % (mnist-best)."
+        },
+    ),
+    Claim(
+        "Proposition 5: the error with falling steps converges like that of standard SG-MCMC",
+        "2 terms fall with T, best at eta_0 = O(T^(2/9))",
+        (),
+        {
+            "does not": "At a fixed epsilon the term 1/(3 eta_0) does not fall with T; the named optimum lets epsilon "
+            "grow like T^(1/9) (L10 in soundness.md, section 6.2)."
+        },
+        proven="does not",
+    ),
+    Claim(
+        "Proposition 6: the error of SGLD with a fixed step, and its value at the private step",
+        "1/(T eta) + eta^2",
+        (),
+        {
+            "partly": "Right for SGLD without a clip. At the private step the first term is constant in T: more steps "
+            "do not help at a fixed epsilon (L11)."
+        },
+        proven="partly",
+    ),
+    Claim(
+        "Proposition 7: excess risk that a choice of omega balances",
+        "T^(1/5) omega^(4/5) + omega + 1/N",
+        (),
+        {
+            "does not": "T is tied to omega, so that the first term grows as omega falls; the Lambert form is wrong "
+            "and constants were dropped (L12)."
+        },
+        proven="does not",
+    ),
+    Claim(
+        "A GAN by DP-SGHMC reaches 98.3 % with 100 labelled images",
+        "0.983 at epsilon 0.2, delta 1e-5",
+        (),
+        {
+            "does not": "Impossible with private labels: exchanging the names of two classes replaces 20 records, "
+            "which bounds the accuracy on that pair by 73 % (89 % under add/remove), and by 98.21 % for any "
+            "mechanism (L13)."
+        },
+        proven="does not",
+    ),
+)

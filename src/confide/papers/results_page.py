@@ -1,0 +1,96 @@
+"""docs/results.md, made from the kept results alone: claims first, then every table with what made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from confide.errors import Refusal
+from confide.papers.base import Claim, Paper
+from confide.papers.kept import NOT_RUN, SMALLEST_SPREAD, KeptResults, judged, verdict
+
+HEAD = """# Results
+
+Published claims beside what comes out here at a sound epsilon (differential privacy, PLD, add/remove unless a row says
+otherwise). This page is made by `confide papers page results` from the files under `results/`, each of which names its
+command, commit, seeds and processor time; a test holds the page to the files. A claim *holds* when every figure that
+decides it is at least as good as the paper's at no more than its epsilon, and holds *partly* when some are. What was
+not run is said to be not run.
+"""
+
+
+def page(papers: Iterable[Paper], kept: KeptResults) -> str:
+    """The whole page. An experiment that no paper has any more is refused, so that no file is left behind unread."""
+    every = list(papers)
+    known = {(paper.name, experiment.name) for paper in every for experiment in paper.experiments}
+    strange = sorted(set(kept.files) - known)
+    if strange:
+        raise Refusal(f"results: {'/'.join(strange[0])} belongs to no experiment; delete the file, or name the paper")
+    return "\n\n".join([HEAD.rstrip(), *(_section(paper, kept) for paper in every)]) + "\n"
+
+
+def written(papers: Iterable[Paper], folder: Path, out: Path) -> None:
+    """Write the page of a folder of results."""
+    out.write_text(page(papers, KeptResults.of(folder)), encoding="utf-8")
+
+
+def _section(paper: Paper, kept: KeptResults) -> str:
+    parts = [f"## {paper.name}", f"*{paper.title}*. {paper.citation}."]
+    if paper.claims:
+        rows = [_claim_row(paper.name, claim, kept) for claim in paper.claims]
+        parts.append(_table(("claim", "theirs", "ours", "verdict", "why"), rows))
+    absent = [each.name for each in paper.experiments if (paper.name, each.name) not in kept.files]
+    if absent:
+        parts.append(f"Not run, or not kept: {', '.join(absent)}.")
+    for experiment in paper.experiments:
+        file = kept.files.get((paper.name, experiment.name))
+        if file is not None:
+            parts += _experiment(file)
+    return "\n\n".join(parts)
+
+
+def _claim_row(paper: str, claim: Claim, kept: KeptResults) -> tuple[str, ...]:
+    if claim.proven:
+        return claim.text, claim.theirs, "by proof", claim.proven, claim.why[claim.proven]
+    found = [judged(paper, comparison, kept) for comparison in claim.comparisons]
+    decided = verdict(found)
+    ours = NOT_RUN if decided == NOT_RUN else "; ".join(map(str, found))
+    return claim.text, claim.theirs, ours, decided, claim.why.get(decided, "")
+
+
+def _experiment(file: dict[str, Any]) -> list[str]:
+    count = len(file["seeds"])
+    seeds = f"{count} seed{'s' if count > 1 else ''}"
+    rough = "" if count >= SMALLEST_SPREAD else ", too few for an honest spread"
+    minutes = file["processor_seconds"] / 60
+    made = f"`{file['command']}`, commit {file['commit'][:10]}, {seeds}{rough}, {minutes:.1f} min of processor time."
+    parts = [f"### {_heading(file)}", made]
+    for table in file["tables"]:
+        rows = [
+            tuple(_shown(cell, head) for cell, head in zip(row, table["columns"], strict=True)) for row in table["rows"]
+        ]
+        parts += [f"**{table['title']}**", _table(table["columns"], rows), *table["notes"]]
+    return parts
+
+
+def _heading(file: dict[str, Any]) -> str:
+    return f"{file['paper']}: {file['experiment']}, {file['about']}"
+
+
+def _shown(cell: Any, column: str) -> str:
+    if cell is None:
+        return "none" if column in ("sound epsilon", "DP by PLD") else "-"
+    if isinstance(cell, dict):
+        if cell["mean"] is None:
+            return "not finite"
+        digits = cell["digits"]
+        spread = "" if cell["deviation"] is None else f" ± {cell['deviation']:.{digits}f}"
+        return f"{cell['mean']:.{digits}f}{spread}"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = list(columns)
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,175 @@
+"""KeptResults results: only full runs from committed sources, and a page that follows from the files."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from confide import papers
+from confide.cli.app import main
+from confide.errors import Refusal
+from confide.papers import base, kept
+from confide.papers.base import (
+    Claim,
+    Context,
+    Experiment,
+    FigureComparison,
+    Paper,
+    PaperMeasure,
+    PaperOutcome,
+    PaperTable,
+    Place,
+)
+from confide.papers.kept import KeptResults
+from confide.papers.results_page import page
+
+ROOT = Path(__file__).parents[2]
+COMMIT = "0123456789abcdef"
+COLUMNS = ("method", "epsilon asked for", "paper", "ours", "sound epsilon")
+
+
+def _run(context: Context) -> PaperOutcome:
+    rows = (
+        ("ours", 1.0, 0.9, PaperMeasure((0.91, 0.93), 2), 0.999),
+        ("other", 1.0, 0.9, PaperMeasure((0.95,), 2), 1.5),
+        ("open", math.inf, 0.9, 0.97, math.inf),
+    )
+    return PaperOutcome((PaperTable("Table 1: accuracy", COLUMNS, rows, ("A note.",)),))
+
+
+def _place(row: str) -> Place:
+    return Place("first", "Table 1", (row,))
+
+
+def _claim(*comparisons: FigureComparison) -> Claim:
+    return Claim("it works", "0.9", comparisons, {"holds": "seen", "partly": "in part", "does not": "not seen"})
+
+
+PAPER = Paper("made-up", "A paper", "Nobody (2020)", (Experiment("first", "a table", _run),), ())
+
+
+def _kept(folder: Path, **changes: Any) -> KeptResults:
+    context = Context(data=folder, seeds=(0, 1))
+    (finished,) = base.run(PAPER, context)
+    path = kept.keep(PAPER, context, finished, folder, COMMIT)
+    if changes:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return KeptResults.of(folder)
+
+
+class TestKeeping:
+    def test_what_made_a_result_stands_in_its_file(self, tmp_path: Path) -> None:
+        file = _kept(tmp_path).files["made-up", "first"]
+        assert file["command"] == "confide papers run made-up --only first --data DIR --seeds 2"
+        assert (file["commit"], file["seeds"]) == (COMMIT, [0, 1])
+        assert file["processor_seconds"] >= 0
+        assert str(tmp_path) not in json.dumps(file), "no path of a machine"
+
+    @pytest.mark.parametrize("context", [Context(quick=True), Context(data=Path("x"), noise_seed=1)])
+    def test_a_quick_or_seeded_run_cannot_enter(self, tmp_path: Path, context: Context) -> None:
+        with pytest.raises(Refusal, match="Only a full run is kept"):
+            kept.check_keeping(context)
+        (finished,) = base.run(PAPER, context)
+        with pytest.raises(Refusal, match="Only a full run is kept"):
+            kept.keep(PAPER, context, finished, tmp_path, COMMIT)
+        with pytest.raises(
+            Refusal, match="Only a full run is kept"
+        ):  # nor under a context that claims to be a full one
+            kept.keep(PAPER, Context(data=tmp_path), finished, tmp_path, COMMIT)
+        assert not list(tmp_path.rglob("*.json"))
+
+    def test_a_stamped_file_is_refused_by_the_page(self, tmp_path: Path) -> None:
+        (finished,) = base.run(PAPER, Context(quick=True))
+        stamped = [base.table_values(table) for table in finished.outcome.tables]
+        with pytest.raises(Refusal, match=r"Not a result .* cannot stand among the results"):
+            _kept(tmp_path, tables=stamped)
+
+    @pytest.mark.parametrize("lacking", ["command", "commit", "seeds", "processor_seconds"])
+    def test_a_file_that_does_not_say_what_made_it_is_refused(self, tmp_path: Path, lacking: str) -> None:
+        with pytest.raises(Refusal, match=f"no {lacking}"):
+            _kept(tmp_path, **{"processor_seconds": 1.0, lacking: None})
+
+    def test_changed_sources_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        told = {"status": " M src/confide/rules.py", "rev-parse": COMMIT}
+        monkeypatch.setattr(kept, "_git", lambda where, *words: told[words[0]])
+        with pytest.raises(Refusal, match="changes that are in no commit"):
+            kept.check_keeping(Context(data=tmp_path))
+        told["status"] = ""
+        assert kept.check_keeping(Context(data=tmp_path)) == COMMIT
+        monkeypatch.setattr(kept, "_git", lambda where, *words: None)
+        with pytest.raises(Refusal, match="git clone"):
+            kept.check_keeping(Context(data=tmp_path))
+
+    def test_the_command_refuses_before_it_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["papers", "run", "dp-sgmcmc", "--quick", "--keep", str(tmp_path / "results")]) == 2
+        assert "Only a full run is kept" in capsys.readouterr().err
+
+
+class TestVerdicts:
+    @pytest.fixture
+    def found(self, tmp_path: Path) -> KeptResults:
+        return _kept(tmp_path)
+
+    def verdict(self, found: KeptResults, *comparisons: FigureComparison) -> str:
+        return kept.verdict([kept.judged("made-up", one, found) for one in comparisons])
+
+    def test_by_the_figures(self, found: KeptResults) -> None:
+        better, worse = FigureComparison(_place("ours"), 0.9, 1.0), FigureComparison(_place("ours"), 0.95, 1.0)
+        assert self.verdict(found, better) == "holds"
+        assert self.verdict(found, worse) == "does not"
+        assert self.verdict(found, better, worse) == "partly"
+        assert self.verdict(found, replace(worse, margin=0.04)) == "holds"
+        assert self.verdict(found, replace(worse, higher=False)) == "holds"
+        assert self.verdict(found, FigureComparison(_place("ours"), _place("other"), 1.0)) == "does not"
+        assert self.verdict(found, FigureComparison(_place("ours"), _place("other"), 1.0, factor=0.9)) == "holds"
+
+    def test_an_epsilon_above_the_claimed_one_does_not_count(self, found: KeptResults) -> None:
+        """Catches a claim that is met by spending more, or without privacy at all."""
+        assert self.verdict(found, FigureComparison(_place("other"), 0.9)) == "holds"
+        assert self.verdict(found, FigureComparison(_place("other"), 0.9, 1.0)) == "does not"
+        assert self.verdict(found, FigureComparison(_place("open"), 0.9, 1.0)) == "does not"
+
+    def test_what_was_not_run_is_said(self, found: KeptResults) -> None:
+        missing = FigureComparison(Place("second", "Table", ("x",)), 0.9)
+        assert self.verdict(found, missing) == "not run"
+        assert self.verdict(found, missing, FigureComparison(_place("ours"), 0.9)) == "partly"
+
+    def test_a_row_that_is_not_there_is_an_error(self, found: KeptResults) -> None:
+        with pytest.raises(Refusal, match="0 rows begin with"):
+            self.verdict(found, FigureComparison(_place("nobody"), 0.9))
+
+
+class TestPage:
+    def test_claims_and_tables(self, tmp_path: Path) -> None:
+        claims = (
+            _claim(FigureComparison(_place("ours"), 0.9, 1.0)),
+            Claim("a theorem", "Th. 1", (), {"does not": "D1"}, "does not"),
+        )
+        text = page([replace(PAPER, claims=claims)], _kept(tmp_path))
+        assert "| it works | 0.9 | 0.92 at 0.999 | holds | seen |" in text
+        assert "| a theorem | Th. 1 | by proof | does not | D1 |" in text
+        assert "| ours | 1 | 0.9 | 0.92 ± 0.01 | 0.999 |" in text
+        assert "2 seeds, too few for an honest spread" in text
+
+    def test_a_file_that_nobody_owns_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(Refusal, match="made-up/first belongs to no experiment"):
+            page([replace(PAPER, name="renamed")], _kept(tmp_path))
+
+    def test_the_page_of_the_documentation_follows_from_the_files(self) -> None:
+        made = page(papers.all_papers.__wrapped__().values(), KeptResults.of(ROOT / "results"))
+        assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == made, (
+            "run `confide papers page results --out docs/results.md`"
+        )
+
+    def test_every_claim_has_a_reason_for_its_verdict(self) -> None:
+        found = KeptResults.of(ROOT / "results")
+        for paper in papers.all_papers().values():
+            for claim in paper.claims:
+                judged = [kept.judged(paper.name, one, found) for one in claim.comparisons]
+                decided = claim.proven or kept.verdict(judged)
+                assert decided in ("holds", "not run") or claim.why[decided], claim.text
