@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from confide.privacy.statement import Privacy
     from confide.running.chains import fit_chains
     from confide.running.fit import Run, fit
+    from confide.running.sharded import fit_sharded
     from confide.sources.private_data import PrivateData
     from confide.workflow.compare import compare
     from confide.workflow.request import Request
@@ -43,6 +44,7 @@ __all__ = [
     "federated",
     "fit",
     "fit_chains",
+    "fit_sharded",
     "likelihoods",
     "load_posterior",
     "methods",
@@ -67,6 +69,7 @@ _HOMES = {
     "compare": "workflow.compare",
     "fit": "running.fit",
     "fit_chains": "running.chains",
+    "fit_sharded": "running.sharded",
     "load_posterior": "posteriors.files",
     "plan": "mechanism.plan",
     "run_request": "workflow.run",

@@ -40,15 +40,15 @@ def planted(fault: str, ranks: Ranks) -> Iterator[None]:
 def _patch(fault: str, ranks: Ranks) -> Any:
     normal, add_up, fill = NoiseStream.normal_, Ranks.add_up, private_data._add_answers
 
-    def every(self: Ranks, own: Tensor, what: str, finish: Any) -> Tensor:
+    def every(self: Ranks, own: Tensor, what: str, finish: Any, parts: Any = None) -> Tensor:
         finish(own)
-        return add_up(self, own, what, finish)
+        return add_up(self, own, what, finish, parts)
 
-    def none(self: Ranks, own: Tensor, what: str, finish: Any) -> Tensor:
-        return add_up(self, own, what, Tensor.detach)
+    def none(self: Ranks, own: Tensor, what: str, finish: Any, parts: Any = None) -> Tensor:
+        return add_up(self, own, what, Tensor.detach, parts)
 
-    def skipping(self: Ranks, own: Tensor, what: str, finish: Any) -> Tensor:
-        return add_up(self, own, what, finish) if own.any() else own
+    def skipping(self: Ranks, own: Tensor, what: str, finish: Any, parts: Any = None) -> Tensor:
+        return add_up(self, own, what, finish, parts) if own.any() else own
 
     def low(self: NoiseStream, out: Tensor, std: float) -> Tensor:
         return normal(self, out, std * math.sqrt(0.97))

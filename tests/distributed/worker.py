@@ -23,13 +23,15 @@ from torch import Tensor
 
 import confide
 from confide.distributed import Ranks, start
+from confide.distributed.spread import SpreadNetwork
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models import networks
 from confide.running.closing import Closing
+from confide.running.fit import default_likelihood
 from confide.running.journal import Checkpoints
 from confide.sources.private_data import PrivateData
-from confide.sources.queries import StatisticQuery
+from confide.sources.queries import GradientQuery, StatisticQuery
 from tests.distributed import problems
 from tests.distributed.faults import planted
 
@@ -235,6 +237,82 @@ def sharded_network(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     else:
         network = torch.nn.Sequential(network, torch.nn.SyncBatchNorm(3))
     confide.fit(confide.methods.SGD(), network, private(ranks, folder), problems.plan())
+
+
+def spread_out(network: torch.nn.Module, apart: bool = True) -> torch.nn.Module:
+    """As users of fully_shard do: every layer that has weights by itself, then the whole."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in network.children():
+        if apart and any(True for _ in layer.parameters()):
+            fully_shard(layer)
+    fully_shard(network)
+    return network
+
+
+def local_parts(network: Any) -> list[Tensor]:
+    """This rank's numbers of every weight."""
+    return [value.to_local().clone() for value in network.parameters()]
+
+
+@case
+def sharded_fit(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """A fit of a network that is spread over the ranks; what rank 0 has of it, beside one process without noise."""
+    dtype = getattr(torch, options.get("kind", "float32"))
+    x, y = problems.records(dtype)
+    data = ranks.private(x, y, whole=True, schema=problems.SCHEMA, ledger=ledger_of(ranks, folder), name="d")
+    network = spread_out(problems.foreign(options["network"]).to(dtype), options["network"] == "plain")
+    before = local_parts(network)
+    arguments = (problems.METHODS[options["method"]], network, data, problems.sharded_plan(options["method"]))
+    run = confide.fit_sharded(*arguments, draws=folder / "draws.safetensors", secure=options.get("secure", False))
+    same = all(torch.equal(a, b) for a, b in zip(before, local_parts(network), strict=True))
+    if run is None:
+        return [same, charged(ranks, folder)]
+    posterior: Any = run.posterior
+    np.save(folder / "draws.npy", posterior.draws.numpy())
+    return [same, charged(ranks, folder), posterior.predict(x[:5]).probabilities.tolist(), dict(posterior.facts)]
+
+
+@case
+def sharded_noise(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """Releases of nothing but noise, each rank's own numbers of them."""
+    x, y = problems.records(torch.float32)
+    data = ranks.private(x[:0], y[:0], schema=problems.SCHEMA)
+    network = SpreadNetwork(spread_out(networks.mlp(problems.FEATURES, 3, hidden=(4001,))), ranks)
+    mechanism = SampledGaussian(1.3, 0.7, 1.0, len(x), "full-batch", secure=options.get("secure", False))
+    data.charge([(mechanism, problems.ROUNDS)])
+    loss = default_likelihood(network.plain, problems.SCHEMA).loss
+    own = []
+    for _ in range(problems.ROUNDS):
+        with network.whole(network.position()) as plain:
+            query = GradientQuery(plain, loss, network.parts)
+            own.append(data.answer(query, mechanism).sum / mechanism.noise_std)
+    np.save(folder / f"noise-{ranks.rank}.npy", torch.stack(own).numpy())
+    return [len(own[0]), sum(map(sum, network.parts))]
+
+
+@case
+def sharded_refusal(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """Networks, methods and files that cannot be had."""
+    from torch.distributed.fsdp import fully_shard
+
+    network, method, place = problems.foreign("plain"), problems.METHODS["SGD"], folder / "draws.safetensors"
+    if options["what"] == "a parted tie":
+        network = problems.foreign("tied")
+        fully_shard(network.first)
+        fully_shard(network.again)
+    if options["what"] == "half a network":
+        fully_shard(network[0])
+    elif options["what"] != "a plain network":
+        fully_shard(network)
+    if options["what"] == "a method of many coordinates":
+        method = confide.methods.SGNHT()
+    if options["what"] == "no folder":
+        place = folder / "none" / "draws.safetensors"
+    try:
+        confide.fit_sharded(method, network, private(ranks, folder), problems.plan(), draws=place)
+    finally:
+        assert charged(ranks, folder) == []
 
 
 @case

@@ -17,11 +17,12 @@ machine. All ranks belong to one owner.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ from confide.data.table import Table
 from confide.distributed.shards import check_apart, own_slice
 from confide.errors import RankLost, RanksDisagree, Refusal
 from confide.privacy.ledger import Ledger
-from confide.sources.crew import Crew, error_from_dict, error_to_dict
+from confide.sources.crew import Crew, Parts, error_from_dict, error_to_dict
 from confide.sources.private_data import PrivateData
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Ranks(Crew):
         self._group = group
         self._calls = 0
         self._lost = ""
+        self._over = False
         self._lock = threading.RLock()
         self._mark = mark()
 
@@ -166,7 +168,9 @@ class Ranks(Crew):
                     dist.broadcast(tensor, 0, group)
         return tensor
 
-    def add_up(self, own: Tensor, what: str, finish: Callable[[Tensor], object]) -> Tensor:
+    def add_up(self, own: Tensor, what: str, finish: Callable[[Tensor], object], parts: Parts | None = None) -> Tensor:
+        if parts is not None:
+            return self._add_up_apart(own, what, finish, parts)
         wanted = len(own)
         if wanted <= self.size**2:  # so short that a rank could be left without a part
             own = torch.cat([own, own.new_zeros(-wanted % self.size)])
@@ -183,6 +187,34 @@ class Ranks(Crew):
                 _gather(total, mine, group)
         return total[:wanted]
 
+    def _add_up_apart(self, own: Tensor, what: str, finish: Callable[[Tensor], object], parts: Parts) -> Tensor:
+        """Stretch by stretch, so that no second vector of that length is needed; this rank keeps its own numbers."""
+        if sum(map(sum, parts)) != len(own) or any(len(part) != self.size for part in parts):
+            raise Refusal(f"parts: must share {len(own)} numbers out to {self.size} ranks")
+        mine = own.new_zeros(sum(part[self.rank] for part in parts))
+        start = place = 0
+        with self._lock:
+            self._meet(f"{what} {tuple(own.shape)} apart {parts}")
+            for part in parts:
+                length = part[self.rank]
+                rows = self._theirs(own[start : start + sum(part)], list(part))
+                self._add(rows, mine[place : place + length], finish)
+                start, place = start + sum(part), place + length
+        return mine
+
+    def put_together(self, own: Tensor, part: Sequence[int]) -> Tensor:
+        """The numbers of all ranks: each has as many as `part` says, as many as the first, or at last fewer."""
+        with self._lock:
+            self._meet(f"put together {own.dtype} {tuple(part)}")
+            padded = own.new_zeros(part[0])
+            padded[: len(own)] = own
+            total = own.new_empty(part[0] * self.size)
+            with self._wire() as group:
+                if group is None:
+                    return own
+                _gather(total, padded, group)
+        return total[: sum(part)]
+
     def everybody(self, message: bytes, what: str) -> list[bytes]:
         """The messages of all ranks, in their order."""
         with self._lock:
@@ -192,6 +224,14 @@ class Ranks(Crew):
             padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else padded[:0]
             rows = self._gathered(padded)
         return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+    def close(self) -> None:
+        """Let go of the group. Its threads end with the last who holds it, and must do so before Python does.
+
+        One that is still putting tensors away while Python ends is stopped in the middle, and takes the process down.
+        """
+        with self._lock:
+            self._group, self._over = None, True
 
     # -- the wire --------------------------------------------------------------------------------------------------
 
@@ -252,6 +292,8 @@ class Ranks(Crew):
         """Every use of the group: what goes wrong on it is a lost rank, now and from then on."""
         if self._mark != mark():
             raise Refusal(f"ranks: belong to the process that started them, not to a fork of rank {self.rank}")
+        if self._over:
+            raise Refusal("ranks: are over, for the block of confide.distributed.start has ended; ask within it")
         if self._lost:
             raise RankLost(self._lost)
         try:
@@ -285,8 +327,11 @@ def start(timeout: float = 60.0) -> Iterator[Ranks]:
         yield ranks
         ranks.agree({})  # nobody leaves while another still needs an answer
     finally:
+        ranks.close()
         if group is not None:
             dist.destroy_process_group(group if joined else None)
+        del group
+        gc.collect()  # a mesh that fully_shard has made refers to itself, and to the group
 
 
 @contextmanager

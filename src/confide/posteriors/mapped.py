@@ -15,7 +15,7 @@ import json
 import mmap
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -40,8 +40,12 @@ from confide.posteriors.drafts import draft_of, sync
 from confide.posteriors.draws import Draws
 from confide.posteriors.frozen import frozen_in
 
-STORED: dict[torch.dtype, str] = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-_WEIGHT = torch.float32
+STORED: dict[torch.dtype, str] = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
 _LARGEST_HEADER = 100_000_000  # bytes: the limit of the safetensors format itself
 
 
@@ -101,7 +105,7 @@ def open_draws(
 
 
 def _view(mapping: mmap.mmap, entry: Mapping[str, Any], start: int) -> Tensor:
-    kinds = {name: kind for kind, name in STORED.items()} | {"F64": torch.float64}
+    kinds = {name: kind for kind, name in STORED.items()}
     kind, shape = kinds[entry["dtype"]], tuple(entry["shape"])
     first, last = entry["data_offsets"]
     count = int(torch.Size(shape).numel())
@@ -117,7 +121,8 @@ class DrawWriter:
     """Writes draws to a posterior file one by one, so that they never stand in memory together.
 
     count   how many draws there will be; leaving the `with` block with fewer, or by an error, leaves no file
-    dtype   torch.float32, or torch.bfloat16 for half the size at three significant digits per weight
+    dtype   torch.float32, or torch.bfloat16 for half the size at three significant digits per weight; torch.float64 for
+            a network in double precision
     """
 
     def __init__(
@@ -135,6 +140,7 @@ class DrawWriter:
         if dtype not in STORED:
             raise Refusal(f"dtype={dtype}: must be one of {', '.join(map(str, STORED))}")
         self.path, self.count, self.dtype = Path(path), count, dtype
+        self._type_of_weights = torch.float64 if dtype == torch.float64 else torch.float32
         self.parameters = sum(parameter.numel() for parameter in trainable(module))
         shell = Draws(module, likelihood, torch.empty(0), torch.empty(0), dict(facts or {}))
         self._header = self._header_of(description_of(shell))
@@ -151,9 +157,9 @@ class DrawWriter:
                 "data_offsets": [0, size],
             },
             "weights": {
-                "dtype": STORED[_WEIGHT],
+                "dtype": STORED[self._type_of_weights],
                 "shape": [self.count],
-                "data_offsets": [size, size + self.count * _WEIGHT.itemsize],
+                "data_offsets": [size, size + self.count * self._type_of_weights.itemsize],
             },
         }
         text = json.dumps(header).encode()
@@ -169,11 +175,20 @@ class DrawWriter:
         """Append one parameter vector; weights need not add up to one."""
         if draw.shape != (self.parameters,):
             raise Refusal(f"draw of shape {tuple(draw.shape)}: must hold the network's {self.parameters} parameters")
+        self.add_pieces([draw], weight)
+
+    def add_pieces(self, pieces: Iterable[Tensor], weight: float = 1.0) -> None:
+        """The same for a vector that comes in pieces, one after the other, and never stands in memory as a whole."""
         if len(self._weights) >= self.count:
             raise Refusal(f"count={self.count}: all draws are written already")
         if not weight >= 0:
             raise Refusal(f"weight={weight}: must be at least 0")
-        self._file.write(_bytes(draw.detach().to(self.dtype)))
+        written = 0
+        for piece in pieces:
+            self._file.write(_bytes(piece.detach().to(self.dtype)))
+            written += len(piece)
+        if written != self.parameters:
+            raise Refusal(f"pieces of {written} numbers: must hold the network's {self.parameters} parameters")
         self._weights.append(weight)
 
     def __exit__(
@@ -192,7 +207,7 @@ class DrawWriter:
                 f"count={self.count}: {len(self._weights)} draws were written; add them all, not all of weight 0"
             )
         weights = torch.tensor(self._weights, dtype=torch.float64)
-        self._file.write(_bytes((weights / weights.sum()).to(_WEIGHT)))
+        self._file.write(_bytes((weights / weights.sum()).to(self._type_of_weights)))
         self._file.flush()
         os.fsync(self._file.fileno())
         os.replace(self._draft, self.path)

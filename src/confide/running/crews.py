@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from confide.distributed.spread import is_spread
 from confide.errors import RankLost, Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
@@ -43,11 +43,10 @@ def check_whole(module: nn.Module) -> None:
                 f"module: holds {type(layer).__name__}{where}, which lets processes see each other's records; give the "
                 "plain network, and let ranks.private(...) share the records out"
             )
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is not None and any(isinstance(value, tensors.DTensor) for value in module.parameters()):
+    if is_spread(module):
         raise Refusal(
-            "module: its weights are sharded over processes (fully_shard); give the plain network, for every rank "
-            "needs it whole to clip its own records"
+            "module: its weights are sharded over processes (fully_shard); use confide.fit_sharded, which keeps them "
+            "so, or give the plain network"
         )
 
 
@@ -64,7 +63,7 @@ def start_alike(method: Method, problem: Problem, source: Source) -> None:
             "schema": repr(source.schema),
             "likelihood": repr(problem.likelihood),
             "network": repr(module),
-            "frozen weights": " ".join(f"{name} {_digest(value)}" for name, value in frozen),
+            "frozen weights": " ".join(f"{name} {digest_of(value)}" for name, value in frozen),
             "run": fingerprint_of(method, problem, source),
             "versions": f"{platform.python_version()} {torch.__version__} {np.__version__}",
         }
@@ -251,7 +250,7 @@ def _read(parts: list[Any]) -> tuple[Part, ...]:
     return tuple((SampledGaussian(**mechanism), int(answers)) for mechanism, answers in parts)
 
 
-def _digest(tensor: Tensor) -> str:
+def digest_of(tensor: Tensor) -> str:
     from safetensors.torch import save
 
     return hashlib.sha256(save({"value": tensor.detach().contiguous().cpu()})).hexdigest()

@@ -225,7 +225,7 @@ def rehearse(
     def checked() -> Problem:
         check_method(method)
         check_whole(module)
-        _check_sizes(data.schema, plan)
+        check_sizes(data.schema, plan)
         problem = make_problem(method, module, data.schema, plan, likelihood, seed)
         check_saveable(problem.module, problem.likelihood, method.posterior)
         return problem
@@ -247,7 +247,7 @@ def asked(method: Method, problem: Problem, state: Any) -> Query:
     return replace(method.ask(problem, state), origin=Origin(method, problem, state))
 
 
-def _check_sizes(schema: Schema, plan: Plan) -> None:
+def check_sizes(schema: Schema, plan: Plan) -> None:
     if schema.records is not None and schema.records != plan.records:
         raise Refusal(
             f"records={plan.records} in the plan but {schema.records} in the schema: declare one nominal size in both"

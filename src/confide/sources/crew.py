@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, distributed
 
@@ -16,6 +16,8 @@ from confide import errors
 from confide.errors import Refusal
 
 T = TypeVar("T")
+Parts: TypeAlias = tuple[tuple[int, ...], ...]
+"""Of every stretch of a vector, how many numbers each member has, one after the other."""
 
 
 class Crew:
@@ -51,11 +53,12 @@ class Crew:
         """Overwritten by the first member's."""
         return tensor
 
-    def add_up(self, own: Tensor, what: str, finish: Callable[[Tensor], object]) -> Tensor:
+    def add_up(self, own: Tensor, what: str, finish: Callable[[Tensor], object], parts: Parts | None = None) -> Tensor:
         """The sum over all members, finished, the same bits for each, once all agree on what it is.
 
         Every member has a part of the coordinates: it gets the sums of the others there, adds them up in double
-        precision, and `finish` is called with the result to add the noise. Then the parts are put together.
+        precision, and `finish` is called with the result to add the noise. Then the parts are put together; where
+        `parts` says whose they are, every member keeps its own instead.
         """
         total = own.double()
         finish(total)

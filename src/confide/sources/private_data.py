@@ -307,15 +307,16 @@ class PrivateData:
         std, what = mechanism.noise_std, f"answer {type(query).__name__} {query.dtype} {mechanism}"
         hidden = torch.zeros(query.size, dtype=torch.float64 if mechanism.secure else query.dtype)
         norms = _add_answers(query, x, y, mechanism, hidden, room=1 - ROOM_FOR_RANKS)
+        parts = query.parts if isinstance(query, GradientQuery) else None
         if mechanism.secure:
             lattice = self.__lattice.place_(hidden, mechanism, self.crew.size)
-            places = self.crew.add_up(hidden, what, lambda part: self.__lattice.add_whole_(part, lattice.sigma))
+            places = self.crew.add_up(hidden, what, lambda part: self.__lattice.add_whole_(part, lattice.sigma), parts)
             return places.mul_(lattice.spacing).to(query.dtype), lattice.std, norms
 
         def add_noise(part: Tensor) -> None:
             part.add_(self.__noise.normal_(torch.empty(len(part), dtype=query.dtype), std))
 
-        return self.crew.add_up(hidden, what, add_noise), std, norms
+        return self.crew.add_up(hidden, what, add_noise, parts), std, norms
 
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
         """One draw from the tempered posterior of a logistic regression on two classes: pay, then read all records."""

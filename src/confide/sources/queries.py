@@ -33,10 +33,12 @@ class GradientQuery:
     """The gradient of `loss(module(x), y)`, one loss per record, with respect to the module's trainable parameters.
 
     The answer is a flat vector in the order of `module.parameters()`: tied parameters once, frozen ones left out.
+    With `parts` each of several processes gets its own numbers of it alone (`confide.sources.crew.Parts`).
     """
 
     module: nn.Module
     loss: Loss
+    parts: tuple[tuple[int, ...], ...] | None = None
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     @property
