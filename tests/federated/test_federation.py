@@ -11,6 +11,7 @@ import torch
 import confide
 from confide.errors import PartyLost, Refusal
 from confide.federated import Federation, InProcess, Party
+from confide.mechanism.gaussian import SampledGaussian
 from confide.privacy.accountants import sound_epsilon
 from confide.sources.replay import Recorder
 from tests.federated.problems import federation_of, parties_of, plan_for, records_of
@@ -66,7 +67,11 @@ class Replaying(Failing):
 
 
 class TestFit:
-    @pytest.mark.parametrize("method", [SGLD, confide.methods.SGD(), confide.methods.SEP()], ids=lambda one: one.name)
+    @pytest.mark.parametrize(
+        "method",
+        [SGLD, confide.methods.SGD(), confide.methods.SEP(), confide.methods.BBP()],
+        ids=lambda one: one.name,
+    )
     def test_methods_learn_over_parties(self, method: confide.methods.Method) -> None:
         data = federation_of(parties_of(3, 400, seed=5))
         run = fitted(data, method, steps=60, noise=None, epsilon=4)
@@ -132,15 +137,15 @@ class TestNoise:
         assert spread_of() == pytest.approx(1.0, abs=0.05)
 
     def test_a_party_without_noise_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from confide.mechanism.noise import NoiseStream
+        from confide.mechanism.secure import LatticeNoise, lattice_for
 
-        plain, calls = NoiseStream.normal_, [0]
+        plain, calls = LatticeNoise.add_, [0]
 
-        def every_other(self: NoiseStream, out: torch.Tensor, std: float) -> torch.Tensor:
+        def every_other(self: LatticeNoise, total: torch.Tensor, mechanism: SampledGaussian) -> float:
             calls[0] += 1
-            return out.zero_() if calls[0] % 2 else plain(self, out, std)
+            return lattice_for(mechanism, len(total)).std if calls[0] % 2 else plain(self, total, mechanism)
 
-        monkeypatch.setattr(NoiseStream, "normal_", every_other)
+        monkeypatch.setattr(LatticeNoise, "add_", every_other)
         assert spread_of() != pytest.approx(1.0, abs=0.05)
 
 
@@ -201,7 +206,7 @@ class TestRefusals:
     def test_methods_that_parties_do_not_know(self) -> None:
         data = federation_of(parties_of(2, 100))
         with pytest.raises(Refusal, match="parties know"):
-            confide.fit(confide.methods.BBP(), confide.networks.logistic(3), data, plan_for(data))
+            confide.fit(confide.methods.MCDropout(), confide.networks.logistic(3), data, plan_for(data))
 
     @pytest.mark.parametrize("options", [{"sampling": "shuffle"}, {"private": False, "noise_multiplier": None}])
     def test_other_samplings_and_no_noise(self, options: dict[str, object]) -> None:

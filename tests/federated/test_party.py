@@ -16,6 +16,7 @@ from confide.errors import BudgetExceeded, Refusal
 from confide.federated import InProcess, Party, wire
 from confide.federated.federation import Federation
 from confide.federated.wire import Message
+from confide.mechanism.secure import lattice_for
 from confide.privacy.ledger import Ledger
 from confide.sources.private_data import PrivateData
 from tests.federated.problems import federation_of, parties_of, plan_for, records_of
@@ -41,7 +42,7 @@ def _opening() -> dict[str, Any]:
             return super()._everybody(request)
 
     data = Listening(InProcess(parties_of(1, 50)))
-    plan = confide.plan(delta=1e-5, records=50, batch=10, steps=5, noise_multiplier=1.0)
+    plan = confide.plan(**PLAN)
     confide.fit(confide.methods.SGLD(), confide.networks.logistic(3), data, plan, seed=0)
     return {**seen[-1], "run": "r" * 32}
 
@@ -57,6 +58,7 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
 
 
 POSITION = torch.zeros(4)
+PLAN: dict[str, Any] = {"delta": 1e-5, "records": 50, "batch": 10, "steps": 5, "noise_multiplier": 1.0}
 
 
 class TestReplays:
@@ -145,6 +147,48 @@ class TestTerms:
         low = opening()
         low["own"][0][0]["noise_multiplier"] = 0.6
         assert "another plan" in asked(party, low).header["refused"]
+
+    @pytest.mark.parametrize("change", ["network", "level", "clip", "method"])
+    def test_a_run_that_is_opened_again_with_another_question_is_refused(self, tmp_path: Path, change: str) -> None:
+        """At the same price: what was asked before the restart is not what is asked after it."""
+        path = tmp_path / "own.db"
+        whole = opening()
+        whole["own"][0][0].update(sampling="full-batch", rate=1.0)
+        asked(one(path), whole)
+        party = one(path)
+        other = copy.deepcopy(whole)
+        if change == "network":
+            other["question"]["network"]["recipe"]["hidden"] = [4]
+        elif change == "level":
+            other["level"] = "client"
+        elif change == "clip":
+            other["own"][0][0]["clip"] *= 2
+        else:
+            other["question"]["method"]["name"] = "sgd"
+            other["question"]["method"]["settings"] = {}
+        assert "opened with another question" in asked(party, other).header["refused"]
+        assert asked(party, whole).header == {"open": True}
+
+    def test_answers_are_on_a_lattice_whatever_the_server_says(self) -> None:
+        """It sees every bit of them: floating-point noise would tell by which numbers it can reach."""
+        party = one()
+        asked(party, opening())
+        found = asked(party, step(1), position=POSITION).tensors["sum"].double()
+        places = found / lattice_for(confide.plan(**PLAN).mechanism, 4).spacing
+        assert torch.equal(places, places.round())
+
+    @pytest.mark.parametrize("change", [{"clip": 1e-44}, {"clip": 1e300}, {"clip": 10**400}, {"rate": 1e-300}])
+    def test_numbers_at_which_arithmetic_gives_way_are_refused(self, change: dict[str, Any]) -> None:
+        party = one()
+        bad = opening()
+        bad["own"][0][0].update(change)
+        assert "refused" in asked(party, bad).header
+        assert party.ledger.entries() == ()
+
+    def test_many_blocks_are_refused_before_they_are_priced(self) -> None:
+        bad = opening()
+        bad["own"] = bad["own"] * 101
+        assert "own: " in asked(one(), bad).header["refused"]
 
     def test_the_server_cannot_say_the_noise_of_a_step(self) -> None:
         party = one(seed=1)

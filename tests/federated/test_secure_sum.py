@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,47 @@ class TestServersThatCheat:
             parts.append(asked(parties[name], header, position=position).tensors["sum"])
         total = sum(part.numpy().view("uint64") for part in parts)
         assert abs(total.view("int64").astype(float)).min() > 2.0**40, "no sum of records is as large as what is left"
+
+    def summed(self, parties: Any, openings: dict[str, Any], positions: dict[str, torch.Tensor]) -> float:
+        """The smallest number of what a server can add up."""
+        parts = []
+        for name in sorted(parties):
+            assert asked(parties[name], openings[name]).header == {"open": True}
+            header = {"ask": "answer", "run": "r" * 32, "step": 1, "roster": sorted(parties)}
+            parts.append(asked(parties[name], header, position=positions[name]).tensors["sum"])
+        total = sum(part.numpy().view("uint64") for part in parts)
+        return float(abs(total.view("int64").astype(float)).max())
+
+    def told_apart(self, parties: Any, opening: dict[str, Any], change: str) -> float:
+        """p0 is told something else than the others, who would count their noise in other units."""
+        other = copy.deepcopy(opening)
+        positions = dict.fromkeys(parties, torch.zeros(4))
+        if change == "clip":
+            other["own"][0][0]["clip"] *= 1.99
+        elif change == "noise":
+            other["own"][0][0]["noise_multiplier"] *= 4
+        elif change == "records":
+            other["question"]["plan"]["blocks"][0][0]["records"] *= 1 << 12
+        elif change == "position":
+            positions["p0"] = torch.ones(4)
+        openings = {name: other if name == "p0" else opening for name in parties}
+        return self.summed(parties, openings, positions)
+
+    @pytest.mark.parametrize("change", ["clip", "noise", "records", "position"])
+    def test_parties_that_were_told_different_things_give_nothing(self, parties: Any, opening: Any, change: str) -> None:
+        """Else p0's records would be hidden by the noise of the others in smaller units than it has paid for."""
+        assert self.told_apart(parties, opening, change) > 2.0**55
+
+    def test_told_alike_they_add_up(self, parties: Any, opening: Any) -> None:
+        assert self.told_apart(parties, opening, "") < 2.0**40
+
+    def test_masks_that_do_not_know_what_was_asked_are_caught(
+        self, parties: Any, opening: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Planted: masks by run, step and roster alone. The sum can then be read."""
+        plain = Peers.masks
+        monkeypatch.setattr(Peers, "masks", lambda self, run, step, roster, _: plain(self, run, step, roster))
+        assert self.told_apart(parties, opening, "clip") < 2.0**40
 
     def test_less_noise(self, parties: Any, opening: Any) -> None:
         opening["own"][0][0]["noise_multiplier"] = 0.2

@@ -33,7 +33,7 @@ from confide.federated import wire
 from confide.federated.couriers import Courier
 from confide.federated.members import Member, agreed_facts, member_of, raise_refusal, shares_of
 from confide.federated.party import UNKNOWN_RUN, mechanism_to_dict
-from confide.federated.question import BY_GRADIENT, Inquiry
+from confide.federated.question import BY_DRAW, BY_GRADIENT, Inquiry
 from confide.federated.wire import Message
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
@@ -262,7 +262,7 @@ class Federation:
             raise Refusal("query: was not asked by a method, and code is not sent to parties; use confide.fit")
         header: dict[str, Any] = {"ask": "answer", "run": self._run, "step": self._step}
         tensors: dict[str, Tensor] = {"position": origin.problem.position}
-        if origin.method.name not in BY_GRADIENT:
+        if origin.method.name not in (*BY_GRADIENT, *BY_DRAW):
             header["state"], more = wire.state_to_message(origin.state)
             tensors |= more
         return Message(header, tensors)

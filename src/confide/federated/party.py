@@ -26,7 +26,7 @@ from confide.data.schema import Schema
 from confide.errors import BudgetExceeded, Refusal, StepsClaimed
 from confide.federated import wire
 from confide.federated.peers import Peers, facts_of
-from confide.federated.question import BY_GRADIENT, MOST_STEPS, Inquiry, query_of
+from confide.federated.question import BY_DRAW, BY_GRADIENT, MOST_BLOCKS, MOST_STEPS, Inquiry, query_of
 from confide.federated.wire import Message
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.secure import lattice_for
@@ -56,6 +56,7 @@ class OpenRun:
     problem: Problem
     trust: str
     level: str
+    told: str  # digest of the message that opened it
 
     @property
     def steps(self) -> int:
@@ -177,7 +178,7 @@ class Party:
             return Message({"unknown": UNKNOWN_RUN})
         mechanism = opened.mechanism(step)
         query = self._query(opened, request)
-        cover = self._cover(run, step, request) if opened.trust == "sum" else None
+        cover = self._cover(run, step, opened, request) if opened.trust == "sum" else None
         try:
             receipt = self._data.charge((), "federated step", Stretch(run, (step, step), ((mechanism, 1),)))
         except StepsClaimed:
@@ -213,13 +214,15 @@ class Party:
             raise Refusal("own: must have as many steps as the plan of the question")
         try:
             problem = question.problem(self.schema)
+            problem.generator.seed()  # draws of weights, where the method makes some, are this party's own
             query = query_of(question, problem, question.method.init(problem))
             self._data.rehearse(query)
         except UNFIT as error:
             raise Refusal(f"question: does not fit records like these ({type(error).__name__})") from None
         if trust == "sum":
             self._check_shares(request, blocks, query.size)
-        return OpenRun(question, blocks, problem, trust, level)
+        asked = {name: request.header.get(name) for name in ("trust", "level", "question", "own", "shares")}
+        return OpenRun(question, blocks, problem, trust, level, wire.asked_alike(asked))
 
     def _check_shares(self, request: Message, blocks: tuple[Part, ...], size: int) -> None:
         """Noise is shared out by the owner's numbers; a server that counts on others would state something wrong."""
@@ -229,19 +232,23 @@ class Party:
         for mechanism, steps in blocks:
             self._peers.shares.check(lattice_for(mechanism, size), size * steps)
 
-    def _cover(self, run: str, step: int, request: Message) -> Cover:
+    def _cover(self, run: str, step: int, opened: OpenRun, request: Message) -> Cover:
         assert self._peers is not None
         roster = request.header.get("roster")
         if not isinstance(roster, list) or not all(isinstance(name, str) for name in roster):
             raise Refusal("message: roster must be a list of names")
-        return Cover(self._peers.shares, self._peers.masks(run, step, roster))
+        tensors = [part for name in sorted(request.tensors) for part in (name, request.tensors[name])]
+        asked = wire.asked_alike(opened.told, request.header.get("state"), *tensors)
+        return Cover(self._peers.shares, self._peers.masks(run, step, roster, asked))
 
     def _own_blocks(self, request: Message, records: int) -> tuple[Part, ...]:
         """The noise that is asked for, held against the owner's floor."""
         given = request.header.get("own")
+        if not isinstance(given, list) or not 1 <= len(given) <= MOST_BLOCKS:
+            raise Refusal(f"own: must be a list of 1 to {MOST_BLOCKS} blocks")
         try:
-            pairs = [(mechanism_of(values, records), steps) for values, steps in given]  # type: ignore[union-attr]
-        except (TypeError, KeyError, ValueError) as error:
+            pairs = [(mechanism_of(values, records), steps) for values, steps in given]
+        except (TypeError, KeyError, ValueError, ArithmeticError) as error:
             raise Refusal(f"own: {error}" if isinstance(error, Refusal) else "own: cannot be read") from None
         for mechanism, steps in pairs:
             if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
@@ -258,9 +265,11 @@ class Party:
         wanted, paid = merged(priced(opened.blocks)), self.ledger.paid(run)
         if paid and not self._data.seeded and set(paid) != set(wanted):
             raise Refusal(f"run={run!r}: was paid for with another plan; open it as before, or as a new run")
+        purpose = f"federated {opened.question.method.name}, {opened.told[:16]}"
         if not paid:
-            purpose = f"federated {opened.question.method.name}"
             self._data.charge(opened.blocks, purpose, Stretch(run, None, ()))
+        elif not any(entry.purpose == purpose for entry in self.ledger.entries() if entry.run == run):
+            raise Refusal(f"run={run!r}: was opened with another question or trust; open it as before, or as a new run")
 
     def _check_room(self, run: str, opened: OpenRun) -> None:
         if not self.ledger.paid(run):
@@ -270,7 +279,7 @@ class Party:
         """The question at the position and in the state that were sent; nothing of it depends on a record."""
         problem, method = opened.problem, opened.question.method
         problem.position.copy_(request.tensor("position", problem.position.numel(), problem.position.dtype))
-        if method.name in BY_GRADIENT:
+        if method.name in (*BY_GRADIENT, *BY_DRAW):
             return query_of(opened.question, problem, None)
         state = wire.state_from_message(method.init(problem), request.table("state"), request.tensors.get)
         try:
@@ -280,8 +289,11 @@ class Party:
 
 
 def mechanism_of(values: dict[str, Any], records: int) -> SampledGaussian:
-    """What a server asks a party to answer with; by which sampling, and never without noise."""
-    asked = SampledGaussian(**{**values, "records": records})
+    """What a server asks a party to answer with; by which sampling, and never without noise.
+
+    On a lattice, whatever the server says: it sees every bit of the answer, and is not trusted with low-order ones.
+    """
+    asked = SampledGaussian(**{**values, "records": records, "secure": True})
     if not asked.private or asked.sampling not in ("poisson", "full-batch"):
         raise Refusal(f"sampling={asked.sampling!r}, private={asked.private}: use poisson or full-batch, with noise")
     return asked

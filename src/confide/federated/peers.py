@@ -12,6 +12,7 @@ parties of its own file alone, and shares its noise out among as many as stand t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -79,8 +80,12 @@ class Peers:
         """What all parties of a sum must say alike."""
         return {"parties": sorted(self.public), "missing": self.missing, "colluding": self.colluding}
 
-    def masks(self, run: str, step: int, roster: Sequence[str]) -> Masks:
-        """For a step with this roster; refused where it is not one that the owner agreed to."""
+    def masks(self, run: str, step: int, roster: Sequence[str], asked: str = "") -> Masks:
+        """For a step with this roster; refused where it is not one that the owner agreed to.
+
+        asked   digest of all that is asked at the step. Parties that were told different things (another clip, another
+                lattice, on which the same whole number is less noise) have different masks, which do not cancel
+        """
         known = sorted(set(roster))
         if known != list(roster) or not set(known) <= set(self.public) or self.own not in known:
             raise Refusal("roster: must list parties of the peers file, this one among them, each once and in order")
@@ -90,7 +95,7 @@ class Peers:
                 f"{len(self.public)} may be missing"
             )
         keys = {name: self._shared[name] for name in known if name != self.own}
-        return Masks(self.own, keys, f"confide secure sum {run} {step} {','.join(known)}")
+        return Masks(self.own, keys, json.dumps(["confide secure sum", run, step, known, asked]))
 
     @cached_property
     def _shared(self) -> dict[str, bytes]:

@@ -27,6 +27,8 @@ from confide.sources.queries import GradientQuery, Origin, Query
 
 BY_GRADIENT = ("sgld", "psgld", "sghmc", "sgnht", "sgd")
 """Methods that ask for the gradient at a position: the position is all that a party has to be told at a step."""
+BY_DRAW = ("bbp",)
+"""Methods that ask for the gradient at weights drawn around a position; every party makes its own draw."""
 BY_STATE = ("sep",)
 """Methods whose question a party works out itself, from the method's state."""
 MOST_PARAMETERS = 1 << 26  # what a message can carry in single precision
@@ -54,7 +56,7 @@ class Inquiry:
         if origin is None:
             raise Refusal("query: was not asked by a method, and code is not sent to parties; use confide.fit")
         method, problem = origin.method, origin.problem
-        spoken = (*BY_GRADIENT, *BY_STATE)
+        spoken = (*BY_GRADIENT, *BY_DRAW, *BY_STATE)
         if method.name not in spoken or type(method) is not methods.get(method.name):
             raise Refusal(f"method={method.name!r}: parties know {', '.join(spoken)}; use one of them")
         if type(problem.module) is not MLP:
@@ -108,7 +110,7 @@ class Inquiry:
     def _read(cls, values: Mapping[str, Any]) -> Inquiry:
         network, plan = values["network"], values["plan"]
         name = str(values["method"]["name"])
-        if name not in (*BY_GRADIENT, *BY_STATE):
+        if name not in (*BY_GRADIENT, *BY_DRAW, *BY_STATE):
             raise Refusal(f"method={name[:40]!r}: is not answered here")
         recipe = Recipe.from_dict(network["recipe"])
         _check_size(recipe)
@@ -126,6 +128,8 @@ def query_of(question: Inquiry, problem: Problem, state: Any) -> Query:
     """What is asked of one record, with the problem at the position that was sent."""
     if question.method.name in BY_GRADIENT:
         return GradientQuery(problem.module, problem.likelihood.loss)
+    if question.method.name in BY_DRAW:
+        return question.method.ask(problem, question.method.init(problem))
     return question.method.ask(problem, state)
 
 

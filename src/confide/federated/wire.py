@@ -72,6 +72,18 @@ def digest(frame: bytes) -> bytes:
     return hashlib.sha256(frame).digest()
 
 
+def asked_alike(*parts: Any) -> str:
+    """A digest of values in JSON and of tensors: the same for all who were told the same, and for nobody else."""
+    told = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            words = f"{part.dtype} {tuple(part.shape)}".encode() + part.detach().contiguous().numpy().tobytes()
+        else:
+            words = json.dumps(part, sort_keys=True).encode()
+        told.update(struct.pack(">Q", len(words)) + words)
+    return told.hexdigest()
+
+
 def packed(message: Message, key: bytes = b"", answers: bytes = b"") -> bytes:
     """The frame of a message; `answers` is the digest of the request, for a reply."""
     from safetensors.torch import save

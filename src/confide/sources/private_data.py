@@ -55,6 +55,11 @@ from confide.sources.records import as_records
 
 LARGEST_CLIP = 1e30
 """Stands for an infinite clip, which only a run marked as not private may have."""
+USUAL_CLIPS = (1e-20, 1e20)
+"""Below, squares and shares of C fall among numbers that single precision holds with few digits or as zero, so that a
+record could move a sum by more than C, and noise could vanish; above, sums of many records overflow."""
+SMALLEST_RATE = 2.0**-32
+"""Of Poisson sampling by 53 bits: a record is then drawn with this probability to a part in 2^21."""
 ANSWER_BYTES = 8 << 20
 """Statistics are computed for so many bytes of answers at a time."""
 ROOM_FOR_RANKS = 2.0**-20
@@ -193,6 +198,7 @@ class PrivateData:
 
     def __check(self, mechanism: SampledGaussian) -> None:
         """Refuse batches that cannot be drawn. How many records each of several processes holds stays private."""
+        _check_range(mechanism)
         if self.crew.size == 1:
             self.__sampler.check(mechanism)
         elif mechanism.sampling not in ("poisson", "full-batch"):
@@ -366,6 +372,23 @@ class PrivateData:
 def _seed_of(seed: int, rank: int) -> int:
     """The streams of a seeded test on several ranks: apart from each other, like those of the operating system."""
     return int.from_bytes(hashlib.sha256(f"seed {seed} of rank {rank}".encode()).digest()[:7])
+
+
+def _check_range(mechanism: SampledGaussian) -> None:
+    """Refuse numbers at which the arithmetic itself gives way; a server that is not trusted may choose them."""
+    if not mechanism.private:
+        return
+    low, high = USUAL_CLIPS
+    if not (low <= mechanism.clip <= high and low <= mechanism.noise_std <= LARGEST_CLIP):
+        raise Refusal(
+            f"clip={mechanism.clip:g}, noise {mechanism.noise_std:g}: the rounding of sums is bounded for clips from "
+            f"{low:g} to {high:g} and noise up to {LARGEST_CLIP:g}; scale what is asked"
+        )
+    if mechanism.sampling == "poisson" and mechanism.rate < SMALLEST_RATE:
+        raise Refusal(
+            f"rate={mechanism.rate:g}: batches are drawn by numbers of 53 bits, exactly enough for rates from "
+            f"{SMALLEST_RATE:g}; use larger batches"
+        )
 
 
 def _check_batch(mechanism: SampledGaussian) -> None:
