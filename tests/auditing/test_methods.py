@@ -16,9 +16,13 @@ from confide.sources.private_data import PrivateData
 from confide.sources.queries import StatisticQuery
 
 every_method = pytest.mark.parametrize("name", methods.names())
+# A whole audit for each kind of method: a descent, a sampler, draws inside of layers, statistics.
+AUDITED = ("sgd", "sgld", "bbp", "sep")
 
 
-@every_method
+@pytest.mark.parametrize(
+    "name", [name if name in AUDITED else pytest.param(name, marks=pytest.mark.slow) for name in methods.names()]
+)
 def test_the_claim_survives(name: str) -> None:
     found = audit(methods.get(name)(), epsilon=2.0, canaries=300, steps=4, rate=0.5, seed=3)
     assert found.epsilon_lower < found.epsilon_claimed

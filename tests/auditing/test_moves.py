@@ -25,6 +25,9 @@ from tests.cli.conftest import Result, is_refusal, run
 __all__ = ["run"]  # the fixture
 
 QUICK = (4, 1, 17)
+# The quick run takes every fourth mixer and one sound query; all of them are among the slow tests.
+SOME = (list(MIXERS)[::4], pytest.param(list(MIXERS), marks=pytest.mark.slow))
+SOUND_ONES = [name if name == "network" else pytest.param(name, marks=pytest.mark.slow) for name in SOUND]
 
 
 def examples(classes: int | None = CLASSES) -> tuple[Any, Any]:
@@ -47,29 +50,31 @@ def first_breach(query: Any, sizes: tuple[int, ...] = QUICK) -> Move | str | Non
     return None
 
 
-def test_planted_mixers_are_found() -> None:
+@pytest.mark.parametrize("names", SOME, ids=len)
+def test_planted_mixers_are_found(names: list[str]) -> None:
     """The source believes the query, so that the audit alone stands between a mixer and its claim."""
     missed = []
-    for name, make in MIXERS.items():
+    for name in names:
         torch.manual_seed(0)
-        if first_breach(make()) is None:
+        if first_breach(MIXERS[name]()) is None:
             missed.append(name)
     assert len(MIXERS) >= 20
     assert missed == []
 
 
-def test_mixers_are_found_as_they_are_written() -> None:
+@pytest.mark.parametrize("names", SOME, ids=len)
+def test_mixers_are_found_as_they_are_written(names: list[str]) -> None:
     """Where the boundary keeps records apart, the audit still says that the module by itself does not."""
     missed = []
-    for name, make in MIXERS.items():
+    for name in names:
         torch.manual_seed(0)
-        if check_as_written(make(), _examples(*examples(), CLASSES), 0).passed:
+        if check_as_written(MIXERS[name](), _examples(*examples(), CLASSES), 0).passed:
             missed.append(name)
     # What is left in a module for the next batch is for `left state` to find.
-    assert missed == ["remembers the last batch"]
+    assert set(missed) <= {"remembers the last batch"}
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", SOUND_ONES)
 def test_what_keeps_records_apart_is_left_alone_as_written(name: str) -> None:
     torch.manual_seed(0)
     found = check_as_written(SOUND[name](), _examples(*examples(), CLASSES), 0)
@@ -103,7 +108,7 @@ def test_what_the_boundary_refuses_is_said_to_be_refused() -> None:
     assert found.tried == 0
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", SOUND_ONES)
 def test_what_keeps_records_apart_survives(name: str) -> None:
     torch.manual_seed(0)
     assert first_breach(SOUND[name](), (1, 5)) is None

@@ -56,7 +56,7 @@ addEventListener("load", () => {
 </script></body>"""
 
 
-@pytest.fixture(params=["classes", "numbers"])
+@pytest.fixture(params=["classes", pytest.param("numbers", marks=pytest.mark.slow)])
 def page(request: pytest.FixtureRequest, class_run: Run, real_run: Run) -> str:
     if request.param == "classes":
         return render(class_run, evaluation=class_evaluation())

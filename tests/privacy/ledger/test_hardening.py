@@ -164,6 +164,17 @@ def test_an_interrupt_never_leaves_a_transaction_open(place: str) -> None:
         ledger.verify()
 
 
+def test_a_question_that_an_interrupt_left_on_its_way_is_not_answered_to_the_next(place: str) -> None:
+    """Would catch a connection that is used again while it still waits for an answer."""
+    with Ledger(place) as ledger:
+        ledger.charge(STEP)
+        store = ledger._store
+        if isinstance(store, PostgresStore):
+            store._connected().pgconn.send_query(b"SELECT 1")
+        assert ledger.charge(STEP).position == 2
+        ledger.verify()
+
+
 class Interrupting:
     """Raises where a signal would be handled: when a function has been entered, or has come back."""
 

@@ -79,7 +79,7 @@ def closed_form_price(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("closed_form_price")
-@pytest.mark.parametrize("processes", [8, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_processes_spending_at_once_never_overspend(place: str, processes: int) -> None:
     """There is room for about half of what is tried. Would catch a check outside the lock, or a lost update."""
     tries = 10
@@ -102,7 +102,7 @@ def test_processes_with_the_real_accountant_never_overspend(place: str) -> None:
     check_books(place, run_at_once(place, 8, 10, create=False, slow=None), 40)
 
 
-@pytest.mark.parametrize("processes", [8, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_processes_creating_the_same_ledger_share_one(place: str, processes: int) -> None:
     """Would catch a second file put over the first, and a half-made one that is opened too early."""
     accepted = run_at_once(place, processes, 5, create=True, slow=0.0)

@@ -137,14 +137,15 @@ class PostgresStore(ChainStore):
                 self._begin(connection, write)
                 result = body()
                 connection.execute("COMMIT")
+                self._inside = False
+                if self._written:
+                    self._check_written()
             finally:
                 # Whatever went wrong or interrupted: without its connection the server takes the transaction back. No
                 # call comes before this one, and nothing after it, since an interrupt can come after any call.
                 self._inside = False
                 if connection.pgconn.transaction_status != _IDLE:
                     connection.pgconn.finish()
-            if self._written:
-                self._check_written()
             return result
 
     def _begin(self, connection: psycopg.Connection[Any], write: bool) -> None:
@@ -231,7 +232,10 @@ class PostgresStore(ChainStore):
             # A child of a fork leaves its parent's connection alone, and does not close it either.
             self._left_behind, self._connection, self._process = self._connection, None, os.getpid()
         if self._connection is not None and not self._connection.closed:
-            return self._connection
+            if self._inside or self._connection.pgconn.transaction_status == _IDLE:
+                return self._connection
+            # An interrupt left a question on its way: its answer would be taken for that of the next one.
+            self._connection.pgconn.finish()
         if self._inside:
             raise LedgerError(f"{self.name}: interrupted in the middle, so nothing was written; try again")
         self._connection = self._open()

@@ -392,18 +392,14 @@ FAMILIES = [
 ]
 # One of each kind, so that the quick run stays quick.
 QUICK = frozenset(
-    {"bert", "distilbert", "electra", "albert", "deberta", "funnel", "xlnet", "fnet", "nystromformer", "gpt2"}
+    {"bert", "distilbert", "xlnet", "fnet", "nystromformer", "gpt2"}
     | {
         "gpt_neox",
         "opt",
-        "bloom",
         "llama",
         "mixtral",
-        "rwkv",
         "t5",
-        "bart",
         "vit",
-        "swin",
         "convnext",
         "resnet",
     }
