@@ -225,7 +225,7 @@ class TestServersThatCheat:
         return self.summed(parties, openings, positions)
 
     @pytest.mark.parametrize("change", ["clip", "noise", "records", "position"])
-    def test_parties_that_were_told_different_things_give_nothing(self, parties: Any, opening: Any, change: str) -> None:
+    def test_parties_that_were_told_apart_give_nothing(self, parties: Any, opening: Any, change: str) -> None:
         """Else p0's records would be hidden by the noise of the others in smaller units than it has paid for."""
         assert self.told_apart(parties, opening, change) > 2.0**55
 
