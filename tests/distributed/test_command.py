@@ -36,7 +36,9 @@ def table(tmp_path: Path) -> Path:
     draw = np.random.default_rng(0)
     a, b = draw.random(600), draw.random(600)
     labels = np.where(a > b, "yes", "no")
-    parquet.write_table(pa.table({"a": a, "b": b, "y": labels}), tmp_path / "train.parquet")
+    whole = pa.table({"a": a, "b": b, "y": labels})
+    parquet.write_table(whole.slice(0, 250), tmp_path / "train-0.parquet")
+    parquet.write_table(whole.slice(250), tmp_path / "train-1.parquet")
     return tmp_path
 
 
@@ -49,7 +51,8 @@ def torchrun(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
 def test_one_fit_on_two_ranks(table: Path) -> None:
     options = ["--target", "y", "--facts", table / "facts.toml", "--epsilon", 1, "--steps", 20, "--batch", 60]
     places = ["--ledger", table / "budget.db", "--name", "d", "--checkpoint", table / "kept", "--out", table / "run"]
-    ended = torchrun(table, "fit", table / "train.parquet", *options, *places, "--method", "sgd", "--json")
+    parts = sorted(table.glob("*.parquet"))
+    ended = torchrun(table, "fit", *parts, *options, *places, "--method", "sgd", "--json")
     assert ended.returncode == 0, ended.stderr[-2000:]
     said = json.loads(ended.stdout)  # one object: rank 1 is silent
     assert said["steps"] == 20
@@ -57,6 +60,26 @@ def test_one_fit_on_two_ranks(table: Path) -> None:
     with confide.Ledger(table / "budget.db") as ledger:
         assert sum(event.count for event in ledger.events("d")) == 20
     assert (table / "run" / "posterior.safetensors").exists()
+
+
+def test_several_files_are_one_table(table: Path) -> None:
+    """As the shell or a pattern in quotes names them; a copy, another table and a test part among them are refused."""
+    options = ("--target", "y", "--facts", table / "facts.toml", "--epsilon", 1, "--steps", 5, "--method", "sgd")
+    found = call("fit", table / "train-*.parquet", *options, "--out", table / "run", "--json").json
+    assert found["steps"] == 5
+    (table / "train-2.parquet").write_bytes((table / "train-0.parquet").read_bytes())
+    parquet.write_table(pa.table({"a": [0.5], "y": ["no"]}), table / "other.parquet")
+    first = table / "train-0.parquet"
+    for named, words in (
+        ((table / "train-*.parquet",), "is a copy of"),
+        ((first, table / "other.parquet"), "other columns or types"),
+        ((first, table / "facts.toml"), "must be .parquet"),
+        ((table / "none-*.parquet",), "names no file"),
+        ((first, table / "train-1.parquet", "--test", table / "train-1.parquet"), "is the training file"),
+    ):
+        ended = call("fit", *named, *options, "--out", table / "none")
+        assert ended.code == 2
+        assert words in " ".join(ended.err.split())
 
 
 PLAN = ("plan", "--epsilon", 1, "--delta", 1e-6, "--records", 100_000, "--steps", 100)

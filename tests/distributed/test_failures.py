@@ -73,7 +73,7 @@ def torchrun(folder: Path, kills: list[int]) -> None:
     with (folder / "log.txt").open("w") as log:
         started = subprocess.Popen(command, env=environment(), cwd=ROOT, stdout=log, stderr=log)
     try:
-        ended = started.wait(60 + 30 * len(kills))
+        ended = started.wait(180 + 60 * len(kills))  # a busy machine takes a minute to load torch
     finally:
         started.terminate()  # its ranks end with it
         started.wait(30)

@@ -23,7 +23,7 @@ EXAMPLES = (
 
 
 def fit(
-    train: given.Train,
+    train: given.Trains,
     *,
     target: given.Target = None,
     test: given.Test = None,
@@ -74,7 +74,7 @@ def fit(
     from confide.workflow.request import Request
     from confide.workflow.run import carry_out, job_of
 
-    records = Records(train, target, test, facts, assume_public, data, split, options.task(task))
+    records = Records.of_parts(train, target, test, facts, assume_public, data, split, options.task(task))
     chosen = make_method(method, setting or (), prior_scale)
     widths = options.layers(hidden)
     plan = options.plan_options(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency, noise_scale, chains)

@@ -23,6 +23,15 @@ Train = Annotated[
         show_default=False,
     ),
 ]
+Trains = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TRAIN",
+        help="A file (.csv, .csv.gz, .parquet, .npz), an embedded set (digits, diabetes), or a benchmark's name "
+        "with --data. Several .parquet files are one table.",
+        show_default=False,
+    ),
+]
 Target = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="The column to predict.", rich_help_panel=DATA, show_default=False),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from confide.cli.paths import same_file
 from confide.data import DataSet, Schema, catalogue, load_dataset, load_table
 from confide.data.embedded import NAMES as EMBEDDED
+from confide.data.loaders import load_parts
 from confide.data.schema import Task
 from confide.errors import CommandError
 from confide.report.evaluation import PUBLIC, SEPARATE
@@ -27,6 +30,18 @@ class Records:
     directory: Path | None
     split: int | None
     task: Task | None
+    more: tuple[str, ...] = ()  # further files of the same table
+
+    @classmethod
+    def of_parts(cls, typed: Sequence[str], *others: Any) -> Records:
+        """From files as typed; a pattern that the shell has left alone stands for the files that it names."""
+        found = []
+        for text in typed:
+            named = [text] if os.path.exists(text) or not glob.has_magic(text) else sorted(glob.glob(text))
+            if not named:
+                raise CommandError(f"TRAIN={text}: names no file")
+            found += named
+        return cls(found[0], *others, more=tuple(found[1:]))
 
     @property
     def is_benchmark(self) -> bool:
@@ -47,7 +62,7 @@ class Records:
             raise CommandError(f"--data: missing; {self.train} is read from a directory of yours, named by --data DIR")
         if self.split is not None and not self.is_benchmark:
             raise CommandError(f"--split={self.split}: {self.train} has no published splits; leave it out")
-        if self.test is not None and same_file(self.test, self.train):
+        if self.test is not None and any(same_file(self.test, part) for part in (self.train, *self.more)):
             raise CommandError(
                 f"--test={self.test}: is the training file; what is measured on private records would publish them"
             )
@@ -61,7 +76,12 @@ class Records:
         """The records, their test part if there is one, and the facts that were declared or come with them."""
         declared = None if self.facts is None else Schema.from_toml(self.facts)
         target = self.target or (declared.target if declared else None)
-        if self.is_benchmark:
+        if self.more:
+            if target is None:
+                raise CommandError("--target: missing; name the column to predict")
+            table = load_parts((self.train, *self.more), target, schema=declared)
+            found = DataSet(f"{Path(self.train).name} and {len(self.more)} more", table, None, declared)
+        elif self.is_benchmark:
             found = catalogue.load(self.train, self.directory)
             found = found.split(self.split or 0) if found.splits else found
         elif target is None and not self.has_own_facts and not self.train.lower().endswith(".npz"):
@@ -81,6 +101,7 @@ class Records:
         paths = {"test": self.test, "facts": self.facts, "data": self.directory}
         return {
             "train": self.train,
+            **({"more": list(self.more)} if self.more else {}),
             **{name: None if path is None else str(path) for name, path in paths.items()},
             "assume_public": self.assume_public,
             "split": self.split,

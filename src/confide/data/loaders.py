@@ -13,7 +13,9 @@ number 1.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -89,6 +91,32 @@ def load_table(
             f"source={quoted(source)}: unknown kind of file; must be {_KINDS}, or {' or '.join(embedded.NAMES)}"
         )
     return _arrow_table(arrow, target, target_required, f"source={quoted(source)}")
+
+
+def load_parts(sources: Sequence[str | Path], target: str | None = None, *, schema: Schema | None = None) -> Table:
+    """One table in several Parquet files, whose columns have types of their own: no cell of one changes another."""
+    import pyarrow as pa
+
+    target = target if target is not None else (schema.target if schema else None)
+    tables, seen = [], {}
+    for source in sources:
+        path, where = _existing(source), f"source={quoted(source)}"
+        if _suffix(path) != ".parquet":
+            raise DataError(f"{where}: is no part of a table; several files at once must be .parquet")
+        digest = attempt(lambda path=path: _digest(path), f"{where}: cannot be read", OSError)  # type: ignore[misc]
+        if digest in seen:
+            raise DataError(f"{where}: is a copy of {quoted(seen[digest])}, and its records would count twice")
+        seen[digest] = source
+        tables.append(read_parquet(path))
+        if not tables[-1].schema.equals(tables[0].schema):
+            raise DataError(f"{where}: has other columns or types than {quoted(sources[0])}; write the files alike")
+    arrow = pa.concat_tables(tables).unify_dictionaries()
+    return _arrow_table(arrow, target, True, f"source={quoted(sources[0])}")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def from_frame(frame: Any, target: str | None = None, *, target_required: bool = True) -> Table:
