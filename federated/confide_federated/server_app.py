@@ -91,7 +91,7 @@ def main(grid: Grid, context: Context) -> None:
             listeners.append(listener)
             threading.Thread(target=served, args=(nodes, name, listener), daemon=True).start()
         words = [f"{name}={Path(folder) / name}" for name in names]
-        options = ["method", "epsilon", "delta", "trust", "spare", "steps", "hidden", "out", "timeout"]
+        options = ["method", "epsilon", "delta", "trust", "level", "spare", "steps", "hidden", "out", "timeout"]
         for option in options + ["missing"] * (given["trust"] == "nobody"):  # else the peers file says it
             words += [f"--{option}", str(given[option])]
         done = subprocess.run([*str(given["confide"]).split(), "party", "fit", *words], check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -284,3 +285,42 @@ def test_a_refusal_of_one_party_costs_the_others_nothing() -> None:
     with pytest.raises(BudgetExceeded, match="party p1"):
         confide.fit(confide.methods.SGLD(), confide.networks.logistic(3), data, plan_for(data))
     assert all(party.ledger.entries() == () for party in parties.values())
+
+
+def test_a_party_that_dies_between_the_claim_and_the_reply_has_answered(tmp_path: Path) -> None:
+    """Whether the answer left is not known to a restart, so it counts as answered; the run goes on with the next."""
+    path = tmp_path / "own.db"
+    party = one(path)
+    asked(party, opening())
+
+    def dies(*_: Any) -> Any:
+        raise SystemExit
+
+    party._data.answer = dies  # type: ignore[method-assign]
+    with pytest.raises(SystemExit):
+        asked(party, step(1), position=POSITION)
+    again = one(path)
+    asked(again, opening())
+    assert "answered before" in asked(again, step(1), position=POSITION).header["refused"]
+    assert "sum" in asked(again, step(2), position=POSITION).tensors
+    assert len(Ledger(path).entries()) == 1
+
+
+def test_two_servers_at_once_pay_each_for_theirs() -> None:
+    """Threads of two servers, each with a run of its own; a third that knows the first one's run has what is left."""
+    party = one()
+    answered: list[tuple[str, int]] = []
+
+    def ask_all(run: str) -> None:
+        asked(party, {**opening(), "run": run})
+        for number in range(1, 6):
+            if "sum" in asked(party, step(number, run=run), position=POSITION).tensors:
+                answered.append((run, number))
+
+    threads = [threading.Thread(target=ask_all, args=(name * 32,)) for name in "aba"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answered) == [(name * 32, number) for name in "ab" for number in range(1, 6)]
+    assert len(party.ledger.entries()) == 2

@@ -34,6 +34,16 @@ TrustName = Annotated[
         rich_help_panel=PRIVACY,
     ),
 ]
+LevelName = Annotated[
+    str,
+    typer.Option(
+        "--level",
+        metavar="L",
+        help="What is protected. record: one record of a party. client: everything that a party holds, for very many "
+        "parties; every one answers every step.",
+        rich_help_panel=PRIVACY,
+    ),
+]
 Missing = Annotated[
     int | None,
     typer.Option(
@@ -92,6 +102,7 @@ def fit(
     epsilon: EpsilonGoal,
     delta: given.Delta = rules.DELTA,
     trust: TrustName = "nobody",
+    level: LevelName = "record",
     key: SharedKey = None,
     out: Out,
     as_json: Json = False,
@@ -109,6 +120,9 @@ def fit(
     values = options.plan_options(epsilon, delta, batch, epochs, steps, clip, "poisson", rules.ADJACENCY, None)
     options.number("--timeout", timeout, above=0, most=1e6)
     how = {"trust": options.choice("--trust", trust, ("nobody", "sum")), "missing": missing, "spare": spare}
+    how["level"] = options.choice("--level", level, ("record", "client"))
+    if level == "client" and batch is not None:
+        raise CommandError(f"--batch={batch}: with --level client every party answers every step; leave it out")
     check_new_directory("--out", out)
     from confide.data.fingerprint import read_key
     from confide.federated import Federation, Sockets
@@ -142,7 +156,7 @@ def _fitted(data: Federation, method: Any, hidden: tuple[int, ...] | None, value
     from confide.models.networks import mlp
     from confide.running.fit import fit as fit_federated
 
-    facts = data.schema
+    facts, whole = data.schema, data.level == "client"
     records, features = facts.records or 0, data.features
     outputs = facts.class_count or 1
     options.delta(values["delta"], records)
@@ -152,7 +166,7 @@ def _fitted(data: Federation, method: Any, hidden: tuple[int, ...] | None, value
         epsilon=values["epsilon"],
         delta=values["delta"],
         records=records,
-        batch=values["batch"] or rules.default_batch(records),
+        **({"sampling": "full-batch"} if whole else {"batch": values["batch"] or rules.default_batch(records)}),
         steps=values["steps"],
         epochs=values["epochs"] or (rules.EPOCHS if values["steps"] is None else None),
         clip=values["clip"] or rules.CLIP,
