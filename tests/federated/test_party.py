@@ -296,7 +296,7 @@ def test_a_party_that_dies_between_the_claim_and_the_reply_has_answered(tmp_path
     def dies(*_: Any) -> Any:
         raise SystemExit
 
-    party._data.answer = dies  # type: ignore[method-assign]
+    party._data.answer = dies  # type: ignore[method-assign, assignment]
     with pytest.raises(SystemExit):
         asked(party, step(1), position=POSITION)
     again = one(path)

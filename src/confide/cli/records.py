@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Records:
             if not named:
                 raise CommandError(f"TRAIN={text}: names no file")
             found += named
-        return cls(found[0], *others, more=tuple(found[1:]))
+        return replace(cls(found[0], *others), more=tuple(found[1:]))
 
     @property
     def is_benchmark(self) -> bool:

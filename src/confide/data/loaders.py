@@ -98,7 +98,8 @@ def load_parts(sources: Sequence[str | Path], target: str | None = None, *, sche
     import pyarrow as pa
 
     target = target if target is not None else (schema.target if schema else None)
-    tables, seen = [], {}
+    tables: list[Any] = []
+    seen: dict[str, str | Path] = {}
     for source in sources:
         path, where = _existing(source), f"source={quoted(source)}"
         if _suffix(path) != ".parquet":
