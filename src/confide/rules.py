@@ -16,6 +16,8 @@ EPSILON, DELTA = 1.0, 1e-5
 """The usual example of a meaningful budget, and a delta below 1 / records up to a hundred thousand records."""
 METHOD = "sgld"
 """The method of "auto"."""
+PICTURES = "features"
+"""The method of "auto" for classes of pictures."""
 SAMPLING: Sampling = "poisson"
 """Keeps the number of records private, and has the tightest proven bound under add-remove."""
 ADJACENCY: Adjacency = "add-remove"

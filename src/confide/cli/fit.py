@@ -94,7 +94,7 @@ def fit(
             facts=dataset.schema or Schema(),
             assume_public=assume_public,
             task=records.task,
-            method=chosen,
+            method="auto" if method == "auto" and not setting and prior_scale is None else chosen,
             hidden=widths,
             likelihood=likelihood,
             secure=secure,
@@ -108,8 +108,9 @@ def fit(
         settled = settle(request)
         if dataset.test is not None:
             check_test(dataset.test, settled.encoder)
-        with progress_bar(f"{chosen.name} on {dataset.name}", ranks is None or ranks.leads) as progress:
-            found = carry_out(job_of(request, settled), progress)
+        job = job_of(request, settled)
+        with progress_bar(f"{job.method.name} on {dataset.name}", ranks is None or ranks.leads) as progress:
+            found = carry_out(job, progress)
     if ranks is not None and not ranks.leads:
         return  # rank 0 holds the same run, and writes it
     run, encoder, held_out = found.run, found.encoder, dataset.test

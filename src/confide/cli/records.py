@@ -52,6 +52,11 @@ class Records:
         return self.is_benchmark or self.train in EMBEDDED
 
     @property
+    def needs_no_target(self) -> bool:
+        """Arrays and pictures come with their labels."""
+        return self.train.lower().endswith(".npz") or Path(self.train).is_dir()
+
+    @property
     def test_source(self) -> str:
         """Why the test records may be looked at."""
         return PUBLIC if self.has_own_facts and self.test is None else SEPARATE
@@ -84,7 +89,7 @@ class Records:
         elif self.is_benchmark:
             found = catalogue.load(self.train, self.directory)
             found = found.split(self.split or 0) if found.splits else found
-        elif target is None and not self.has_own_facts and not self.train.lower().endswith(".npz"):
+        elif target is None and not self.has_own_facts and not self.needs_no_target:
             raise CommandError("--target: missing; name the column to predict")
         else:
             found = load_dataset(self.train, target, schema=declared)

@@ -1,4 +1,4 @@
-"""Loaders: CSV, Parquet, npz, data frames, pairs and embedded names become a raw `Table` or `DataSet`.
+"""Loaders: CSV, Parquet, npz, folders of pictures, frames, pairs and embedded names become a raw `Table` or `DataSet`.
 
 Nothing here executes what it reads: npz files are read with pickling off, and compressed CSV is decompressed
 as a stream, never unpacked to disk, and up to a limit (`decoding`). Messages name what was declared, and columns
@@ -23,13 +23,14 @@ import numpy as np
 
 from confide.data import embedded
 from confide.data.decoding import read_csv, read_npz, read_parquet
+from confide.data.picture_folder import has_test, read_folder
 from confide.data.schema import Schema
 from confide.data.table import Array, DataSet, Table, as_text, attempt, placed, plain_column, quoted
 from confide.errors import DataError
 
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
-_KINDS = ".csv, .csv.gz, .parquet or .npz"
+_KINDS = ".csv, .csv.gz, .parquet, .npz or a folder of pictures"
 
 
 def load_dataset(
@@ -49,6 +50,9 @@ def load_dataset(
     if _is_embedded(source):
         known = embedded.load(str(source))
         train, held_out, schema = known.train, known.test, schema or known.schema
+    elif Path(source).is_dir():
+        train = load_table(source, target, schema=schema)
+        held_out = load_table(source, target, part="test", schema=schema) if has_test(Path(source)) else None
     elif _suffix(path := _existing(source)) == ".npz":
         arrays = read_npz(path)
         train = _npz_table(arrays, "train", target, path)
@@ -78,6 +82,9 @@ def load_table(
     if _is_embedded(source):
         known = embedded.load(str(source))
         return known.train if part == "train" or known.test is None else known.test
+    if Path(source).is_dir():
+        shape, private = schema.shape if schema else None, part == "train" and target_required
+        return read_folder(Path(source), shape, part, target=target, private=private)
     path = _existing(source)
     suffix = _suffix(path)
     if suffix == ".npz":
@@ -163,11 +170,8 @@ def _suffix(path: Path) -> str:
 def _existing(source: str | Path) -> Path:
     where = f"source={quoted(source)}"
     path = Path(source)
-    kind = attempt(lambda: (path.exists(), path.is_dir()), f"{where}: not a usable path", OSError, ValueError)
-    if not kind[0]:
+    if not attempt(path.exists, f"{where}: not a usable path", OSError, ValueError):
         raise DataError(f"{where}: no such file; give {_KINDS}, or {' or '.join(embedded.NAMES)}")
-    if kind[1]:
-        raise DataError(f"{where}: is a directory; name one file in it")
     if attempt(lambda: path.stat().st_size, f"{where}: cannot be read", OSError) == 0:
         raise DataError(f"{where}: the file is empty")
     return path

@@ -24,15 +24,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import torch
 
 from confide.data.columns import Bounds, Column, Missing
 from confide.data.labels import Label, positions
+from confide.data.pictures import channels_last, features_for, image_shape
 from confide.data.schema import Schema, Task
 from confide.data.table import Array, DataSet, Table, as_numbers, listed, plain_column, quoted
 from confide.data.trees import checked, from_named_arrays, tree_of
 from confide.errors import DataError
 
-Layout: TypeAlias = Literal["flat", "image"]
+Layout: TypeAlias = Literal["flat", "image", "features"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 Scaling: TypeAlias = Literal["unit", "plain"]
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
@@ -42,7 +44,9 @@ _MISSING, _UNKNOWN = -2, -1  # no place in a list: categories are counted from 0
 
 @dataclass(frozen=True)
 class Encoder:
-    """The public transformation of records; layout "image" gives (n, channels, height, width).
+    """The public transformation of records.
+
+    layout "image" gives (n, channels, height, width), and "features" what `pictures` makes of these: (n, features).
 
     A target of numbers is scaled to [-1, 1], or with scaling="plain" left in its units, as counts and times must be.
     """
@@ -70,14 +74,18 @@ class Encoder:
             )
         if not schema.columns and schema.missing == "category":
             raise DataError('missing="category": plain arrays have no room for it; use "middle" or "refuse"')
-        if self.layout == "image" and (schema.shape is None or len(schema.shape) not in (2, 3)):
-            raise DataError(f'layout="image": needs shape=(height, width) or with channels, not shape={schema.shape}')
+        if self.layout != "flat" and (schema.shape is None or len(schema.shape) not in (2, 3)):
+            raise DataError(
+                f'layout="{self.layout}": needs shape=(height, width) or with channels, not shape={schema.shape}'
+            )
 
     @property
     def output_shape(self) -> tuple[int, ...] | None:
         """The shape of one encoded record; None for plain arrays of undeclared width."""
         if self.layout == "image" and self.schema.shape is not None:
-            return _image_shape(self.schema.shape)
+            return image_shape(self.schema.shape)
+        if self.layout == "features" and self.schema.shape is not None:
+            return (features_for(image_shape(self.schema.shape)).count,)
         return None if self.schema.features is None else (self.schema.features,)
 
     @property
@@ -142,16 +150,27 @@ class Encoder:
     def _block(self, block: Array, private: bool) -> Array:
         flat = block.reshape(len(block), -1) if block.size else np.zeros((len(block), 0))
         low, high = self._block_bounds(flat.shape[1])
-        result = np.empty(flat.shape, dtype=np.float32)
+        shape = self.output_shape if self.layout == "features" else None
+        result = np.empty(flat.shape if shape is None else (len(flat), *shape), dtype=np.float32)
         rows = max(1, _CHUNK // max(1, flat.shape[1]))
         for start in range(0, len(flat), rows):
             values = as_numbers(flat[start : start + rows], "x")
-            refused = _scale(values, low, high, result[start : start + rows], self.schema.missing)
+            part = result[start : start + rows] if shape is None else np.empty(values.shape, dtype=np.float32)
+            refused = _scale(values, low, high, part, self.schema.missing)
             if refused.any() and not private:
                 raise _refusal(f"feature {int(np.argmax(refused.any(axis=0)))}")
+            if shape is not None:
+                result[start : start + rows] = self._picture_features(part)
         if self.layout == "image" and self.schema.shape is not None:
             return _as_images(result, self.schema.shape)
         return result
+
+    def _picture_features(self, flat: Array) -> Array:
+        """Of pixels in [-1, 1]; a picture with a pixel that is no number has features that are none."""
+        assert self.schema.shape is not None  # checked when the encoder was made
+        pictures = torch.from_numpy(_as_images(flat, self.schema.shape)).add(1).div(2)
+        found: Array = features_for(image_shape(self.schema.shape))(pictures).numpy()
+        return found
 
     def _block_bounds(self, width: int) -> tuple[Array, Array]:
         expected = self.schema.features
@@ -375,18 +394,7 @@ def _input_names(column: Column) -> list[str]:
     return [*names, f"{column.name} is missing"] if column.missing == "category" else names
 
 
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) == 2:
-        return (1, *shape)
-    return (shape[2], shape[0], shape[1]) if _channels_last(shape) else shape
-
-
-def _channels_last(shape: tuple[int, ...]) -> bool:
-    """(h, w, 3) as image files have it, against (3, h, w) as networks want it."""
-    return shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4)
-
-
 def _as_images(flat: Array, shape: tuple[int, ...]) -> Array:
-    if len(shape) == 3 and _channels_last(shape):
+    if len(shape) == 3 and channels_last(shape):
         return np.ascontiguousarray(np.moveaxis(flat.reshape(-1, *shape), -1, 1))
-    return flat.reshape(-1, *_image_shape(shape))
+    return flat.reshape(-1, *image_shape(shape))

@@ -122,6 +122,11 @@ def about_of(posterior: Posterior, draws: StackedDraws, encoder: Encoder | None)
     if encoder is None:
         return about
     schema = encoder.schema
+    if encoder.layout == "features":
+        raise Refusal(
+            "export: this model sees features of pictures, which exported predictors do not compute; predict with "
+            "confide (`confide predict`), or export without an encoder and give it features"
+        )
     if schema.classes is None:
         about |= {"scale": float(encoder.target_scale), "centre": float(encoder.target_centre)}
     else:

@@ -63,6 +63,20 @@ class MLP(nn.Sequential):
         return output
 
 
+class Shift(nn.Module):
+    """Inputs less a public vector, times a public number; without parameters."""
+
+    centre: Tensor
+
+    def __init__(self, centre: Tensor, scale: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("centre", centre.detach().clone())
+        self.scale = float(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) - self.centre) * self.scale
+
+
 def recipe_of(module: nn.Module) -> Recipe | None:
     """The recipe of a network of confide's own, also where a method has put other layers in it; None for any other."""
     return module.recipe if isinstance(module, MLP) else None

@@ -13,7 +13,7 @@ GROUPS = 27
 
 def scattered(images: Tensor, context: Context) -> Tensor:
     """Features of length 1 for images of one channel in [-1, 1]."""
-    from confide.models.scattering import Scattering
+    from confide.data.scattering import Scattering
 
     transform, out = Scattering(images.shape[-1]), []
     for start in range(0, len(images), 4096):
@@ -26,7 +26,7 @@ def public_centre() -> Tensor:
     """Mean feature of scikit-learn's digits, enlarged to 20 x 20 pixels within 28 x 28, as MNIST's digits are."""
     from sklearn.datasets import load_digits
 
-    from confide.models.scattering import Scattering
+    from confide.data.scattering import Scattering
 
     small = torch.as_tensor(load_digits().images, dtype=torch.float32)[:, None] / 16
     images = F.pad(F.interpolate(small, size=20, mode="bilinear", align_corners=False), [4] * 4)

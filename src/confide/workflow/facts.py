@@ -10,12 +10,16 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from confide import rules
-from confide.data.preprocessing import Encoder, curator_notes
+from confide.data.pictures import is_picture
+from confide.data.preprocessing import Encoder, Layout, curator_notes
 from confide.data.schema import Schema, Task
-from confide.data.table import Array
+from confide.data.table import Array, Table
 from confide.data.trees import numbers_of, tree_of
 from confide.errors import CuratorNote, DataError
+from confide.methods.base import Method
 from confide.workflow.named_likelihood import in_own_units
 from confide.workflow.request import Request
 
@@ -50,6 +54,7 @@ class Settled:
 
 def settle(request: Request) -> Settled:
     """Fix the public facts and encode the records by them; what the curator should know of the records is a note."""
+    request = replace(request, facts=with_pixel_range(request.facts, request.data))
     table, schema = request.data, request.facts
     if request.assume_public:
         schema = Schema.assume_public(table, declared=schema, task=request.task)
@@ -58,13 +63,34 @@ def settle(request: Request) -> Settled:
     _check_inputs(request)
     schema = schema.for_table(table)
     _check_sizes(request, schema)
-    # A network of one's own sees pictures as pictures; confide's own are fully connected.
-    pictures = request.module is not None and table.block is not None and table.block.ndim > 2
-    encoder = Encoder(schema, "image" if pictures else "flat", "plain" if in_own_units(request.likelihood) else "unit")
+    encoder = Encoder(schema, _layout(request, schema), "plain" if in_own_units(request.likelihood) else "unit")
     x, y = encoder.training(table)
     for note in curator_notes(table, schema, x, y):
         warnings.warn(note, CuratorNote, stacklevel=2)
     return Settled(encoder, x, y)
+
+
+def _layout(request: Request, schema: Schema) -> Layout:
+    """A network of one's own sees pictures as pictures, confide's own see their features."""
+    block = request.data.block
+    if request.module is not None:
+        return "image" if block is not None and block.ndim > 2 else "flat"
+    return "features" if block is not None and is_picture(schema.shape) else "flat"
+
+
+def pictures_rule(request: Request, settled: Settled) -> str | Method:
+    """For "auto" the method of pictures, unless something was said that it does not know."""
+    said = request.prior is not None or request.likelihood is not None or request.chains > 1
+    of_pictures = settled.encoder.layout == "features" and settled.task == "classification"
+    return rules.PICTURES if request.method == "auto" and of_pictures and not said else request.method
+
+
+def with_pixel_range(facts: Schema, table: Table) -> Schema:
+    """Pictures of whole numbers of one byte range from 0 to 255, whatever pixels occur: their file says so."""
+    block = table.block
+    if facts.bounds is not None or block is None or block.dtype != np.uint8:
+        return facts
+    return replace(facts, bounds=(0, 255)) if is_picture(facts.shape or block.shape[1:]) else facts
 
 
 def _refuse_what_leaks(request: Request) -> None:

@@ -37,7 +37,7 @@ from confide.sources.private_data import PrivateData
 from confide.sources.together import PaidTogether
 from confide.workflow import count, noise, recalibrate
 from confide.workflow.calibrate import plan_of
-from confide.workflow.facts import Settled, assumptions_of, settle
+from confide.workflow.facts import Settled, assumptions_of, pictures_rule, settle
 from confide.workflow.named_likelihood import made
 from confide.workflow.network import likelihood_of, network_of
 from confide.workflow.request import Request, method_of
@@ -105,6 +105,7 @@ def job_of(request: Request, settled: Settled) -> Job:
     """The model and the plan of a settled request. No record is read for it."""
     request = replace(request, likelihood=made(request.likelihood, settled.schema, request.noise_scale))
     known = settled if settled.schema.records is not None else settled.with_records(REHEARSED_RECORDS)
+    request = replace(request, method=pictures_rule(request, settled))
     method = method_of(request, settled.task)
     module = network_of(request, known.schema, settled.features, method)
     counting, histogram = count.mechanism_of(request), noise.mechanism_of(request, settled.task, method)

@@ -26,7 +26,7 @@ from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoise
 from confide.layers.tables import MeanFieldEmbedding
 from confide.models.additive import AdditiveFeatures, AdditiveNetwork
 from confide.models.likelihoods import LIKELIHOODS, LearntNoise, Probit
-from confide.models.networks import MLP
+from confide.models.networks import MLP, Shift
 from confide.models.tabular import TabularNetwork
 
 # from the axes of the input, records included, to those of the output; None: not proven
@@ -140,6 +140,7 @@ _KNOWN: dict[type[nn.Module], Axes] = {
     MLP: lambda layer, axes: _sequence(layer, 2) if axes >= 2 else None,
     AdditiveNetwork: lambda layer, axes: _sequence(layer, 2) if axes >= 2 else None,
     AdditiveFeatures: _exactly(2),
+    Shift: lambda layer, axes: 2 if axes >= 2 and layer.centre.dim() == 1 else None,
     TabularNetwork: _both,
     LearntNoise: _beside_noise,
     **dict.fromkeys(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from confide.models.scattering import FREQUENCY, Scattering, littlewood_paley, low_pass, wavelets
+from confide.data.scattering import FREQUENCY, Scattering, littlewood_paley, low_pass, wavelets
 
 SIDE, ANGLES = 28, 8
 
@@ -132,6 +132,20 @@ def test_every_record_is_transformed_and_normalised_by_itself(transform: Scatter
     assert float(by_group.abs().max()) < 1e-5
 
 
+@pytest.mark.parametrize("size", [(30, 30), (5, 5), (7, 40), (1, 9), (28, 20)])
+def test_any_size_has_coefficients(size: tuple[int, int]) -> None:
+    transform = Scattering(size)
+    found = transform(torch.full((2, 1, *size), 0.7))
+    assert found.shape == (2, 81, -(-size[0] // 4), -(-size[1] // 4))
+    torch.testing.assert_close(found[:, 0], torch.full_like(found[:, 0], 0.7), atol=1e-4, rtol=0)
+
+
+def test_rows_and_columns_are_not_exchanged_where_they_differ_in_number(transform: Scattering, digits: Tensor) -> None:
+    """What a wide picture shows on its left is what the square one shows; far from it nothing changes."""
+    wide = Scattering((SIDE, 2 * SIDE))(torch.nn.functional.pad(digits, [0, SIDE, 0, 0]))
+    torch.testing.assert_close(wide[:, 1:17, :, :5], transform(digits)[:, 1:17, :, :5], atol=0.02, rtol=0.05)
+
+
 def test_an_empty_image_has_finite_features(transform: Scattering) -> None:
     assert bool(torch.isfinite(transform.features(torch.zeros(1, 1, SIDE, SIDE), groups=27)).all())
 
@@ -139,10 +153,9 @@ def test_an_empty_image_has_finite_features(transform: Scattering) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"side": 30}, "side=30: must be a multiple"),
-        ({"side": 4}, "side=4: must be a multiple"),
-        ({"side": 28, "scales": 0}, "scales=0: must be at least 1"),
-        ({"side": 28, "angles": 0}, "angles=0: must be at least 1"),
+        ({"size": 0}, "size=0: must be at least one pixel"),
+        ({"size": 28, "scales": 0}, "scales=0: must be at least 1"),
+        ({"size": 28, "angles": 0}, "angles=0: must be at least 1"),
     ],
 )
 def test_what_cannot_be_built_is_refused(arguments: dict[str, int], message: str) -> None:
