@@ -18,9 +18,9 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_blobs, make_regression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
@@ -28,7 +28,7 @@ import confide
 from confide import rules
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema
-from confide.errors import BudgetExceeded, CuratorNote
+from confide.errors import BudgetExceeded, BudgetExceededInSearch, CuratorNote, PrivacyWarning
 from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
 from confide.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from confide.posteriors.draws import Draws
@@ -237,7 +237,8 @@ def test_cross_validation_charges_every_fold(tmp_path: Path) -> None:
     for ledger in (Ledger(), str(tmp_path / "budget.db")):
         model = PrivateBayesClassifier("sgd", **BLOBS, ledger=ledger, name="blobs")
         assert clone(model).ledger is ledger
-        scores = cross_val_score(model, x, y, cv=3, error_score="raise")
+        with pytest.warns(PrivacyWarning, match="every fold is charged"):
+            scores = cross_val_score(model, x, y, cv=3, error_score="raise")
         book = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         assert len(scores) == len(book.entries("blobs")) == 3
         book.close()
@@ -248,9 +249,21 @@ def test_limit_refuses_the_fold_that_would_exceed_it() -> None:
     book = Ledger()
     book.limit(1.2, 1e-4)
     model = PrivateBayesClassifier("sgd", **{**BLOBS, "seed": None}, epsilon=1.0, ledger=book)
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceeded), pytest.warns(PrivacyWarning):
         cross_val_score(model, x, y, cv=3, error_score="raise")
     assert len(book.entries()) == 1
+    with pytest.raises(BudgetExceededInSearch, match="NaN"), pytest.warns(PrivacyWarning):
+        cross_val_score(model, x, y, cv=3)  # by default scikit-learn makes a score of NaN of any Exception
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_who_reads_the_records_beside_the_estimator_is_warned_of() -> None:
+    x, y = blobs()
+    with pytest.warns(PrivacyWarning, match="StandardScaler before the estimator learns from the records"):
+        make_pipeline(StandardScaler(), PrivateBayesClassifier("sgd", **BLOBS)).fit(x, y)
+    search = GridSearchCV(PrivateBayesClassifier("sgd", **BLOBS), {"clip": [1.0, 2.0]}, cv=2)
+    with pytest.warns(PrivacyWarning, match="PrivateSearchCV"):
+        search.fit(x, y)
 
 
 # -- scikit-learn's machinery --------------------------------------------------------------------------------

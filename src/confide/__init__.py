@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from confide.posteriors.files import load_posterior
     from confide.privacy.ledger import Ledger
     from confide.privacy.statement import Privacy
+    from confide.private_search import PrivateSearchCV
     from confide.running.chains import fit_chains
     from confide.running.fit import Run, fit
     from confide.running.sharded import fit_sharded
@@ -34,6 +35,7 @@ __all__ = [
     "PrivateBayesClassifier",
     "PrivateBayesRegressor",
     "PrivateData",
+    "PrivateSearchCV",
     "Request",
     "Run",
     "Schema",
@@ -63,6 +65,7 @@ _HOMES = {
     "PrivateBayesClassifier": "estimators",
     "PrivateBayesRegressor": "estimators",
     "PrivateData": "sources.private_data",
+    "PrivateSearchCV": "private_search",
     "Request": "workflow.request",
     "Run": "running.fit",
     "Schema": "data.schema",

@@ -66,6 +66,13 @@ class BudgetExceeded(RuntimeError):  # noqa: N818 (the name says what happened)
         return str(self.args[0])
 
 
+class BudgetExceededInSearch(BaseException):
+    """The budget ran out within scikit-learn's cross-validation, which makes a NaN score of every Exception.
+
+    This is none, so that it reaches the user. Its cause is the BudgetExceeded itself.
+    """
+
+
 class RankLost(RuntimeError):  # noqa: N818 (the name says what happened)
     """Another process of the run is gone or does not answer; what was charged stays charged."""
 

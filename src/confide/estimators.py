@@ -44,7 +44,7 @@ from confide.data.loaders import from_frame
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema, Task
 from confide.data.table import Array, Table, plain_column
-from confide.errors import Refusal
+from confide.errors import BudgetExceeded, BudgetExceededInSearch, Refusal
 from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
 from confide.models.predictive import ClassPredictive, RealPredictive
@@ -58,9 +58,10 @@ from confide.report import PUBLIC, SEPARATE, Evaluation
 from confide.running.callbacks import progress_line
 from confide.running.fit import Run
 from confide.running.journal import CheckpointPlace
+from confide.sklearn_guard import frames, hides_errors, warn_of_readers
 from confide.workflow.measure import check_test, in_units, measured
 from confide.workflow.request import Request
-from confide.workflow.run import run_request
+from confide.workflow.run import Outcome, run_request
 
 Kind = TypeVar("Kind")
 
@@ -184,16 +185,31 @@ class _PrivateBayes(_Estimated):
     verbose: bool = False
 
     def _fit(self, X: Any, y: Any) -> None:
+        calling = frames()
+        warn_of_readers(calling)
+        request = self.as_request(*self.training_request(X, y))
+        try:
+            outcome = run_request(request, progress_line(sys.stderr) if self.verbose else None)
+        except BudgetExceeded as error:
+            if not hides_errors(calling):
+                raise
+            raise BudgetExceededInSearch(f"{error} (scikit-learn would have made a score of NaN of it)") from error
+        self.with_outcome(outcome)
+
+    def training_request(self, X: Any, y: Any) -> tuple[Table, Schema]:
+        """The records and the facts of a request; what needs no record is refused before one is looked at."""
         facts = self._facts()
-        # Everything that needs no record is refused before one is looked at.
-        self._request(Table(), facts).check()
+        self.as_request(Table(), facts).check()
         table = self._training_table(X, y, facts)
-        request = self._request(table, self._with_classes(facts, table))
-        outcome = run_request(request, progress_line(sys.stderr) if self.verbose else None)
+        return table, self._with_classes(facts, table)
+
+    def with_outcome(self, outcome: Outcome) -> Any:
+        """This estimator with what was learnt."""
         self.run_, self.encoder_ = outcome.run, outcome.encoder
         self.posterior_, self.privacy_, self.schema_ = outcome.run.posterior, outcome.run.privacy, outcome.run.schema
+        return self
 
-    def _request(self, table: Table, facts: Schema) -> Request:
+    def as_request(self, table: Table, facts: Schema) -> Request:
         """The parameters as a request; those of the same name are passed on as they are."""
         same = self.get_params(deep=False)
         for fact in ("bounds", "classes", "target_bounds", "records", "schema", "verbose"):
@@ -360,6 +376,11 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
     def fit(self, X: Any, y: Any) -> PrivateBayesClassifier:
         """Check everything, charge the whole run, then learn. X: an array or a data frame; y: one label per record."""
         self._fit(X, y)
+        return self
+
+    def with_outcome(self, outcome: Outcome) -> PrivateBayesClassifier:
+        """This estimator with what was learnt."""
+        super().with_outcome(outcome)
         assert self.schema_.classes is not None  # a request for classification settles them
         self.classes_: Array = np.asarray(self.schema_.classes)
         return self

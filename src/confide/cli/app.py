@@ -28,6 +28,7 @@ COMMANDS = {
     "predict": "Predict new records with a fitted model. It costs no budget.",
     "evaluate": "Measure a fitted model on records that it has not learnt from, or that you pay for.",
     "compare": "Compare methods on one data set: utility, calibration, time, memory and storage at the same epsilon.",
+    "tune": "Choose the best of several settings privately, within one budget.",
     "export": "Write a fitted model for deployment. It costs no budget.",
     "audit": "Attack a method on made-up records and bound its epsilon from below.",
     "ledger": "Show what was spent, set a ceiling on it, check it.",

@@ -4,9 +4,9 @@
     pictures/1.png, ..., pictures/labels.csv   or stands in a file with the columns file and label
     pictures/train/..., pictures/test/...      both parts in one folder
 
-The size is public: `shape = [28, 28]` for grey pictures or `[32, 32, 3]` for colours, among the facts. Whatever cannot be
-read as a picture counts for nothing when private records are learnt from (its label is left out), and is refused where
-records are to be predicted: whether a run exists must not tell of one picture.
+The size is public: `shape = [28, 28]` for grey pictures or `[32, 32, 3]` for colours, among the facts. Whatever cannot
+be read as a picture counts for nothing when private records are learnt from (its label is left out), and is refused
+where records are to be predicted: whether a run exists must not tell of one picture.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def has_test(path: Path) -> bool:
 def _declared(shape: tuple[int, ...] | None, where: str) -> tuple[int, int, int]:
     if shape is None or not is_picture(shape):
         raise DataError(
-            f"{where}: is a folder; for pictures declare their size in the facts, shape = [28, 28] or [32, 32, 3]"
+            f"{where}: is a directory; for pictures declare their size in the facts, shape = [28, 28] or [32, 32, 3]"
         )
     channels = shape[2] if len(shape) == 3 else 1
     if channels not in MODES:

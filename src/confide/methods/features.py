@@ -30,7 +30,7 @@ CLIP = 0.5
 """Largest gradient of a record, where centred features have length 1 and a residual is at most the root of 2."""
 RATE, MOMENTUM = 60.0, 0.9
 """The largest rate: features differ in scale by powers of ten, and the small ones are learnt in 120 steps by it."""
-WALK = 2.5
+WALK = 1.3
 """How far noise alone may carry a weight in all steps, had it no curvature: a smaller budget takes shorter steps."""
 AVERAGED, GROUPS = 0.2, 8
 """Share of the steps, the last ones, whose positions are averaged, and stretches of them: that the means of stretches
