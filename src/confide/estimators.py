@@ -71,7 +71,9 @@ ROWS_AT_ONCE = 8192
 
 SHARED_PARAMETERS = """\
 method : str or Method, default="auto"
-    The name of a method (see `confide.methods.names()`) or a method with its settings. "auto" is SGLD.
+    The name of a method (see `confide.methods.names()`) or a method with its settings. "auto" is
+    the public rule (`confide.rules.default_method`): models of columns for tables, SGLD for other networks and
+    for many classes of many columns.
 epsilon : float, default=1.0
     The budget of one fit: everything that it releases, together.
 delta : float, default=1e-5

@@ -14,10 +14,17 @@ from confide.privacy.events import Adjacency, Sampling
 
 EPSILON, DELTA = 1.0, 1e-5
 """The usual example of a meaningful budget, and a delta below 1 / records up to a hundred thousand records."""
-METHOD = "sgld"
-"""The method of "auto"."""
+SAMPLER, LINEAR = "sgld", "noise-aware"
+"""The method of "auto" for networks, and for a model that is asked to be linear."""
 PICTURES = "features"
 """The method of "auto" for classes of pictures."""
+MOST_LINEAR = 128
+"""Weights of the latter at most: it asks for their curvature, which has a half of the square as many entries."""
+MOST_COLUMNS = 40
+"""Up to which a model of columns is the method of "auto" for more than two classes, each of which has effects of its
+own to learn. Settled on made-up tables, see docs/protocols.md."""
+WIDEST = 600
+"""Columns beyond which effects are not tried at all: their histogram has some thirty bins for each."""
 SAMPLING: Sampling = "poisson"
 """Keeps the number of records private, and has the tightest proven bound under add-remove."""
 ADJACENCY: Adjacency = "add-remove"
@@ -61,6 +68,20 @@ def default_hidden(records: int, features: int, outputs: int, epsilon: float, *,
     budget = records * (min(epsilon, 1.0) if regression else epsilon)
     enough = budget >= RECORDS_PER_WEIGHT * weight_count((features, *WIDE_LAYER, outputs))
     return WIDE_LAYER if enough else ()
+
+
+def default_method(records: int | None, epsilon: float, columns: int, features: int, outputs: int) -> str:
+    """Of a table, where nothing but its target and its budget was said; docs/protocols.md has the runs.
+
+    Effects of columns are learnt well from little, so that they come first unless many classes meet many columns.
+    From n * epsilon >= 10 * weights on, a network beside them finds what columns say together. A number of records
+    that is not known is not relied on.
+    """
+    if columns > WIDEST or (columns > MOST_COLUMNS and outputs > 2):
+        return SAMPLER
+    weights = weight_count((features, *WIDE_LAYER, outputs))
+    enough = records is not None and records * epsilon >= RECORDS_PER_WEIGHT * weights
+    return "tabular" if enough else "additive"
 
 
 def usual_delta(records: int) -> float:

@@ -76,7 +76,7 @@ def test_a_given_number_of_steps_is_kept_to() -> None:
 def test_recalibration_is_for_methods_that_want_it_and_is_saved(tmp_path: Path) -> None:
     run = fitted(steps=10).run
     assert isinstance(run.posterior.likelihood, Calibrated)
-    assert isinstance(fitted("additive").run.posterior.likelihood, Categorical)
+    assert isinstance(fitted("sgld", steps=10).run.posterior.likelihood, Categorical)
     run.posterior.save(tmp_path / "p.safetensors")
     again = load_posterior(tmp_path / "p.safetensors")
     assert again.likelihood == run.posterior.likelihood
@@ -87,15 +87,15 @@ def test_recalibration_is_for_methods_that_want_it_and_is_saved(tmp_path: Path) 
 
 @pytest.mark.parametrize("likelihood", [Categorical(2), Bernoulli()])
 def test_answers_of_recalibration_are_bounded_by_rule(likelihood: Any) -> None:
-    """No record's row is longer than 1, however sure and wrong the posterior is: nothing is left to the clip."""
+    """No record's row is longer than the clip, however sure and wrong the posterior is: nothing is left to clip."""
     one = likelihood.outputs == 1
     draws = torch.tensor([[30.0, 0.0]]) if one else torch.tensor([[30.0, -30.0, 0.0, 0.0]])
     posterior = Draws(torch.nn.Linear(1, likelihood.outputs), likelihood, draws, torch.ones(1))
     x = torch.linspace(-1, 1, 401)[:, None]
-    query = recalibrate._score(posterior)
+    query = recalibrate.odds_of(posterior, 1.0)
     for label in (0, 1):
         rows = query.function(x, torch.full((401,), label))
-        assert float(rows.norm(dim=1).max()) <= 1
+        assert float(rows.norm(dim=1).max()) <= 1 + 1e-12
 
 
 def test_recalibration_finds_a_slope_that_was_spoilt() -> None:
@@ -110,6 +110,22 @@ def test_recalibration_finds_a_slope_that_was_spoilt() -> None:
     found = closing.tell(posterior, data.answer(closing.ask(posterior), closing.mechanism))
     assert found.facts["slope"] == pytest.approx(1 / 1.5, abs=0.12)
     assert max(map(abs, found.facts["shifts"])) < 0.1
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_fit_of_noise_is_flattened_and_one_that_is_right_is_left(classes: int) -> None:
+    """Counts without a relation between odds and answers give a slope near 0, those that agree with the odds 1."""
+    named, middles = recalibrate._named(classes), torch.tensor(recalibrate.MIDDLES, dtype=torch.float64)
+    present = torch.full((named, len(middles)), 500.0, dtype=torch.float64)
+    for truth, slope in ((torch.full_like(middles, 1 / classes), 0.0), (middles.sigmoid(), 1.0)):
+        counts = torch.stack([present * truth, present * (1 - truth)], 1)
+        found, shifts = recalibrate.fitted(counts, 5.0, 500 * len(middles))
+        assert found == pytest.approx(slope, abs=0.05)
+        assert shifts.exp().tolist() == pytest.approx([1.0 if slope else 1 / (classes - 1)] * named, abs=0.1)
+    nothing = torch.zeros(named, 2, len(middles), dtype=torch.float64)
+    found, shifts = recalibrate.fitted(nothing, 1e6, 500 * len(middles))
+    assert found == pytest.approx(1.0)
+    assert shifts.abs().max() < 1e-6
 
 
 def test_states_are_kept_and_taken_up(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def fit(
     """
     from confide.cli import outcome
     from confide.cli.records import Records
-    from confide.cli.settings import make_method
+    from confide.cli.settings import method_or_rule
     from confide.data.schema import Schema
     from confide.distributed import started_together
     from confide.workflow.facts import settle
@@ -75,7 +75,7 @@ def fit(
     from confide.workflow.run import carry_out, job_of
 
     records = Records.of_parts(train, target, test, facts, assume_public, data, split, options.task(task))
-    chosen = make_method(method, setting or (), prior_scale)
+    chosen = method_or_rule(method, setting or (), prior_scale)
     widths = options.layers(hidden)
     plan = options.plan_options(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency, noise_scale, chains)
     options.seed(seed)
@@ -94,7 +94,7 @@ def fit(
             facts=dataset.schema or Schema(),
             assume_public=assume_public,
             task=records.task,
-            method="auto" if method == "auto" and not setting and prior_scale is None else chosen,
+            method=chosen,
             hidden=widths,
             likelihood=likelihood,
             secure=secure,

@@ -93,7 +93,9 @@ MethodName = Annotated[
     typer.Option(
         "--method",
         metavar="NAME",
-        help=f"The method; the list stands below. auto is the public rule: {rules.METHOD}.",
+        help=f"The method; the list stands below. auto is the public rule: additive or tabular, "
+        f"{rules.LINEAR} for a linear model, {rules.SAMPLER} for other networks, more than two classes of more than "
+        f"{rules.MOST_COLUMNS} columns, and where batches or steps are given.",
         rich_help_panel=RUN,
     ),
 ]

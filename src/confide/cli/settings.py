@@ -19,10 +19,20 @@ from confide.methods.base import Method
 from confide.models import priors
 
 
+def method_or_rule(name: str, settings: Sequence[str], prior_scale: float | None) -> Method | str:
+    """The method of that name with the given settings, or "auto" for the public rule's choice.
+
+    Settings or a prior beside "auto" are those of the sampler, which has both.
+    """
+    if name == "auto" and not settings and prior_scale is None:
+        return name
+    return make_method(name, settings, prior_scale)
+
+
 def make_method(name: str, settings: Sequence[str], prior_scale: float | None) -> Method:
-    """The method of that name with the given settings, each checked by the method itself."""
+    """The method of that name with the given settings, each checked by the method itself; "auto" is the sampler."""
     known = options.choice("--method", name, ("auto", *methods.names()))
-    cls = methods.get(rules.METHOD if known == "auto" else known)
+    cls = methods.get(rules.SAMPLER if known == "auto" else known)
     hints = get_type_hints(cls)
     fields = _fields(cls)
     values: dict[str, Any] = {}

@@ -31,6 +31,9 @@ SCALE_SHARE = 0.06
 """Of all releases, and so of mu^2, goes to the histogram of all columns; looks at residuals cost the same each."""
 LEAST_STEPS = 8
 """Releases below which none is spared for looking at residuals."""
+TARGET_SHARE = 0.25
+"""Of the square of a record's norm in the histogram belongs to the target: everything starts from its shares, and among
+many columns they would drown in noise."""
 TARGET_BINS = 64
 """Of a regression target over its declared range: its mean and spread are all that is read off them."""
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
@@ -86,14 +89,19 @@ def histogram_size(recipe: AdditiveRecipe, answers: int) -> int:
     return len(recipe.numbers) * bins(len(recipe.numbers)) + len(recipe.categories) + answers
 
 
+def column_unit(recipe: AdditiveRecipe) -> float:
+    """What a column adds to a record's norm, of a norm of 1 in all."""
+    return math.sqrt((1 - TARGET_SHARE) / len(recipe.blocks))
+
+
 def histogram(recipe: AdditiveRecipe, classes: int | None, clip: float) -> StatisticQuery:
     """Of one record: the bin of every number, its categories, and the bin or class of its target, in norm the clip.
 
-    Every column adds 1 at most to the square of a record's norm, and so does the target.
+    Every column adds the same to the square of a record's norm at most, and the target adds TARGET_SHARE.
     """
     numbers, categories = torch.tensor(recipe.numbers), torch.tensor(recipe.categories)
     answers = classes or TARGET_BINS
-    unit = clip / math.sqrt(len(recipe.blocks) + 1)
+    unit, weight = clip * column_unit(recipe), clip * math.sqrt(TARGET_SHARE)
     each = bins(len(numbers))
     wide = len(numbers) * each
 
@@ -103,8 +111,9 @@ def histogram(recipe: AdditiveRecipe, classes: int | None, clip: float) -> Stati
         places = [torch.arange(len(numbers)) * each + bin_of(x[:, numbers])] if len(numbers) else []
         if len(categories):
             rows[:, wide:-answers] = x[:, categories].double().clamp(0, 1) * unit
-        places.append((wide + len(categories) + answer_of(y, classes))[:, None])
-        return rows.scatter(1, torch.cat(places, 1), unit)
+        if places:
+            rows = rows.scatter(1, places[0], unit)
+        return rows.scatter(1, (wide + len(categories) + answer_of(y, classes))[:, None], weight)
 
     return StatisticQuery(Recordwise(answer), histogram_size(recipe, answers))
 
@@ -128,7 +137,7 @@ class Scale:
 
 
 def scale_of(recipe: AdditiveRecipe, answers: int, counts: Tensor | None, noise: float, records: float) -> Scale:
-    """From noisy counts; None: what is known without any, which is the plain scale."""
+    """From noisy counts in a record's units; None: what is known without any, which is the plain scale."""
     numbers = len(recipe.numbers)
     width = edges(numbers).diff()
     parts = [numbers * bins(numbers), len(recipe.categories), answers]
@@ -137,8 +146,10 @@ def scale_of(recipe: AdditiveRecipe, answers: int, counts: Tensor | None, noise:
         told = torch.full((answers,), 1 / answers, dtype=torch.float64)
     else:
         cells, found, last = counts.double().split(parts)
+        last, told_noise = last / math.sqrt(TARGET_SHARE), noise / math.sqrt(TARGET_SHARE)
+        cells, found, noise = cells / column_unit(recipe), found / column_unit(recipe), noise / column_unit(recipe)
         shares = smoothed(cells.view(numbers, -1), noise, records, width) if numbers else width.repeat(0, 1)
-        told = smoothed(last[None], noise, records, torch.full((answers,), 1 / answers, dtype=torch.float64))[0]
+        told = smoothed(last[None], told_noise, records, torch.full((answers,), 1 / answers, dtype=torch.float64))[0]
     heights = heights_of(shares)
     mean, variance = wave_moments(shares, heights, recipe.waves)
     present = _present(recipe, found, noise / records, records)

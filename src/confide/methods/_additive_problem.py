@@ -13,9 +13,13 @@ from confide.methods.base import Problem
 from confide.models.additive import AdditiveNetwork
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Probit
 
-CLIP, CLIP_GROWTH, MOST_CLIP = 0.7, 0.15, 1.5
+CLIP, CLIP_GROWTH, LEAST_CLIP, MOST_CLIP = 0.7, 0.15, 0.65, 1.5
 """The clip at n mu = 1000, in units of a record's usual norm times the largest residual of a class, or CUT deviations
-of a number. It grows with that power of n mu: noise counts less, and what the clip takes off counts more."""
+of a number. It grows with that power of n mu: noise counts less, and what the clip takes off counts more. A residual of
+a half, with which two classes start, must pass whole for most records, or gradients would not follow the weights."""
+
+NEAR = 0.7
+"""Logits within which a sigmoid's slope is near that of its middle: within a tenth."""
 
 
 def network_of(problem: Problem) -> AdditiveNetwork:
@@ -37,7 +41,7 @@ def budget_of(problem: Problem) -> float:
 
 
 def clip_share(problem: Problem) -> float:
-    return min(CLIP * math.pow(budget_of(problem) / 1000, CLIP_GROWTH), MOST_CLIP)
+    return min(max(CLIP * math.pow(budget_of(problem) / 1000, CLIP_GROWTH), LEAST_CLIP), MOST_CLIP)
 
 
 def check_likelihood(likelihood: Likelihood) -> None:
@@ -64,9 +68,52 @@ def curvature_weights(likelihood: Likelihood, shares: Tensor) -> Tensor:
         return torch.ones(1, dtype=torch.float64)
     shares = shares.clamp(min=1e-6)
     if isinstance(likelihood, Categorical):
-        return shares * (1 - shares)
+        # Along directions in which outputs add up to zero, the only ones that count: exact for even shares.
+        return shares * (1 - shares) * likelihood.classes / max(1, likelihood.classes - 1)
     one = shares[1:] / shares.sum()
     if isinstance(likelihood, Probit):
         density = torch.exp(-torch.special.ndtri(one).square() / 2) / math.sqrt(2 * math.pi)
         return density.square() / (one * (1 - one))
     return one * (1 - one)
+
+
+def within(likelihood: Likelihood, gradient: Tensor) -> tuple[Tensor, float]:
+    """A noisy gradient (outputs, features) without what can only be noise, and the part of its deviation that is left.
+
+    The softmax does not see what all outputs have in common: a record's gradients add up to zero over the outputs.
+    """
+    if not isinstance(likelihood, Categorical) or likelihood.classes < 2:
+        return gradient, 1.0
+    return gradient - gradient.mean(0), math.sqrt(1 - 1 / likelihood.classes)
+
+
+def wander(likelihood: Likelihood, variances: Tensor, error: Tensor) -> float:
+    """How much harder than the data the prior pulls while steps are taken, where noise would carry logits far off.
+
+    Far off a sigmoid is flat, and nothing is as the law of the noise has it. The pull is a part of that law.
+
+    error   of every weight (outputs, features), as noise alone would have it after all steps
+    """
+    if isinstance(likelihood, Gaussian):
+        return 0.0
+    carried = math.sqrt(float((variances * error.nan_to_num(posinf=1.0).clamp(max=1.0).square()).sum(1).max()))
+    return max(0.0, carried / NEAR - 1)
+
+
+def flatness(likelihood: Likelihood, variances: Tensor, weights: Tensor) -> float:
+    """Part of the assumed curvature that is left where steps were taken, since effects spread logits out.
+
+    Of normal logits, by the probit's approximation of the sigmoid.
+    """
+    if isinstance(likelihood, Gaussian):
+        return 1.0
+    spread = (variances * weights.square())[:, 1:].sum(1)
+    # A logit is the difference of two outputs, and all outputs add up to zero.
+    both = 2 * len(spread) / max(1, len(spread) - 1) if isinstance(likelihood, Categorical) else 1.0
+    return float((1 + math.pi / 8 * both * spread.mean()).rsqrt())
+
+
+def own_noise(noise: float, rate: float, divisor: Tensor) -> Tensor:
+    """Mean and standard deviation of what a step and the noise that it was taken by have in common."""
+    square = rate * noise**2
+    return torch.tensor([square * float((1 / divisor).sum()), square * math.sqrt(2 * float(divisor.pow(-2).sum()))])

@@ -13,6 +13,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
     TARGET_BINS,
+    TARGET_SHARE,
     NoisyPass,
     Scale,
     Schedule,
@@ -33,7 +34,11 @@ from confide.methods._additive_problem import (
     clip_of,
     clip_share,
     curvature_weights,
+    flatness,
     network_of,
+    own_noise,
+    wander,
+    within,
 )
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
@@ -149,6 +154,10 @@ class Additive(Method):
         return additive(blocks, outputs, min(self.waves, FEW_WAVES) if few else self.waves)
 
     @property
+    def recalibrates(self) -> bool:
+        return True
+
+    @property
     def learns_noise(self) -> bool:
         return self.noise == "learnt"
 
@@ -236,9 +245,9 @@ class Additive(Method):
         recipe = network_of(problem).recipe
         noise = release.noise_std * math.sqrt(count) * unit
         if phase == "scale":
-            root = math.sqrt(len(recipe.blocks) + 1)
-            scale = scale_of(recipe, answers_of(problem), counts * root, noise * root, problem.records)
-            return replace(self._scaled(problem, scale, noise * root / problem.records), step=state.step)
+            scale = scale_of(recipe, answers_of(problem), counts, noise, problem.records)
+            doubt = noise / math.sqrt(TARGET_SHARE) / problem.records
+            return replace(self._scaled(problem, scale, doubt), step=state.step)
         # What is left to explain is no more than there was.
         spread = self._spread(problem, state)
         found = min(spread, residual_scale(counts, noise, problem.records, state.deviation))
@@ -296,7 +305,8 @@ class Additive(Method):
     def _amplitudes(self, problem: Problem) -> Tensor:
         """Of all features; 0 for waves beyond what the budget pays for."""
         recipe = network_of(problem).recipe
-        affordable = min(budget_of(problem) / (RECORDS_PER_WAVE * len(recipe.blocks)), recipe.waves)
+        rare = max(1.0, recipe.outputs / 2)  # of several classes each has fewer records to learn from
+        affordable = min(budget_of(problem) / (RECORDS_PER_WAVE * rare * len(recipe.blocks)), recipe.waves)
         order = torch.arange(1, recipe.waves + 1, dtype=torch.float64)
         waves = order**-self.smoothness * (order <= max(1, int(affordable)))
         ones = torch.ones(len(recipe.categories), dtype=torch.float64)
@@ -326,8 +336,8 @@ class Additive(Method):
     def _learn(self, problem: Problem, state: AdditiveState, release: Release) -> AdditiveState:
         gain = self._gain(problem, state) / state.unit * problem.records / release.expected_batch
         position = problem.position.double().view(state.velocity.shape) * state.unit
-        gradient = release.sum.double().view(position.shape) * gain
-        noise = release.noise_std * gain
+        gradient, share = within(problem.likelihood, release.sum.double().view(position.shape) * gain)
+        noise = release.noise_std * gain * share
         curvature, prior, divisor = self._curvatures(problem, state, noise)
         sharpest, alike = self._sharpness(state, position, gradient, divisor, noise)
         rate = self._rate(problem, sharpest, curvature / divisor)
@@ -341,8 +351,8 @@ class Additive(Method):
         problem.position.copy_((moved / state.unit).flatten())
         state = replace(
             state, step=state.step + 1, velocity=velocity, average=torch.lerp(state.average, moved, averaging),
-            response=response, covariance=covariance, before=(position, gradient), sharpest=sharpest,
-            alike=alike,
+            response=response, covariance=covariance, before=(position, gradient, own_noise(noise, rate, divisor)),
+            sharpest=sharpest, alike=alike,
         )  # fmt: skip
         return self._ready(problem, state)
 
@@ -359,7 +369,8 @@ class Additive(Method):
         curvature = problem.records * curvature_weights(problem.likelihood, state.answers)[:, None] * state.variances
         spread = self._spread(problem, state)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
-        prior = torch.full_like(curvature, square / spread**2)
+        error = noise / math.sqrt(self._schedule(problem).learning) / curvature
+        prior = square / spread**2 + wander(problem.likelihood, state.variances, error) * curvature
         prior[:, 0] = 0.0  # where the constant belongs nobody knows beforehand
         return curvature, prior, curvature + prior + noise / spread
 
@@ -387,7 +398,10 @@ class Additive(Method):
         assumed = float((divisor * way.square()).sum())
         if assumed <= 0:
             return state.sharpest, state.alike
-        found, doubt = float((way * change).sum()) / assumed, 2 * math.sqrt(2) * noise * float(way.norm()) / assumed
+        # The way was taken by the noise of the gradient before: what the two have in common is no curvature.
+        common, spread = state.before[2].tolist()
+        found = (float((way * change).sum()) - common) / assumed
+        doubt = 2 * math.hypot(math.sqrt(2) * noise * float(way.norm()), spread) / assumed
         return (*state.sharpest, found + doubt)[-2:], max(state.alike, found - doubt)
 
     def _rate(self, problem: Problem, sharpest: tuple[float, ...], pull: Tensor) -> float:
@@ -414,9 +428,11 @@ class Additive(Method):
         found = (state.average - origin) / gain
         sampling = square / curvature.clamp(min=1e-12)
         noise = state.covariance[..., 2, 2] / gain.square()
-        variance = sampling + noise
         groups = network_of(problem).recipe.groups()
         usual = USUAL_EFFECT * self._spread(problem, state)
+        flat = flatness(problem.likelihood, state.variances, state.average)
+        sampling, noise = sampling / flat, noise / flat**2
+        variance = sampling + noise
         # Records say more of columns that move together than of each by itself: the former decides how much of them
         # is believed, the latter how wide a band is. Noise is alike for all.
         mean, _, scales = shrunk(found, sampling / state.alike + noise, groups, usual)

@@ -24,6 +24,8 @@ Noise: TypeAlias = Literal["learnt", "fixed"]
 STAGES = 5
 """How often the point is moved: each stage leaves a part of the distance to the truth that is about the relative noise
 of the curvature, and five such parts are nothing wherever the curvature can be told from noise at all."""
+RELEASES = 10
+"""About all records, two for every stage: what is said of one stage is known from more than one draw of the noise."""
 CLIP_IN_DEVIATIONS = 2.5
 """Residual clip: 1 % of a Gaussian's slope is lost, so that shapes hardly matter, at a quarter more noise than 2."""
 FIRST_REACH = 1.5
@@ -139,6 +141,10 @@ class NoiseAware(Method):
         likelihood = Gaussian(state.scale) if isinstance(problem.likelihood, Gaussian) else problem.likelihood
         weights = torch.full((count,), 1 / count, dtype=draws.dtype)
         return Draws(problem.module, likelihood, draws, weights, self._facts(problem, state, count))
+
+    @property
+    def releases(self) -> int:
+        return RELEASES
 
     @property
     def learns_noise(self) -> bool:

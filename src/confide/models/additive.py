@@ -259,6 +259,8 @@ def smoothed(counts: Tensor, noise: float, records: float, width: Tensor) -> Ten
         error = REACH * noise / records * (many * few / (many + few)) ** 0.5
         deviation = found - expected
         kept = (1 - (error / deviation.abs().clamp(min=1e-30)).square()).clamp(min=0)
+        # Where noise is larger than any deviation can be, whatever is found is noise.
+        kept = kept * (torch.where(deviation > 0, mass - expected, expected) > error)
         part = torch.minimum((expected + kept * deviation).clamp(min=0), mass)
         divide(first, middle, part)
         divide(middle, last, mass - part)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from confide import methods as known
+from confide import rules
 from confide.data.schema import Task
 from confide.data.table import Table
 from confide.errors import BudgetExceeded, DataError, Refusal, Unfinished
@@ -199,7 +200,7 @@ class _Contest:
         self.request = request if request.ledger is not None else replace(request, ledger=Ledger())
         self.settled, self.test, self.test_source = settled, test, test_source
         self.repeats = repeats
-        self.shared = self.job("auto")
+        self.shared = self.job(rules.SAMPLER)
 
     def job(self, name: str, turn: int = 0) -> Job:
         seed = None if self.request.seed is None else self.request.seed + turn

@@ -1,19 +1,25 @@
 """Class probabilities set right after the fit, privately: a slope and one shift per class.
 
-Clipping and shrinkage make a fit too sure or too unsure of itself. With q the fitted probabilities, and l = log q
-before slope and shifts, kept within REACH of its middle,
+Clipping, shrinkage and noise make a fit too sure or too unsure of itself. With q the fitted probabilities,
 
-    q = softmax(slope * l + shifts),      score = sum over records of ((y - q) . l,  y - q)
+    q' = softmax(slope * log q + shifts).
 
-is zero where probabilities are right on average. One release about all records shows the score and its curvature,
-each with noise; slope and shifts take a Newton step that is shrunk by what the noise leaves open, so that a small
-budget moves them little. Every record's answer is bounded by rule (`_SCALE`), the release shares the epsilon of the
-fit, the plan of the fit is calibrated with it in mind (`spent`), and all of it is charged in one go.
+One release about all records shows how often each class was the answer where the fit had given it about such odds: for
+every class a record names the bin of log(q / (1 - q)) and whether the class is its own, a vector of norm 1. In a bin
+of odds l the counts c1 and c0, of records of the class and of others, are noisy, and
+
+    c1 (1 - q') - c0 q',      q' = sigmoid(slope * l + shift),
+
+is zero on average where slope and shift are right, whatever the number of records in the bin. Both are the most
+probable ones, given noise, sampling and what is expected beforehand: a small budget moves them little, and a fit that
+learnt noise alone is flattened as far as the counts show it. The release shares the epsilon of the fit, whose plan is
+calibrated with it in mind (`spent`), and all of it is charged in one go.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,6 +28,7 @@ from confide.data.schema import Task
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
+from confide.models.additive import smoothed
 from confide.models.likelihoods import Bernoulli, Calibrated, Categorical, Likelihood
 from confide.posteriors.base import Posterior
 from confide.posteriors.recordwise import recordwise
@@ -33,16 +40,14 @@ from confide.workflow.request import Request
 PURPOSE = "recalibration"
 SHARE = 0.15
 """Part of epsilon that the release may cost; it composes with the fit, which loses about two per cent of mu^2."""
-REACH = 3.0
-"""Largest distance of a logarithm of a probability from the middle of the likeliest and the least likely class: beyond
-exp(-6) a probability is rare enough for its exact size not to matter here."""
-EXPECTED = 0.4
-"""Standard deviation of the logarithm of the slope, and of a shift, that is expected beforehand."""
-LARGEST_STEP = math.log(2)
-"""Of the logarithm of the slope: a Newton step reaches no further than that."""
-_SCALE = 1 / math.sqrt(1 + 2 + 0.25**2 + 0.5**2)
-"""Of a record's row before it is clipped to 1. |(y - q) . l| <= 2 REACH, and is divided by that; |y - q|^2 <= 2; the
-variance of l is at most REACH^2, and is divided by (2 REACH)^2; sum (q (1 - q))^2 <= 1/4."""
+EDGES = (-5.0, -4.0, -3.25, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.25, 4.0, 5.0)
+"""Of the bins of log odds: half a unit apart where most records lie, for in between a sigmoid is nearly a line."""
+MIDDLES = (-6.0, *((low + high) / 2 for low, high in pairwise(EDGES)), 6.0)
+"""Of the bins, for which they stand; beyond the last edges odds seldom go further than one more unit."""
+EXPECTED, LEAST_SLOPE, LARGEST_SLOPE = 0.5, 0.02, 4.0
+"""Standard deviation of the slope around 1 and of a shift that is expected beforehand; and what a slope may be."""
+ROUNDS = 60
+"""Of the search for the most probable slope and shifts, which a dozen usually end."""
 
 
 def mechanism_of(request: Request, task: Task, method: Method) -> SampledGaussian | None:
@@ -56,16 +61,18 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
 
     def tell(posterior: Posterior, release: Release) -> Posterior:
         classes = _classes(posterior.likelihood)
-        step = _newton(release.sum.double() / _SCALE, release.noise_std / _SCALE)
-        slope = math.exp(max(-LARGEST_STEP, min(LARGEST_STEP, float(step[0]))))
-        shifts = tuple((step[1:] - step[1:].mean()).tolist())
+        named = _named(classes)
+        unit = math.sqrt(named) / mechanism.clip
+        counts = release.sum.double().reshape(named, 2, len(MIDDLES)) * unit
+        slope, found = fitted(counts, release.noise_std * unit, plan.records)
+        shifts = tuple((found - found.mean()).tolist()) if named > 1 else (-float(found) / 2, float(found) / 2)
         facts = {**posterior.facts, "slope": slope, "shifts": [round(value, 4) for value in shifts]}
         if plan.target_epsilon is not None:
             facts["recalibration_epsilon"] = SHARE * plan.target_epsilon
         one_logit = isinstance(posterior.likelihood, Bernoulli)
         return posterior.with_likelihood(Calibrated(classes, slope, shifts, one_logit), facts)
 
-    return Closing(mechanism, PURPOSE, _score, tell)
+    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip), tell)
 
 
 def _classes(likelihood: Likelihood) -> int:
@@ -75,31 +82,53 @@ def _classes(likelihood: Likelihood) -> int:
     return likelihood.classes
 
 
-def _score(posterior: Posterior) -> StatisticQuery:
-    """Of one record: score of the slope's logarithm and of the shifts, then the curvature of each."""
+def _named(classes: int) -> int:
+    """Classes whose odds a record tells: of two the second says it all."""
+    return 1 if classes == 2 else classes
+
+
+def odds_of(posterior: Posterior, clip: float) -> StatisticQuery:
+    """Of one record: for every class that is told, the bin of its odds, among those of its own class or of others."""
     classes = _classes(posterior.likelihood)
+    named, edges = _named(classes), torch.tensor(EDGES, dtype=torch.float64)
+    size = named * 2 * len(MIDDLES)
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
-        q = posterior.summary(x).centre.double().clamp(1e-12, 1)
-        log = q.log()
-        log = log - (log.amax(1, keepdim=True) + log.amin(1, keepdim=True)) / 2
-        log = log.clamp(-REACH, REACH)
-        off = torch.nn.functional.one_hot(y.reshape(-1).long().clamp(0, classes - 1), classes).double() - q
-        mean = (q * log).sum(1, keepdim=True)
-        variance = (q * (log - mean).square()).sum(1, keepdim=True)
-        rows = [(off * log).sum(1, keepdim=True) / (2 * REACH), off, variance / (2 * REACH) ** 2, q * (1 - q)]
-        return torch.cat(rows, 1) * _SCALE
+        q = posterior.summary(x).centre.double()[:, classes - named :].clamp(1e-9, 1 - 1e-9)
+        told = torch.arange(classes - named, classes)
+        own = y.reshape(-1, 1).long().clamp(0, classes - 1) == told
+        place = torch.bucketize(torch.logit(q), edges) + len(MIDDLES) * ((~own).long() + 2 * torch.arange(named))
+        return torch.zeros(len(x), size, dtype=torch.float64).scatter(1, place, clip / math.sqrt(named))
 
-    return StatisticQuery(recordwise(answer, posterior), 2 * (1 + classes))
+    return StatisticQuery(recordwise(answer, posterior), size)
 
 
-def _newton(sums: Tensor, noise: float) -> Tensor:
-    """A step of the slope's logarithm and of the shifts from nothing, shrunk by what sampling and noise leave open."""
-    size = len(sums) // 2
-    unit = torch.ones(size, dtype=torch.float64)
-    unit[0] = 2 * REACH
-    score, curvature = sums[:size] * unit, sums[size:] * unit.square()
-    # A curvature that noise made small would make a long step of nothing.
-    curvature = torch.maximum(curvature, 2 * noise * unit.square()).clamp(min=1e-9)
-    error = ((noise * unit).square() + curvature) / curvature.square()
-    return score / curvature * EXPECTED**2 / (EXPECTED**2 + error)
+def fitted(counts: Tensor, noise: float, records: int) -> tuple[float, Tensor]:
+    """The most probable slope and shifts (classes), given noisy counts (classes, own or other, bins)."""
+    own, other = counts[:, 0], counts[:, 1]
+    middles = torch.tensor(MIDDLES, dtype=torch.float64)
+    # How many records a bin holds, without the noise that would speak for itself in an empty one.
+    even = torch.full((len(MIDDLES),), 1 / len(MIDDLES), dtype=torch.float64)
+    present = records * smoothed(own + other, math.sqrt(2) * noise, records, even)
+    slope, shifts = torch.ones((), dtype=torch.float64), torch.zeros(len(counts), dtype=torch.float64)
+    size = 1 + len(counts)
+    prior = torch.eye(size, dtype=torch.float64) / EXPECTED**2
+    for _ in range(ROUNDS):
+        q = torch.sigmoid(slope * middles + shifts[:, None])
+        off = own * (1 - q) - other * q
+        variance = noise**2 * ((1 - q).square() + q.square()) + present * q * (1 - q) + 1e-9
+        steep = present * q * (1 - q)  # of the expected difference: what noise added to the counts counts for nothing
+        design = torch.zeros(*q.shape, size, dtype=torch.float64)
+        design[..., 0] = steep * middles
+        design[range(len(counts)), :, range(1, size)] = steep
+        weighed = design / variance[..., None]
+        information = torch.einsum("kbi,kbj->ij", weighed, design) + prior
+        gradient = torch.einsum("kbi,kb->i", weighed, off)
+        gradient = gradient - prior @ torch.cat([slope[None] - 1, shifts])
+        step = torch.linalg.solve(information, gradient)
+        step = step / max(1.0, float(step.abs().max()) / 0.5)  # a Newton step from far away may overshoot
+        slope = (slope + step[0]).clamp(LEAST_SLOPE, LARGEST_SLOPE)
+        shifts = shifts + step[1:]
+        if float(step.abs().max()) < 1e-6:
+            break
+    return float(slope), shifts

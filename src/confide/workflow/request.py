@@ -127,25 +127,6 @@ class Request:
         _check_run(self)
 
 
-def method_of(request: Request, task: Task) -> Method:
-    """The method by name with the given prior, or the method that was given."""
-    method = _named(request.method, request.prior) if isinstance(request.method, str) else request.method
-    if task not in method.tasks:
-        fitting = ", ".join(name for name in methods.for_task(task))
-        raise Refusal(f"method={method.name!r}: is not for {task}; use one of {fitting}")
-    # A method that would learn the noise of the target by itself keeps to a noise that was given.
-    return method if request.noise_scale is None else method.with_given_noise()
-
-
-def _named(name: str, prior: Prior | None) -> Method:
-    cls = methods.get(rules.METHOD if name == "auto" else name)
-    if prior is None:
-        return cls()
-    if "prior" not in {one.name for one in fields(cls)}:
-        raise Refusal(f"prior={prior!r}: {name} has no prior of its own; leave it out")
-    return cls(prior=prior)  # type: ignore[call-arg]
-
-
 def _check_plan(request: Request) -> None:
     for name in ("batch", "steps", "epochs", "clip", "noise_scale"):
         value = getattr(request, name)
@@ -189,11 +170,20 @@ def _check_model(request: Request) -> None:
     if not isinstance(request.likelihood, str | None) and request.noise_scale is not None:
         raise Refusal(f"noise_scale={request.noise_scale}: the likelihood says it already; leave one of them out")
     if isinstance(request.method, str):
-        _named(request.method, request.prior)
+        _check_name(request.method, request.prior)
         return
     check_method(request.method)
     if request.prior is not None:
         raise Refusal(f"prior={request.prior!r}: give it to the method itself, or name the method")
+
+
+def _check_name(name: str, prior: Prior | None) -> None:
+    """A method of that name is there, and has a prior if one is given; "auto" finds one that has."""
+    if name == "auto":
+        return
+    cls = methods.get(name)
+    if prior is not None and "prior" not in {one.name for one in fields(cls)}:
+        raise Refusal(f"prior={prior!r}: {name} has no prior of its own; leave it out")
 
 
 def _check_run(request: Request) -> None:

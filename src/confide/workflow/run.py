@@ -37,10 +37,11 @@ from confide.sources.private_data import PrivateData
 from confide.sources.together import PaidTogether
 from confide.workflow import count, noise, recalibrate
 from confide.workflow.calibrate import plan_of
+from confide.workflow.choice import method_of
 from confide.workflow.facts import Settled, assumptions_of, pictures_rule, settle
 from confide.workflow.named_likelihood import made
 from confide.workflow.network import likelihood_of, network_of
-from confide.workflow.request import Request, method_of
+from confide.workflow.request import Request
 
 REHEARSED_RECORDS = 1000
 """Stands for the number of records while it is not known; nothing is charged for it."""
@@ -106,7 +107,7 @@ def job_of(request: Request, settled: Settled) -> Job:
     request = replace(request, likelihood=made(request.likelihood, settled.schema, request.noise_scale))
     known = settled if settled.schema.records is not None else settled.with_records(REHEARSED_RECORDS)
     request = replace(request, method=pictures_rule(request, settled))
-    method = method_of(request, settled.task)
+    method = method_of(request, known.schema, settled.features)
     module = network_of(request, known.schema, settled.features, method)
     counting, histogram = count.mechanism_of(request), noise.mechanism_of(request, settled.task, method)
     probabilities = recalibrate.mechanism_of(request, settled.task, method)
