@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from confide import data, distributed, federated, methods, models
+    from confide import data, distributed, federated, methods, models, pate
     from confide.data.schema import Schema
     from confide.errors import BudgetExceeded
     from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
@@ -52,6 +52,7 @@ __all__ = [
     "methods",
     "models",
     "networks",
+    "pate",
     "plan",
     "priors",
     "run_request",
@@ -86,6 +87,7 @@ _MODULES = {
     "methods": "methods",
     "models": "models",
     "networks": "models.networks",
+    "pate": "pate",
     "priors": "models.priors",
 }
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "export": "Write a fitted model for deployment. It costs no budget.",
     "audit": "Attack a method on made-up records and bound its epsilon from below.",
     "ledger": "Show what was spent, set a ceiling on it, check it.",
+    "pate": "Learn a classifier from votes of teachers on public records (PATE).",
     "party": "Learn from records of several owners who do not pool them.",
     "papers": "Run the experiments of published papers under a sound epsilon.",
 }

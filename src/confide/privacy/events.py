@@ -105,6 +105,27 @@ class PureEvent:
 
 
 @dataclass(frozen=True)
+class VotesEvent:
+    """`count` releases of votes, plus Gaussian noise of standard deviation `noise` in every number.
+
+    Voters hold disjoint parts of the records, and a record's part is drawn by a coin of its own. So whether a record
+    is added, removed or replaced, one voter changes: the released numbers move by at most `moved` under EITHER
+    adjacency, and an accountant must not double it.
+    """
+
+    noise: float
+    moved: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("noise", self.noise), ("moved", self.moved)):
+            if not (math.isfinite(value) and value > 0):
+                raise Refusal(f"{name}={value}: must be a finite number > 0")
+        if self.count < 1:
+            raise Refusal(f"count={self.count}: must be at least 1")
+
+
+@dataclass(frozen=True)
 class NonPrivateEvent:
     """A release without protection; every accountant answers infinity."""
 
@@ -112,8 +133,13 @@ class NonPrivateEvent:
     count: int = 1
 
 
-Event: TypeAlias = GaussianEvent | PureEvent | NonPrivateEvent
-_KINDS: dict[str, type[Any]] = {"gaussian": GaussianEvent, "pure": PureEvent, "non-private": NonPrivateEvent}
+Event: TypeAlias = GaussianEvent | PureEvent | VotesEvent | NonPrivateEvent
+_KINDS: dict[str, type[Any]] = {
+    "gaussian": GaussianEvent,
+    "pure": PureEvent,
+    "votes": VotesEvent,
+    "non-private": NonPrivateEvent,
+}
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from confide.privacy.accountants import PLD, Bound, epsilons, sound_epsilon
 from confide.privacy.accountants.bound import check_question, known, non_private, slack
-from confide.privacy.events import Adjacency, Event, GaussianEvent, NonPrivateEvent, PureEvent
+from confide.privacy.events import Adjacency, Event, GaussianEvent, NonPrivateEvent, PureEvent, VotesEvent
 from confide.privacy.interpretation import Attacker, attacker
 from confide.wording import accountant, share_up, up
 
@@ -173,6 +173,11 @@ def _describe(event: Event) -> str:
         times = "" if event.count == 1 else f"{event.count} times "
         pure, beside = ("", f" and delta {up(event.slack)}") if event.slack else ("pure ", "")
         return f"{times}a result with {pure}epsilon {event.epsilon:.6g}{beside} ({event.adjacency})"
+    if isinstance(event, VotesEvent):
+        return (
+            f"{event.count} counts of votes with Gaussian noise of {event.noise:.6g}, which one voter moves by at most "
+            f"{event.moved:.6g}, however its record changes"
+        )
     return f"without protection: {event.reason}"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from confide.models.networks import recipe_of
 from confide.posteriors.base import Posterior
-from confide.privacy.events import Event, GaussianEvent, PureEvent
+from confide.privacy.events import Event, GaussianEvent, PureEvent, VotesEvent
 from confide.report import words
 from confide.report.evaluation import PUBLIC, Evaluation
 from confide.wording import epsilon, remaining
@@ -39,6 +39,8 @@ def event_rows(events: Iterable[Event]) -> list[dict[str, str]]:
 def _kind(event: Event) -> str:
     if isinstance(event, GaussianEvent):
         return "Gaussian, passes" if event.sampling == "shuffle" else "Gaussian"
+    if isinstance(event, VotesEvent):
+        return "Votes"
     return "Pure" if isinstance(event, PureEvent) else "Not private"
 
 
@@ -53,6 +55,8 @@ def _details(event: Event) -> str:
     if isinstance(event, PureEvent):
         slack = f", delta {event.slack:.3g} each" if event.slack else ""
         return f"epsilon {event.epsilon:.6g} each{slack}, {event.adjacency}"
+    if isinstance(event, VotesEvent):
+        return f"noise {event.noise:.6g} on counts that one voter moves by at most {event.moved:.6g}"
     return event.reason
 
 

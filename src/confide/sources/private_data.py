@@ -45,6 +45,7 @@ from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.mechanism.sampling import BatchSampler
 from confide.mechanism.secure import LatticeNoise
 from confide.mechanism.secure_sum import Cover
+from confide.mechanism.votes import Teacher, Votes, VotesAnswers, rehearse_votes
 from confide.privacy.events import Event, NonPrivateEvent, merged
 from confide.privacy.ledger import Ledger
 from confide.privacy.ledger.places import is_server
@@ -336,6 +337,28 @@ class PrivateData:
         with _DOOR.held():
             self.__book((mechanism.event(),), purpose, None)
             return mechanism.draw(features[self.__valid], self.__targets[self.__valid], self.__noise)
+
+    def poll(self, mechanism: Votes, teacher: Teacher, inputs: Tree, purpose: str = "") -> VotesAnswers:
+        """Votes of teachers on public inputs: try one on made-up records, pay for all queries, then read all records.
+
+        The teachers' classes are the schema's; `inputs` are public and like the records' features.
+        """
+        classes = self.schema.class_count
+        if type(mechanism) is not Votes:  # what is charged must be what is done
+            raise Refusal(f"mechanism={type(mechanism).__name__}: must be confide.pate.Votes itself")
+        if self.crew.size > 1:
+            raise Refusal(f"ranks={self.crew.size}: teachers are given records from one process; use one")
+        if classes is None or self.__targets.ndim != 1:
+            raise Refusal(f"classes={self.schema.classes}: teachers vote for classes; the schema must declare them")
+        if trees.size_of(inputs) != mechanism.queries:
+            raise Refusal(f"inputs: {trees.size_of(inputs)} of them for queries={mechanism.queries}; they must agree")
+        y = torch.arange(2 * classes, dtype=self.__targets.dtype) % classes
+        x = trees.rows_of(trees.made_up(self.__features, self.schema.inputs), torch.arange(2 * classes) % 2)
+        rehearse_votes(teacher, x, y, inputs, classes, mechanism.queries)
+        with _DOOR.held():
+            self.__book(mechanism.events(), purpose, None)
+            x, y = trees.rows_of(self.__features, self.__valid.nonzero()[:, 0]), self.__targets[self.__valid]
+            return mechanism.poll(teacher, x, y, inputs, classes, self.__noise)
 
     def check_resumable(self) -> None:
         """Checkpoints hold functions of releases alone, so nothing of this is lost."""

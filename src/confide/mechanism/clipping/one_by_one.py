@@ -57,10 +57,25 @@ def for_each(
     strict: bool = False,
 ) -> None:
     """store(record, function(x, y)) for every record as a batch of one; what `owners` reach is put back each time."""
-    records = records_of(x)
-    starts = randomness.seeds(records)
+
+    def of_record(record: int) -> Any:
+        one_x, one_y = map_tensors(lambda tensor: tensor[record : record + 1].clone(), (x, y))
+        return function(one_x, one_y)
+
+    in_turn(owners, records_of(x), of_record, store, strict)
+
+
+def in_turn(
+    owners: tuple[Any, ...],
+    count: int,
+    function: Callable[[int], Any],
+    store: Callable[[int, Any], None],
+    strict: bool = False,
+) -> None:
+    """store(place, function(place)) for every place; one that raises is left out, and none finds what another left."""
+    starts = randomness.seeds(count)
     seal = Reachable(*owners)
-    if seal.iterators and not strict and records == 1:
+    if seal.iterators and not strict and count == 1:
         return  # one that raised among all of them: it counts as zero
     if seal.iterators:
         raise Refusal(
@@ -68,16 +83,15 @@ def for_each(
             "back after a record; use a list or a number"
         )
     with no_collection(), randomness.restored(), _Written():
-        for record in range(records):
-            one_x, one_y = map_tensors(lambda tensor, at=record: tensor[at : at + 1].clone(), (x, y))
-            randomness.start_from(starts[record])
+        for place in range(count):
+            randomness.start_from(starts[place])
             try:
-                store(record, copy_context().run(function, one_x, one_y))
+                store(place, copy_context().run(function, place))
             except Exception:
                 if strict:
                     raise
             finally:
-                if strict or record % RECORDS_PER_COLLECTION == 0 or record == records - 1:
+                if strict or place % RECORDS_PER_COLLECTION == 0 or place == count - 1:
                     collect_young()  # what finalisers of cycles write is put back too, not left for later
                 seal.restore()
     seal.move_on()

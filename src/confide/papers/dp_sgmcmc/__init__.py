@@ -19,7 +19,7 @@ from confide.papers.base import (
     PaperOutcome,
     PaperTable,
 )
-from confide.papers.dp_sgmcmc import adult
+from confide.papers.dp_sgmcmc import adult, teachers
 from confide.papers.dp_sgmcmc.claims import CLAIMS
 
 RECORDS, STEPS, BATCH, DELTA = 50_000, 10_000, 128, 1e-5
@@ -263,6 +263,7 @@ PAPER = Paper(
             "adult", "Bayesian logistic regression, accuracy against epsilon (Figure 3)", adult.run, minutes=3.7
         ),
         Experiment("mnist", "classification of digits (Table 1)", run_mnist),
+        Experiment("pate", "Confident-GNMax, the rival of Table 1, with public images", teachers.run),
     ),
     CLAIMS,
 )

@@ -15,6 +15,7 @@ from confide.privacy.events import (
     GaussianEvent,
     NonPrivateEvent,
     PureEvent,
+    VotesEvent,
     merged,
 )
 
@@ -22,6 +23,7 @@ UPPER_BOUND = "upper bound"
 EXACT = "upper bound (exact)"
 APPROXIMATION = "approximation"
 DATA_DEPENDENT = "data-dependent"
+_ROUNDING = 2.0**-50  # A product and a quotient are each off by 2^-53 of themselves.
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,28 @@ def known(events: Iterable[Event]) -> tuple[Event, ...]:
     """The events counted together; a foreign object among them is refused, never guessed."""
     listed = tuple(events)
     for event in listed:
-        if type(event) not in (GaussianEvent, PureEvent, NonPrivateEvent):
+        if type(event) not in (GaussianEvent, PureEvent, VotesEvent, NonPrivateEvent):
             raise UnsupportedEvents(
                 f"event={event!r}: unknown kind of event; describe the release as a GaussianEvent, a PureEvent "
                 "or a NonPrivateEvent"
             )
     return merged(listed)
+
+
+def counted(events: Iterable[Event], adjacency: Adjacency) -> tuple[Event, ...]:
+    """The known events, with votes as the Gaussian releases that they are under this adjacency.
+
+    A Gaussian's noise is told in units of what one record adds, which counts twice where it is replaced; one voter
+    moves votes equally far under both. The noise that stands for them is rounded downwards.
+    """
+    return merged(_as_gaussian(event, adjacency) for event in known(events))
+
+
+def _as_gaussian(event: Event, adjacency: Adjacency) -> Event:
+    if not isinstance(event, VotesEvent):
+        return event
+    multiplier = sensitivity(adjacency) * event.noise / event.moved
+    return GaussianEvent(math.nextafter(multiplier * (1 - _ROUNDING), 0.0), count=event.count)
 
 
 def non_private(events: Sequence[Event]) -> str | None:

@@ -15,9 +15,9 @@ from confide.privacy.accountants.bound import (
     Bound,
     check_question,
     check_sampling,
+    counted,
     is_exact_gaussian,
     is_plain_gaussian,
-    known,
     non_private,
     not_applicable,
     pure_epsilon,
@@ -43,7 +43,7 @@ class GDP:
 
     def epsilon(self, events: Iterable[Event], delta: float, adjacency: Adjacency = "add-remove") -> Bound:
         check_question(delta, adjacency)
-        listed = known(events)
+        listed = counted(events, adjacency)
         hopeless = without_bound(listed, delta, adjacency)
         if hopeless is not None:
             return hopeless
@@ -58,7 +58,7 @@ class GDP:
 
     def delta(self, events: Iterable[Event], epsilon: float, adjacency: Adjacency = "add-remove") -> float:
         """delta(epsilon) of the (limiting) Gaussian."""
-        listed = known(events)
+        listed = counted(events, adjacency)
         if non_private(listed) is not None:
             return 1.0
         mu = math.sqrt(sum(event.count * _squared_mu(event, adjacency) for event in listed))
@@ -118,7 +118,7 @@ class ZCDP:
 
     def epsilon(self, events: Iterable[Event], delta: float, adjacency: Adjacency = "add-remove") -> Bound:
         check_question(delta, adjacency)
-        listed = known(events)
+        listed = counted(events, adjacency)
         hopeless = without_bound(listed, delta, adjacency)
         if hopeless is not None:
             return hopeless
@@ -179,7 +179,7 @@ class AdvancedComposition:
 
     def epsilon(self, events: Iterable[Event], delta: float, adjacency: Adjacency = "add-remove") -> Bound:
         check_question(delta, adjacency)
-        listed = known(events)
+        listed = counted(events, adjacency)
         hopeless = without_bound(listed, delta, adjacency)
         if hopeless is not None:
             return hopeless

@@ -31,6 +31,7 @@ from confide.privacy.accountants.bound import (
     Bound,
     check_question,
     check_sampling,
+    counted,
     is_exact_gaussian,
     is_plain_gaussian,
     known,
@@ -130,7 +131,7 @@ def units(events: Sequence[Event], adjacency: Adjacency) -> Parts:
     """Events as releases with a loss distribution; all un-sampled Gaussians become a single one."""
     totals: dict[Unit, int] = {}
     squared = 0.0
-    for event in events:
+    for event in counted(events, adjacency):
         if isinstance(event, GaussianEvent):
             check_sampling(event, adjacency)
         if is_plain_gaussian(event):

@@ -28,6 +28,7 @@ from confide.privacy.accountants.bound import (
     Bound,
     check_question,
     check_sampling,
+    counted,
     is_plain_gaussian,
     known,
     not_applicable,
@@ -110,7 +111,7 @@ class RDP:
 
 def divergences(events: Iterable[Event], adjacency: Adjacency, orders: tuple[float, ...]) -> Array | None:
     """Renyi divergence of all the events together at each order; None where no bound is implemented."""
-    listed = tuple(events)
+    listed = counted(events, adjacency)
     if adjacency == "replace-one" and any(_poisson(event) for event in listed):
         return None
     start = np.zeros(len(orders))

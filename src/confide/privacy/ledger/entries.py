@@ -17,6 +17,7 @@ from confide.privacy.events import (
     Event,
     GaussianEvent,
     PureEvent,
+    VotesEvent,
     event_from_dict,
     event_to_dict,
 )
@@ -122,6 +123,8 @@ def summary(event: Event) -> str:
     if isinstance(event, PureEvent):
         slack = f", slack {event.slack:.3g}" if event.slack else ""
         return f"{event.count} pure, epsilon {event.epsilon:.6g}{slack} ({event.adjacency})"
+    if isinstance(event, VotesEvent):
+        return f"{event.count} counts of votes, noise {event.noise:.6g}, moved by {event.moved:.6g}"
     return f"{event.count} non-private: {event.reason}"
 
 
