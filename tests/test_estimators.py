@@ -35,12 +35,16 @@ from confide.posteriors.draws import Draws
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.ledger import Ledger
 from confide.running.artefacts import load_run
+from confide.sources.private_data import PrivateData
 from confide.workflow import calibrate as _calibrate
 from confide.workflow import noise as _residuals
 
 # No check fails: a private estimator must refuse facts that were not declared, and the instances below declare
 # assume_public. A check that has to fail one day is written down here with its reason.
-EXPECTED_FAILURES: dict[str, str] = {}
+EXPECTED_FAILURES = {
+    "check_all_zero_sample_weights_error": "whether a fit raises must not depend on weights, which are private",
+    "check_sample_weight_equivalence_on_dense_data": "batches are drawn by row numbers: other rows, other draws",
+}
 # Runs only where SCIPY_ARRAY_API is set before scipy is imported.
 SKIPPED = {"check_array_api_input"}
 
@@ -319,8 +323,7 @@ def test_frames_give_what_arrays_give() -> None:
         model = PrivateBayesClassifier("sgd", **by_name).fit(frame, labels)
         assert list(model.feature_names_in_) == ["a", "b", "c"]
         np.testing.assert_allclose(model.predict_proba(frame), expected, rtol=1e-5)
-        with pytest.raises(ValueError, match="feature names"):
-            model.predict(frame[["b", "a", "c"]])
+        np.testing.assert_allclose(model.predict_proba(frame[["b", "a", "c"]]), expected, rtol=1e-5)
     partly = PrivateBayesClassifier("sgd", **{**BLOBS, "bounds": dict.fromkeys("ab", (-15, 15))})
     with pytest.raises(ValueError, match=r"columns: column 3 of the data's features not declared"):
         partly.fit(pd.DataFrame(x, columns=list("abc")), y)
@@ -471,3 +474,55 @@ def test_every_parameter_is_documented_once_in_the_numpydoc_manner(kind: Any) ->
     assert {"posterior_", "privacy_", "run_", "schema_"} <= set(re.findall(r"(?m)^(\w+_) : \S", attributes))
     positional = [name for name, one in inspect.signature(kind).parameters.items() if one.kind is not one.KEYWORD_ONLY]
     assert positional == ["method"]
+
+
+class TestColumnsByNameAndWeights:
+    def frames(self) -> tuple[Any, Any]:
+        import pandas as pd
+
+        generator = np.random.default_rng(0)
+        frame = pd.DataFrame({"a": generator.uniform(-1, 1, 300), "b": generator.uniform(0, 5, 300)})
+        return frame, (frame.a > 0).astype(int)
+
+    def model(self, **more: Any) -> PrivateBayesClassifier:
+        given = {"bounds": {"a": (-1, 1), "b": (0, 5)}, "classes": 2, "records": 300, "steps": 20, "batch": 60}
+        return PrivateBayesClassifier(epsilon=50.0, hidden=(), seed=3, **{**given, **more})
+
+    def test_frames_with_other_columns_in_another_order_are_read_by_name(self) -> None:
+        import polars as pl
+
+        frame, y = self.frames()
+        model = self.model().fit(frame, y)
+        other = frame.assign(z=1.0)[["z", "b", "a"]]
+        expected = model.predict_proba(frame)
+        np.testing.assert_array_equal(model.predict_proba(other), expected)
+        np.testing.assert_array_equal(model.predict_proba(pl.from_pandas(other)), expected)
+        np.testing.assert_allclose(model.predict_log_proba(other), np.log(expected))
+        with pytest.raises(ValueError, match="now missing"):
+            model.predict(frame[["a"]])
+
+    def test_weights_move_the_fit_and_their_bound_is_public(self) -> None:
+        """Records of weight zero teach nothing: with only one class weighed, it is all that is predicted."""
+        frame, y = self.frames()
+        only = self.model(largest_weight=3.0).fit(frame, y, sample_weight=3.0 * (y == 1))
+        assert only.predict(frame).mean() > 0.95
+        dear = self.model(class_weight={0: 0.0, 1: 2.0}).fit(frame, y)
+        assert dear.predict(frame).mean() > 0.95
+        assert 0.3 < self.model().fit(frame, y).predict(frame).mean() < 0.7
+
+    def test_weights_that_cannot_be_had_are_refused_before_a_charge(self) -> None:
+        frame, y = self.frames()
+        with pytest.raises(ValueError, match="how often classes occur is private"):
+            self.model(class_weight="balanced").fit(frame, y)
+        with pytest.raises(ValueError, match="inconsistent numbers"):
+            self.model().fit(frame, y, sample_weight=[1.0])
+
+    def test_loaders_of_batches_get_one_sentence(self) -> None:
+        from torch.utils.data import DataLoader, TensorDataset
+
+        pairs = TensorDataset(torch.zeros(4, 2), torch.zeros(4))
+        for given, said in ((pairs, "from_pairs"), (DataLoader(pairs), "draws the batches")):
+            with pytest.raises(ValueError, match=said):
+                self.model().fit(given, None)
+            with pytest.raises(ValueError, match=said):
+                PrivateData(given, None, schema=Schema(classes=2, records=4))

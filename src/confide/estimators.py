@@ -40,7 +40,7 @@ from torch import nn
 from confide import rules
 from confide.data import trees
 from confide.data.labels import Label
-from confide.data.loaders import from_frame
+from confide.data.loaders import from_frame, refuse_loaders
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema, Task
 from confide.data.table import Array, Table, plain_column
@@ -127,6 +127,9 @@ seed : int, default=None
     For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
 verbose : bool, default=False
     Show on one line how many steps are done; nothing else of a fit that is not over is to be seen.
+largest_weight : float, default=1.0
+    Public bound of `sample_weight`: a record of this weight counts as one, any other as its share of it. Weights
+    outside of [0, largest_weight] are moved to the nearer end.
 """
 FITTED_ATTRIBUTES = """\
 posterior_ : Posterior
@@ -185,11 +188,12 @@ class _PrivateBayes(_Estimated):
     name: str = ""
     seed: int | None = None
     verbose: bool = False
+    largest_weight: float = 1.0
 
-    def _fit(self, X: Any, y: Any) -> None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> None:
         calling = frames()
         warn_of_readers(calling)
-        request = self.as_request(*self.training_request(X, y))
+        request = self.as_request(*self.training_request(X, y, sample_weight))
         try:
             outcome = run_request(request, progress_line(sys.stderr) if self.verbose else None)
         except BudgetExceeded as error:
@@ -198,11 +202,16 @@ class _PrivateBayes(_Estimated):
             raise BudgetExceededInSearch(f"{error} (scikit-learn would have made a score of NaN of it)") from error
         self.with_outcome(outcome)
 
-    def training_request(self, X: Any, y: Any) -> tuple[Table, Schema]:
+    def training_request(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Table, Schema]:
         """The records and the facts of a request; what needs no record is refused before one is looked at."""
+        refuse_loaders(X)
         facts = self._facts()
         self.as_request(Table(), facts).check()
         table = self._training_table(X, y, facts)
+        if sample_weight is not None:
+            weights = np.asarray(column_or_1d(sample_weight))
+            check_consistent_length(labels_of(table), weights)
+            table = replace(table, weights=plain_column(weights, "sample_weight"))
         return table, self._with_classes(facts, table)
 
     def with_outcome(self, outcome: Outcome) -> Any:
@@ -214,7 +223,7 @@ class _PrivateBayes(_Estimated):
     def as_request(self, table: Table, facts: Schema) -> Request:
         """The parameters as a request; those of the same name are passed on as they are."""
         same = self.get_params(deep=False)
-        for fact in ("bounds", "classes", "target_bounds", "records", "schema", "verbose"):
+        for fact in ("bounds", "classes", "target_bounds", "records", "schema", "verbose", "largest_weight"):
             same.pop(fact, None)
         return Request(table, facts=facts, task=self.task, **same)
 
@@ -237,6 +246,8 @@ class _PrivateBayes(_Estimated):
             del facts["bounds"]
             columns = (Column(name, bounds=pair, missing=schema.missing) for name, pair in by_name.items())
             facts["columns"] = tuple(columns)
+        if self.largest_weight != 1.0:
+            facts["largest_weight"] = self.largest_weight
         merged: Schema = replace(schema, **facts)
         return merged if merged.classes is None else replace(merged, classes=_sorted(merged.classes))
 
@@ -259,7 +270,7 @@ class _PrivateBayes(_Estimated):
             validate_data(self, X, y, reset=True, skip_check_array=True)
             labels = self._labels(y) if self.assume_public else column_or_1d(y, warn=True)
             check_consistent_length(X, labels)
-            return replace(from_frame(X), labels=plain_column(labels, "y"))
+            return replace(from_frame(_declared(X, facts)), labels=plain_column(labels, "y"))
         if not self.assume_public:
             X = validate_data(self, X, reset=True, allow_nd=True, ensure_all_finite=False)
             labels = column_or_1d(y, warn=True)
@@ -281,9 +292,14 @@ class _PrivateBayes(_Estimated):
         """Records to predict."""
         if self.schema_.inputs:
             return Table(inputs=trees.named_arrays(X))
+        refuse_loaders(X)
         if _is_frame(X):
-            validate_data(self, X, reset=False, skip_check_array=True)
-            return from_frame(X)
+            # By name: columns may stand in another order, and others beside them.
+            names = list(getattr(self, "feature_names_in_", ()))
+            known = names and not set(names) - set(X.columns)
+            frame = X[names] if known else X
+            validate_data(self, frame, reset=False, skip_check_array=True)
+            return from_frame(frame)
         schema = self.schema_
         finite = schema.missing == "refuse" and all(column.missing == "refuse" for column in schema.columns)
         return Table.from_arrays(validate_data(self, X, reset=False, allow_nd=True, ensure_all_finite=finite))
@@ -360,6 +376,9 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
     ----------
     classes : int or sequence of labels, default=None
         The public labels, or their number for 0, 1, ...; records of other labels count as nothing.
+    class_weight : mapping of labels to numbers, default=None
+        Public weights of classes, 1 for those not named; the largest counts as one record. "balanced" is refused: how
+        often classes occur is private.
 
     Attributes
     ----------
@@ -374,10 +393,14 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
 
     task: ClassVar[Task] = "classification"
     classes: int | Iterable[Label] | None = None
+    class_weight: Mapping[Any, float] | None = None
 
-    def fit(self, X: Any, y: Any) -> PrivateBayesClassifier:
-        """Check everything, charge the whole run, then learn. X: an array or a data frame; y: one label per record."""
-        self._fit(X, y)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateBayesClassifier:
+        """Check everything, charge the whole run, then learn. X: an array or a data frame; y: one label per record.
+
+        sample_weight   what each record counts for, from 0 to `largest_weight`: it is private, as the record is
+        """
+        self._fit(X, y, sample_weight)
         return self
 
     def with_outcome(self, outcome: Outcome) -> PrivateBayesClassifier:
@@ -393,6 +416,12 @@ class PrivateBayesClassifier(ClassifierMixin, _PrivateBayes):  # type: ignore[mi
         probabilities: Array = np.concatenate(parts)
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         return probabilities
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithms of the posterior predictive probabilities."""
+        with np.errstate(divide="ignore"):  # a probability that rounds to zero
+            logarithms: Array = np.log(self.predict_proba(X))
+        return logarithms
 
     def predict(self, X: Any) -> Array:
         """The most probable label of every record."""
@@ -438,9 +467,12 @@ class PrivateBayesRegressor(RegressorMixin, _PrivateBayes):  # type: ignore[misc
     target_bounds: Iterable[float] | None = None
     noise_scale: float | None = None
 
-    def fit(self, X: Any, y: Any) -> PrivateBayesRegressor:
-        """Check everything, charge the whole run, then learn. X: an array or a data frame; y: one number per record."""
-        self._fit(X, y)
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateBayesRegressor:
+        """Check everything, charge the whole run, then learn. X: an array or a data frame; y: one number per record.
+
+        sample_weight   what each record counts for, from 0 to `largest_weight`: it is private, as the record is
+        """
+        self._fit(X, y, sample_weight)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
@@ -470,6 +502,17 @@ def _labels_seen(table: Table) -> Any:
     if labels.dtype.kind == "f" and type_of_target(labels) in ("binary", "multiclass"):
         labels = labels.astype(np.int64)
     return np.unique(labels.astype(str) if labels.dtype.kind == "O" else labels).tolist()
+
+
+def labels_of(table: Table) -> Array:
+    assert table.labels is not None  # a training table has them
+    return table.labels
+
+
+def _declared(frame: Any, facts: Schema) -> Any:
+    """A frame without the columns that the facts leave out."""
+    extra = [name for name in frame.columns if name in facts.ignore]
+    return frame if not extra else frame[[name for name in frame.columns if name not in extra]]
 
 
 def _is_frame(X: Any) -> bool:

@@ -56,9 +56,9 @@ def _patch(fault: str, ranks: Ranks) -> Any:
     def charging(self: Ranks, what: str, work: Any) -> Any:
         return work()
 
-    def divided(query: Any, x: Tensor, y: Tensor, mechanism: Any, total: Tensor, **options: Any) -> Tensor:
-        norms = fill(query, x, y, mechanism, total, **options)
-        total.mul_(mechanism.expected_batch / (ranks.size * max(len(x), 1)))
+    def divided(query: Any, batch: Any, mechanism: Any, total: Tensor, **options: Any) -> Tensor:
+        norms = fill(query, batch, mechanism, total, **options)
+        total.mul_(mechanism.expected_batch / (ranks.size * max(len(batch[1]), 1)))
         return norms
 
     return {

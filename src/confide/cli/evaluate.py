@@ -137,6 +137,11 @@ def evaluate(
     if public:
         _measure_openly(saved, encoder, table, data, as_json)
         return
+    if encoder.schema.targets or encoder.schema.observed:
+        raise CommandError(
+            f"--epsilon={epsilon:g}: metrics of several targets and of times are not made private; measure on records "
+            "that are --public"
+        )
     numbers = encoder.schema.classes is None
     unit, reach = (encoder.target_scale, encoder.target_reach) if numbers else (1.0, 1.0)
     names = _asked(metrics, REAL_SCORES if encoder.schema.classes is None else CLASS_SCORES)
@@ -181,6 +186,7 @@ def _asked(text: str | None, known: tuple[str, ...]) -> list[str] | None:
 
 def _loaded(directory: Path, data: str, public: bool) -> tuple[SavedRun, Encoder, RawRecords]:
     from confide.data import Encoder, load_table
+    from confide.data.roles import arranged
     from confide.running.artefacts import load_run
 
     saved = load_run(directory)
@@ -189,7 +195,7 @@ def _loaded(directory: Path, data: str, public: bool) -> tuple[SavedRun, Encoder
             f"DIR={directory}: its run does not say how records become inputs; fit again with `confide fit`"
         )
     encoder = Encoder.from_dict(saved.encoder)
-    table = load_table(data, part="test", schema=encoder.schema)
+    table = arranged(load_table(data, part="test", schema=encoder.schema), encoder.schema)
     if table.labels is None:
         raise CommandError(f"DATA={data}: has no target column, so nothing can be measured on it")
     # Of private records none is refused for its label: it counts for nothing.

@@ -42,6 +42,7 @@ def fit(
     prior_scale: given.PriorScale = None,
     noise_scale: given.NoiseScale = None,
     likelihood: given.LikelihoodName = None,
+    class_weight: given.ClassWeight = None,
     setting: given.Settings = None,
     epsilon: EpsilonGoal,
     delta: given.Delta = rules.DELTA,
@@ -76,7 +77,7 @@ def fit(
 
     records = Records.of_parts(train, target, test, facts, assume_public, data, split, options.task(task))
     chosen = method_or_rule(method, setting or (), prior_scale)
-    widths = options.layers(hidden)
+    widths, by_class = options.layers(hidden), options.class_weights(class_weight)
     plan = options.plan_options(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency, noise_scale, chains)
     options.seed(seed)
     records.check()
@@ -97,6 +98,7 @@ def fit(
             method=chosen,
             hidden=widths,
             likelihood=likelihood,
+            class_weight=by_class,
             secure=secure,
             checkpoint=checkpoint,
             ledger=ledger,

@@ -11,7 +11,10 @@ from confide import rules
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN
 from confide.privacy.ledger.keys import KEY_VARIABLE, WHO_VARIABLE
 
-NAMED = ("poisson", "negative-binomial", "laplace", "student-t", "ordinal")
+NAMED = (
+    "poisson", "negative-binomial", "laplace", "student-t", "ordinal", "exponential", "weibull", "multi-label",
+    "multi-gaussian",
+)  # fmt: skip
 """The names that `workflow.named_likelihood` knows, written out so that the help needs no torch."""
 
 Train = Annotated[
@@ -173,7 +176,19 @@ LikelihoodName = Annotated[
         "--likelihood",
         metavar="NAME",
         help=f"How outputs explain the target, where the usual one of the task does not fit: {', '.join(NAMED)}. "
-        "Counts need target_bounds among the facts; laplace and student-t take --noise-scale.",
+        "Counts need target_bounds among the facts; laplace and student-t take --noise-scale. Times (observed among "
+        "the facts) and several targets (targets among the facts) have theirs by themselves.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+ClassWeight = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--class-weight",
+        metavar="LABEL=W",
+        help="Public weight of a class; may be repeated, classes not named have 1, and the largest counts as one "
+        "record. Weights of records are a column that the facts name: weight, largest_weight.",
         rich_help_panel=RUN,
         show_default=False,
     ),

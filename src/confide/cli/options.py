@@ -162,6 +162,20 @@ def layers(text: str | None) -> tuple[int, ...] | None:
     return widths
 
 
+def class_weights(texts: Sequence[str] | None) -> dict[str, float] | None:
+    """The weights in "LABEL=W", by label; None where none was given."""
+    found: dict[str, float] = {}
+    for text in texts or ():
+        label, separator, weight = text.rpartition("=")
+        try:
+            found[label] = float(weight)
+        except ValueError:
+            separator = ""
+        if not separator or not label:
+            raise CommandError(f"--class-weight={text}: must have the form LABEL=W, such as yes=5")
+    return found or None
+
+
 def plan_options(
     epsilon_goal: float,
     delta_goal: float,
@@ -204,7 +218,7 @@ def plan_options(
 
 _OPTIONS = (
     "method|methods|hidden|batch|epochs|steps|clip|chains|noise_scale|epsilon|delta|adjacency|sampling|facts|test|"
-    "checkpoint|ledger|name|out|seed|task"
+    "checkpoint|ledger|name|out|seed|task|likelihood|class_weight"
 )
 _ARGUMENT = re.compile(rf"^({_OPTIONS})(?:='([^']*)'|=)?(?=[:\w.,\[({{-])")
 

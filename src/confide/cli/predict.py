@@ -94,6 +94,11 @@ def _check_target(out: Path, overwrite: bool) -> None:
 def columns_of(encoder: Encoder) -> list[str]:
     """The header of the file."""
     uncertainty = ["epistemic", "aleatoric", "interval_low", "interval_high"]
+    names = [name for name, _ in encoder.schema.targets]
+    if names and encoder.schema.targets[0][1] is None:
+        return [*(f"probability_{name}" for name in names), *uncertainty[:2]]
+    if names:
+        return [f"{name}_{part}" for name in names for part in ("mean", *uncertainty)]
     if encoder.schema.classes is None:
         return ["mean", *uncertainty]
     return [*(f"probability_{label}" for label in encoder.schema.classes), "predicted", *uncertainty]
@@ -105,13 +110,20 @@ def rows_of(
     """One row of cells per record, a few thousand records at a time."""
     import torch
 
-    from confide.models.predictive import RealPredictive, of_classes
-    from confide.workflow.measure import in_units
+    from confide.models.predictive import LabelPredictive, RealPredictive, VectorPredictive, of_classes
+    from confide.workflow.measure import in_units, numbers_in_units
 
     for start in range(0, len(inputs), ROWS_AT_ONCE):
         predictive = posterior.predict(torch.as_tensor(inputs[start : start + ROWS_AT_ONCE]))
         if isinstance(predictive, RealPredictive):
             yield from _real_rows(in_units(predictive, encoder), level)
+        elif isinstance(predictive, LabelPredictive):
+            parts = (predictive.probabilities, predictive.epistemic[:, None], predictive.aleatoric[:, None])
+            yield from torch.cat(parts, 1).tolist()
+        elif isinstance(predictive, VectorPredictive):
+            units = numbers_in_units(predictive, encoder)
+            every = [list(_real_rows(units.of(place), level)) for place in range(units.targets)]
+            yield from ([cell for part in row for cell in part] for row in zip(*every, strict=True))
         else:
             yield from _class_rows(of_classes(predictive), encoder, level)
         progress(min(start + ROWS_AT_ONCE, len(inputs)), len(inputs))

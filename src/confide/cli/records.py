@@ -89,7 +89,7 @@ class Records:
         elif self.is_benchmark:
             found = catalogue.load(self.train, self.directory)
             found = found.split(self.split or 0) if found.splits else found
-        elif target is None and not self.has_own_facts and not self.needs_no_target:
+        elif target is None and not self._names_a_target(declared):
             raise CommandError("--target: missing; name the column to predict")
         else:
             found = load_dataset(self.train, target, schema=declared)
@@ -100,6 +100,10 @@ class Records:
         if self.test is not None:
             held_out = load_table(self.test, target or found.train.target, part="test", schema=facts)
         return DataSet(found.name, found.train, held_out, facts)
+
+    def _names_a_target(self, declared: Schema | None) -> bool:
+        several = declared is not None and bool(declared.targets)
+        return several or self.has_own_facts or self.needs_no_target
 
     def typed(self) -> dict[str, Any]:
         """What was typed, for the record of the run."""

@@ -43,8 +43,10 @@ def pieces_of(table: Table, key: bytes) -> Iterator[tuple[int, Words]]:
             rows = max(1, _PIECE // max(1, flat.shape[1]))
             for start in range(0, len(flat), rows):
                 yield start, number_words(flat[start : start + rows])
-    for values in (*table.columns.values(), *(() if table.labels is None else (table.labels,))):
-        yield 0, _column(values, key)[:, None]
+    beside = [values for values in (table.labels, table.weights) if values is not None]
+    for values in (*table.columns.values(), *beside):
+        for column in (values,) if values.ndim == 1 else values.T:
+            yield 0, _column(column, key)[:, None]
 
 
 def _column(values: Array, key: bytes) -> Words:

@@ -146,6 +146,21 @@ def from_frame(frame: Any, target: str | None = None, *, target_required: bool =
     return _arrow_table(arrow, target, target_required, "frame")
 
 
+def refuse_loaders(x: Any) -> None:
+    """One sentence for what serves batches: the boundary draws its own, or the accounting would not hold."""
+    kinds = {one.__module__.split(".")[0] + "." + one.__name__ for one in type(x).__mro__}
+    if "torch.DataLoader" in kinds:
+        raise DataError(
+            "x: is a DataLoader, whose batches no accountant knows; give the records themselves, as arrays or as "
+            "confide.data.from_pairs(loader.dataset), and confide draws the batches"
+        )
+    if "torch.Dataset" in kinds:
+        raise DataError(
+            "x: is a torch Dataset; give its arrays, or read it once with table = confide.data.from_pairs(dataset): "
+            "table.block are the features and table.labels the labels"
+        )
+
+
 def from_pairs(dataset: Any) -> Table:
     """A map-style dataset of pairs (x, y), such as torch.utils.data.Dataset, as a Table."""
 

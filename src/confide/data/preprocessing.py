@@ -187,7 +187,10 @@ class Encoder:
         return self._targets(labels, private=False)
 
     def _targets(self, labels: Any, private: bool) -> Array:
-        values = plain_column(np.asarray(labels), self._target_name)
+        values = np.asarray(labels)
+        if values.ndim == 2 and (self.schema.targets or self.schema.observed):
+            return self._several(values, private)
+        values = plain_column(values, self._target_name)
         if values.ndim != 1:
             raise DataError(f"target {quoted(self._target_name)}: must be one-dimensional, one value per record")
         if self.schema.classes is not None:
@@ -198,6 +201,25 @@ class Encoder:
         if _scale(numbers, low, high, result, "refuse").any() and not private:
             raise DataError(f"target {quoted(self._target_name)}: some records have no finite value; remove them")
         return self._kept(result, numbers)
+
+    def _several(self, values: Array, private: bool) -> Array:
+        """Columns of labels or of numbers scaled by their bounds; or times, clamped, beside their marks."""
+        numbers = values.astype(np.float64)
+        bounds = [pair for _, pair in self.schema.targets] or [self._target_bounds, None]
+        if numbers.shape[1] != len(bounds):
+            raise DataError(f"target: has {numbers.shape[1]} columns per record; the schema declares {len(bounds)}")
+        result = np.full(numbers.shape, np.nan, dtype=np.float32)
+        for place, pair in enumerate(bounds):
+            column = numbers[:, place]
+            if pair is None:  # it holds or does not, and anything else is no label
+                result[:, place] = np.where((column == 0) | (column == 1), column, np.nan)
+            elif self.scaling == "plain":
+                result[:, place] = np.where(np.isfinite(column), np.clip(column, *pair), np.nan)
+            else:
+                _scale(column, *pair, result[:, place], "refuse")
+        if not private and not np.isfinite(result).all():
+            raise DataError("target: some records have a value that is no number, or a label that is not 0 or 1")
+        return result
 
     def _kept(self, scaled: Array, numbers: Array) -> Array:
         """The scaled target, or the clamped one in its units."""
@@ -315,8 +337,8 @@ def curator_notes(table: Table, schema: Schema, x: Any, y: Array) -> tuple[str, 
             notes.append(f"target {name}: all records have the same class, so there is nothing to learn")
         usable = y >= 0
     else:
-        usable = np.isfinite(y)
-        if len(np.unique(y[usable])) < 2:
+        usable = np.asarray(np.isfinite(y.reshape(len(y), -1)).all(axis=1))
+        if y.ndim == 1 and len(np.unique(y[usable])) < 2:
             notes.append(f"target {name}: constant, so there is nothing to learn")
     if schema.inputs:
         usable = usable & checked(tree_of(x), schema.inputs)[1].numpy()

@@ -59,6 +59,7 @@ from confide.data.columns import (
 )
 from confide.data.labels import LARGEST_LABEL, Label, plain_labels
 from confide.data.payment import Payment
+from confide.data.roles import Targets, check_roles, named_targets
 from confide.data.table import attempt, listed, placed, quoted, shown
 from confide.errors import DataError
 
@@ -87,7 +88,7 @@ class Schema:
 
     records         nominal number of records; need not be exact, must be public
     classes         number of classes or their labels; None for regression
-    target          name of the target column
+    target          name of the target column; several of them, marks of times and weights of records: see `roles`
     target_bounds   (low, high) of a regression target
     columns         the features by name; empty for plain arrays
     bounds          one pair for all numeric features without their own, or one pair per feature of an array
@@ -98,6 +99,9 @@ class Schema:
                     tuple are in order, and a record that is one tensor of ids has one of them
     sources         whose word a fact is, {"records": "assumed public"}; "declared" unless said otherwise
     learnt          what facts that were learnt privately have cost; the statement of every run with them repeats it
+    targets         several targets: labels that hold or do not, or numbers with bounds
+    observed        the column that says whether a time until an event, the target, is that of the event
+    weight          the column that says what a record counts for, from 0 to `largest_weight`
     """
 
     records: int | None
@@ -112,6 +116,10 @@ class Schema:
     inputs: tuple[tuple[str, Input], ...]
     sources: tuple[tuple[str, Source], ...]
     learnt: Payment | None
+    targets: Targets
+    observed: str | None
+    weight: str | None
+    largest_weight: float
 
     def __init__(
         self,
@@ -127,6 +135,10 @@ class Schema:
         inputs: Mapping[str, Any] | Iterable[Any] | Input = (),
         sources: Mapping[str, Source] | Iterable[tuple[str, Source]] = (),
         learnt: Payment | Mapping[str, Any] | None = None,
+        targets: Mapping[str, Any] | Iterable[Any] = (),
+        observed: str | None = None,
+        weight: str | None = None,
+        largest_weight: float = 1.0,
     ) -> None:
         values: dict[str, Any] = {
             "records": None if records is None else _whole("records", records, least=2),
@@ -141,6 +153,10 @@ class Schema:
             "inputs": _named_inputs(inputs),
             "sources": _fact_sources(sources),
             "learnt": None if learnt is None else Payment.of(learnt),
+            "targets": named_targets(targets),
+            "observed": observed,
+            "weight": weight,
+            "largest_weight": largest_weight,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -161,6 +177,7 @@ class Schema:
             if name == self.target or name in ignored:
                 other = "the target" if name == self.target else "ignored"
                 raise DataError(f"column {quoted(name)}: declared as a feature but also {other}; choose one")
+        check_roles(self)
         if self.inputs and (names or self.bounds is not None):
             raise DataError("inputs: are for records of tensors, columns and bounds for tables and arrays; give one")
         if names and self.shape is not None:
@@ -259,6 +276,10 @@ class Schema:
             rows.append(Fact("target", self.target, "declared"))
         if self.classes is not None:
             rows.append(Fact("classes", _shortened(self.classes), self.source_of("classes")))
+        for name, pair in self.targets:
+            rows.append(Fact(f"target {name}", "0 or 1" if pair is None else _range(pair), "declared"))
+        if self.weight is not None:
+            rows.append(Fact("weight", f"{self.weight}, up to {self.largest_weight:g}", "declared"))
         if self.target_bounds is not None:
             rows.append(Fact("target_bounds", _range(self.target_bounds), self.source_of("target_bounds")))
         if self.shape is not None:
@@ -284,7 +305,9 @@ class Schema:
         result["sources"] = dict(self.sources)
         result["inputs"] = {name: _facts_of(one) for name, one in self.inputs}
         result["learnt"] = None if self.learnt is None else self.learnt.to_dict()
-        for name in ("inputs", "learnt"):
+        if not self.weight and self.largest_weight == 1:
+            del result["largest_weight"]
+        for name in ("inputs", "learnt", "targets", "observed", "weight"):
             if not result[name]:
                 del result[name]
         return result

@@ -77,7 +77,7 @@ class Table:
 
     Columns and labels are one-dimensional arrays: float64 for numbers (missing is NaN), bool, or object for
     text (missing is None, or one of MISSING_TOKENS). Inputs are the tensors of a record, of any shape, by name or
-    place: they reach a network of one's own as they are (`confide.data.trees`).
+    place: they reach a network of one's own as they are (`confide.data.trees`). Weights are their shares.
     """
 
     columns: Mapping[str, Array] = field(default_factory=dict)
@@ -85,6 +85,7 @@ class Table:
     target: str | None = None
     labels: Array | None = None
     inputs: Mapping[str, Array] = field(default_factory=dict)
+    weights: Array | None = None
 
     def __post_init__(self) -> None:
         if (self.block is not None) + bool(self.inputs) + bool(self.columns) > 1:
@@ -92,8 +93,10 @@ class Table:
         for name, values in self.columns.items():
             if values.ndim != 1 or len(values) != self.rows:
                 raise DataError(f"column {quoted(name)}: must be one-dimensional, as long as the other columns")
-        if self.labels is not None and (self.labels.ndim != 1 or len(self.labels) != self.rows):
-            raise DataError("labels: must be one-dimensional, with one value per record")
+        if self.labels is not None and (self.labels.ndim not in (1, 2) or len(self.labels) != self.rows):
+            raise DataError("labels: must have one value per record, or one row of several targets")
+        if self.weights is not None and self.weights.shape != (self.rows,):
+            raise DataError("weights: must be one-dimensional, with one number per record")
 
     @classmethod
     def from_arrays(cls, x: Any, y: Any | None = None, *, target: str = "y") -> Table:
@@ -135,6 +138,7 @@ class Table:
             columns={name: values[index] for name, values in self.columns.items()},
             block=None if self.block is None else self.block[index],
             labels=None if self.labels is None else self.labels[index],
+            weights=None if self.weights is None else self.weights[index],
             inputs={name: values[index] for name, values in self.inputs.items()},
         )
 

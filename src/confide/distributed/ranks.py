@@ -80,6 +80,7 @@ class Ranks(Crew):
         whole: bool = False,
         seed: int | None = None,
         read: Table | None = None,
+        weights: Any = None,
     ) -> PrivateData:
         """This rank's part of a data set, as a source for `confide.fit`: the same call on every rank.
 
@@ -89,18 +90,20 @@ class Ranks(Crew):
         ledger  used by rank 0 alone; a path need not exist for the others
         seed    for tests only, as for PrivateData; sampling and noise of the ranks are apart all the same
         read    the table that x and y were encoded from, by which rank 0's ledger recognises copies
+        weights  what each of these records counts for, between 0 and 1, as for PrivateData
         """
         self.agree({"schema": repr(schema), "name": name, "seed": str(seed), "whole": str(whole)})
         vouched: tuple[str, ...] = ()
         if isinstance(x, MappedRecords):
             self._check_dealt(x)
         elif whole:
+            weights = None if weights is None else own_slice(self, weights, y)[0]
             x, y = own_slice(self, x, y)
         elif self.size > 1:
             check_apart(self, x, y)
             vouched = ("no record is held by two of the ranks, which were compared by keyed codes",)
         options: dict[str, Any] = {"schema": schema, "name": name, "seed": seed, "crew": self, "vouched": vouched}
-        options["read"] = read
+        options.update(read=read, weights=weights)
         return self.together(lambda: PrivateData(x, y, ledger=ledger if self.leads else None, **options))
 
     def _check_dealt(self, records: MappedRecords) -> None:

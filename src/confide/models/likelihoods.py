@@ -306,8 +306,8 @@ def likelihood_from_dict(values: Mapping[str, Any]) -> Likelihood:
     return LIKELIHOODS[name](**rest)
 
 
-IN_OWN_UNITS: tuple[type[Any], ...] = (Poisson, NegativeBinomial, Exponential, Weibull)
-"""Likelihoods of a target that means what it says: counts and times, which are not scaled to [-1, 1]."""
+IN_OWN_UNITS: tuple[type[Any], ...] = (Poisson, NegativeBinomial, Exponential, Weibull, MultiLabel)
+"""Likelihoods of a target that means what it says: counts, times and labels, which are not scaled to [-1, 1]."""
 
 
 def noise_scale_of(likelihood: Likelihood) -> float | None:

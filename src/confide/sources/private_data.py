@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeAlias, cast
 from weakref import WeakSet
 
 import torch
@@ -30,6 +30,7 @@ from torch import Tensor
 from confide._native.process import ForkAwareLock, mark
 from confide.data import trees
 from confide.data.fingerprint import Sketch, key_for, known_name, register_sketch
+from confide.data.loaders import refuse_loaders
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.data.table import Table
@@ -52,7 +53,7 @@ from confide.privacy.ledger.places import is_server
 from confide.sources.base import Part, Receipt, Stretch, leased, priced
 from confide.sources.crew import ALONE, Crew, check_alone
 from confide.sources.queries import GradientQuery, Query, Release
-from confide.sources.records import as_records
+from confide.sources.records import as_records, as_weights
 
 LARGEST_CLIP = 1e30
 """Stands for an infinite clip, which only a run marked as not private may have."""
@@ -70,6 +71,8 @@ MOST_TERMS = 1 << 32  # 2 (R - 1) B 2^-53 is within 2^-20 up to here
 SEEDED = "noise from a seed, which anybody can make again: no privacy"
 """What a ledger says of releases that a test made reproducible."""
 _DOOR = ForkAwareLock()
+Drawn: TypeAlias = tuple[Tree, Tensor, Tensor | None]
+"""The records of a batch: features, targets and, where there are any, weights."""
 
 
 class PrivateData:
@@ -90,6 +93,8 @@ class PrivateData:
     crew      the processes of which each holds a part of the records; `confide.distributed.Ranks.private` sets it
     vouched   what whoever made this source could not prove about the records; a run's statement repeats it
     read      the table that x and y were encoded from: a ledger recognises copies of it whatever facts encoded them
+    weights   what each record counts for, between 0 and 1: it scales the record's answer after the clip. Weights
+              outside are moved to the nearer end, and a record whose weight is no number counts for nothing
     """
 
     def __init__(
@@ -105,12 +110,14 @@ class PrivateData:
         crew: Crew = ALONE,
         vouched: Sequence[str] = (),
         read: Table | None = None,
+        weights: Any = None,
     ) -> None:
         keep_pages()
         if crew is ALONE:
             check_alone()
         elif watch is not None and crew.size > 1:
             raise Refusal(f"watch={watch!r}: sees the records of one rank of {crew.size}; use one process")
+        refuse_loaders(x)
         mapped = isinstance(x, MappedRecords)
         features, targets, valid = (x.features, x.targets, x.usable) if mapped else as_records(x, y, schema)
         self.schema = schema
@@ -122,7 +129,8 @@ class PrivateData:
         self.crew, self.assumptions = crew, tuple(vouched)
         self.__features = features
         self.__targets = targets
-        self.__valid = valid
+        self.__weights, weighty = as_weights(weights, len(targets))
+        self.__valid = valid if weighty is None else valid & weighty
         self.__watch = watch
         seed = seed if seed is None or crew.size == 1 else _seed_of(seed, crew.rank)
         self.__noise = NoiseStream(seed)
@@ -243,7 +251,7 @@ class PrivateData:
         if self.schema.class_count is not None:
             y[-1] = self.schema.class_count - 1  # a network with too few outputs fails here, not at such a record
         trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
-        _add_answers(query, x, y, trial, torch.zeros(query.size, dtype=query.dtype), rehearsal=True)
+        _add_answers(query, (x, y, None), trial, torch.zeros(query.size, dtype=query.dtype), rehearsal=True)
 
     def answer(
         self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
@@ -251,8 +259,8 @@ class PrivateData:
         """One release: pay, then read. An answer that was not paid in advance is charged here. The sum is yours."""
         with _DOOR.held():
             self.__pay(mechanism, receipt, purpose)
-            x, y = self.__batch(mechanism)
-            total, std, norms = self.__summed(query, x, y, mechanism)
+            batch = self.__batch(mechanism)
+            total, std, norms = self.__summed(query, batch, mechanism)
             if self.__watch is not None:
                 self.__watch(mechanism, norms)
         return Release(total, std, mechanism.event(), mechanism.expected_batch)
@@ -283,37 +291,34 @@ class PrivateData:
     def __hidden(self, query: Query, mechanism: SampledGaussian, receipt: Receipt, as_one: int | None = None) -> Tensor:
         """A paid sum in double precision that has not met its noise yet. Inside the door."""
         self.__pay(mechanism, receipt, "")
-        x, y = self.__batch(mechanism)
         hidden = torch.zeros(query.size, dtype=torch.float64)
-        _add_answers(query, x, y, mechanism, hidden)
+        _add_answers(query, self.__batch(mechanism), mechanism, hidden)
         if as_one is not None:
             hidden.div_(as_one)
             norm = float(torch.linalg.vector_norm(hidden))
             hidden.mul_((1 - ROOM_FOR_RANKS) * min(1.0, mechanism.clip / norm if norm > 0 else 1.0))
         return hidden
 
-    def __summed(self, query: Query, x: Tree, y: Tensor, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
+    def __summed(self, query: Query, batch: Drawn, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
         """The noisy sum that leaves, the standard deviation of its noise, and the norms that stay."""
         if self.crew.size > 1:
-            return self.__summed_together(query, x, y, mechanism)
+            return self.__summed_together(query, batch, mechanism)
         total, std = torch.empty(query.size, dtype=query.dtype), mechanism.noise_std
         if mechanism.secure:  # nobody holds the sum before its noise is on it
             hidden = torch.zeros(query.size, dtype=torch.float64)
-            norms = _add_answers(query, x, y, mechanism, hidden)
+            norms = _add_answers(query, batch, mechanism, hidden)
             std = self.__lattice.add_(hidden, mechanism)
             total.copy_(hidden)
         else:
             self.__noise.normal_(total, std)
-            norms = _add_answers(query, x, y, mechanism, total)
+            norms = _add_answers(query, batch, mechanism, total)
         return total, std, norms
 
-    def __summed_together(
-        self, query: Query, x: Tree, y: Tensor, mechanism: SampledGaussian
-    ) -> tuple[Tensor, float, Tensor]:
+    def __summed_together(self, query: Query, batch: Drawn, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
         """The same on several processes: their sums are added up, and then meet the noise in one addition."""
         std, what = mechanism.noise_std, f"answer {type(query).__name__} {query.dtype} {mechanism}"
         hidden = torch.zeros(query.size, dtype=torch.float64 if mechanism.secure else query.dtype)
-        norms = _add_answers(query, x, y, mechanism, hidden, room=1 - ROOM_FOR_RANKS)
+        norms = _add_answers(query, batch, mechanism, hidden, room=1 - ROOM_FOR_RANKS)
         parts = query.parts if isinstance(query, GradientQuery) else None
         if mechanism.secure:
             lattice = self.__lattice.place_(hidden, mechanism, self.crew.size)
@@ -331,6 +336,8 @@ class PrivateData:
             raise Refusal(f"ranks={self.crew.size}: a posterior draw reads all records at once; use one process")
         if self.schema.class_count != 2:
             raise Refusal(f"classes={self.schema.classes}: a posterior draw needs a schema with two classes")
+        if self.__weights is not None:
+            raise Refusal("weights: a posterior draw takes all records alike; leave them out, or use another method")
         features = self.__features
         if not isinstance(features, Tensor):
             raise Refusal(f"x: has {len(features)} tensors per record, and a posterior draw needs one of features")
@@ -378,10 +385,11 @@ class PrivateData:
                 "in the process that paid, not in a fork of it: charge again"
             )
 
-    def __batch(self, mechanism: SampledGaussian) -> tuple[Tree, Tensor]:
+    def __batch(self, mechanism: SampledGaussian) -> Drawn:
         rows = torch.from_numpy(self.__sampler.draw(mechanism))
         rows = rows[self.__valid[rows]]
-        return trees.rows_of(self.__features, rows), self.__targets[rows]
+        weights = None if self.__weights is None else self.__weights[rows]
+        return trees.rows_of(self.__features, rows), self.__targets[rows], weights
 
     def __repr__(self) -> str:
         return f"PrivateData({self.name!r}, records hidden)"
@@ -424,20 +432,21 @@ def _check_batch(mechanism: SampledGaussian) -> None:
 
 def _add_answers(
     query: Query,
-    x: Tree,
-    y: Tensor,
+    batch: Drawn,
     mechanism: SampledGaussian,
     total: Tensor,
     rehearsal: bool = False,
     room: float = 1.0,
 ) -> Tensor:
     """Add every record's clipped answer onto `total`, which is touched once; the norms before clipping stay inside."""
+    x, y, weights = batch
     clip = min(mechanism.clip, LARGEST_CLIP)
     if mechanism.private:  # what a sum loses to rounding is inside the clip that was charged for
         asked = query.module.parameters() if isinstance(query, GradientQuery) else ()
         clip = room * room_for_sums(clip, working_type(value for value in asked if value.requires_grad))
     if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"style": mechanism.clipping, "rehearsal": rehearsal}
+        options |= {} if weights is None else {"weights": weights}
         given, targets = trees.in_type(x, query.dtype), trees.in_type(y, query.dtype)
         return clipped_sum(query.module, query.loss, given, targets, clip=clip, out=total, **options)
     if not len(y):
@@ -445,11 +454,11 @@ def _add_answers(
     rows = max(1, ANSWER_BYTES // (8 * query.size))
     with torch.no_grad():
         # No record sees another, so that pieces of a batch give what the batch gives.
-        pieces = (trees.rows_of((x, y), slice(start, start + rows)) for start in range(0, len(y), rows))
-        answers = (isolated_rows(query.function, one, two, query.size, rehearsal) for one, two in pieces)
         sums, norms = Tally([query.size]), []
-        for answer in answers:
-            norms.append(clipped_sum_of_rows(answer, clip=clip, out=sums.open))
+        for part in (slice(start, start + rows) for start in range(0, len(y), rows)):
+            answer = isolated_rows(query.function, trees.rows_of(x, part), y[part], query.size, rehearsal)
+            each: dict[str, Any] = {} if weights is None else {"weights": weights[part]}
+            norms.append(clipped_sum_of_rows(answer, clip=clip, out=sums.open, **each))
             sums.added()
         total.add_(sums.total())
         return torch.cat(norms)

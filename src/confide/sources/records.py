@@ -33,6 +33,16 @@ def as_records(x: Any, y: Any, schema: Schema) -> tuple[Tree, Tensor, Tensor]:
     return features, targets, valid & usable
 
 
+def as_weights(weights: Any, records: int) -> tuple[Tensor | None, Tensor | None]:
+    """Weights within [0, 1], and which of them are numbers; those outside are moved to the nearer end."""
+    if weights is None:
+        return None, None
+    found = torch.as_tensor(weights, dtype=torch.float64)
+    if found.shape != (records,):
+        raise Refusal(f"weights of shape {tuple(found.shape)}: need one number per record")
+    return found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(0, 1).float(), torch.isfinite(found)
+
+
 def _shapes(tree: Tree) -> str:
     shapes = [tuple(tensor.shape) for tensor in trees.tensors_in(tree)]
     return f"shape {shapes[0]}" if isinstance(tree, Tensor) else f"shapes {shapes}"

@@ -15,12 +15,13 @@ import numpy as np
 from confide import rules
 from confide.data.pictures import is_picture
 from confide.data.preprocessing import Encoder, Layout, curator_notes
+from confide.data.roles import arranged, check_class_weight, weights_of
 from confide.data.schema import Schema, Task
 from confide.data.table import Array, Table
 from confide.data.trees import numbers_of, tree_of
 from confide.errors import CuratorNote, DataError
 from confide.methods.base import Method
-from confide.workflow.named_likelihood import in_own_units
+from confide.workflow.named_likelihood import in_own_units, means_what_it_says
 from confide.workflow.request import Request
 
 
@@ -31,6 +32,7 @@ class Settled:
     encoder: Encoder
     x: Any
     y: Array
+    weights: Array | None = None
 
     @property
     def schema(self) -> Schema:
@@ -55,7 +57,8 @@ class Settled:
 def settle(request: Request) -> Settled:
     """Fix the public facts and encode the records by them; what the curator should know of the records is a note."""
     request = replace(request, facts=with_pixel_range(request.facts, request.data))
-    table, schema = request.data, request.facts
+    schema = request.facts
+    table = arranged(request.data, schema)
     if request.assume_public:
         schema = Schema.assume_public(table, declared=schema, task=request.task)
     else:
@@ -63,11 +66,13 @@ def settle(request: Request) -> Settled:
     _check_inputs(request)
     schema = schema.for_table(table)
     _check_sizes(request, schema)
-    encoder = Encoder(schema, _layout(request, schema), "plain" if in_own_units(request.likelihood) else "unit")
+    plain = in_own_units(request.likelihood) or means_what_it_says(schema)
+    encoder = Encoder(schema, _layout(request, schema), "plain" if plain else "unit")
     x, y = encoder.training(table)
     for note in curator_notes(table, schema, x, y):
         warnings.warn(note, CuratorNote, stacklevel=2)
-    return Settled(encoder, x, y)
+    check_class_weight(request.class_weight, schema.classes)
+    return Settled(encoder, x, y, weights_of(table, schema, request.class_weight))
 
 
 def _layout(request: Request, schema: Schema) -> Layout:
@@ -100,11 +105,11 @@ def _refuse_what_leaks(request: Request) -> None:
         raise DataError(
             f"classes=None: the labels that occur in private records are private; list them in classes=, {way}"
         )
-    if facts.target_bounds is None and request.task == "regression":
+    if facts.target_bounds is None and not facts.targets and request.task == "regression":
         raise DataError(
             f"target_bounds=None: the range of a private target is private; give target_bounds=(low, high), {way}"
         )
-    if facts.classes is None and facts.target_bounds is None:
+    if facts.classes is None and facts.target_bounds is None and not facts.targets:
         raise DataError("target: neither classes nor target_bounds declared; give one of them, or assume them public")
     if facts.bounds is None and not (facts.columns or facts.inputs):
         raise DataError(

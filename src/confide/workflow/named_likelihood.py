@@ -11,15 +11,23 @@ from confide.models.counts import NegativeBinomial, Poisson
 from confide.models.heavy_tails import Laplace, StudentT
 from confide.models.likelihoods import IN_OWN_UNITS, LIKELIHOODS, Likelihood
 from confide.models.ordinal import Ordinal
+from confide.models.several import MultiGaussian, MultiLabel
+from confide.models.survival import Exponential, Weibull
 
 TASKS: dict[str, Task] = {
     "poisson": "regression",
     "negative-binomial": "regression",
     "laplace": "regression",
     "student-t": "regression",
+    "exponential": "regression",
+    "weibull": "regression",
+    "multi-label": "regression",
+    "multi-gaussian": "regression",
     "ordinal": "classification",
 }
 """The names, and what they are for. Others need more than the facts say, and are given as objects."""
+USUAL_PART = 1 / 3
+"""Of the longest declared time: the guess from which a network of zeros starts, and which its outputs correct."""
 
 
 def check_name(likelihood: Likelihood | str | None, task: Task | None) -> None:
@@ -44,8 +52,16 @@ def in_own_units(likelihood: Likelihood | str | None) -> bool:
     return kind in IN_OWN_UNITS
 
 
+def means_what_it_says(schema: Schema) -> bool:
+    """Whether the targets are times or labels, which are not scaled."""
+    return schema.observed is not None or any(bounds is None for _, bounds in schema.targets)
+
+
 def made(likelihood: Likelihood | str | None, schema: Schema, noise_scale: float | None) -> Likelihood | None:
-    """The likelihood of that name for records with these facts; an object as it is."""
+    """The likelihood of that name for records with these facts, an object as it is, and of several targets or times
+    that the facts declare the usual one."""
+    if likelihood is None and (schema.targets or schema.observed):
+        likelihood = _usual_of(schema)
     if not isinstance(likelihood, str):
         return likelihood
     check_name(likelihood, "regression" if schema.classes is None else "classification")
@@ -53,11 +69,40 @@ def made(likelihood: Likelihood | str | None, schema: Schema, noise_scale: float
     if name == "ordinal":
         assert schema.class_count is not None  # it is classification
         return Ordinal(schema.class_count)
+    if name in ("exponential", "weibull"):
+        return _of_times(name, schema)
+    if name in ("multi-label", "multi-gaussian"):
+        return _of_several(name, schema, noise_scale)
     if name in ("poisson", "negative-binomial"):
         mean = _usual_count(schema)
         return Poisson(mean) if name == "poisson" else NegativeBinomial(mean)
     scale = rules.NOISE_SCALE if noise_scale is None else noise_scale
     return Laplace(scale) if name == "laplace" else StudentT(scale)
+
+
+def _usual_of(schema: Schema) -> str:
+    if schema.observed is not None:
+        return "weibull"
+    return "multi-label" if means_what_it_says(schema) else "multi-gaussian"
+
+
+def _of_times(name: str, schema: Schema) -> Likelihood:
+    if schema.observed is None or schema.target_bounds is None:
+        raise Refusal(
+            f"likelihood={name!r}: is of times until an event; the facts need target, the column of times, its "
+            "target_bounds, and observed, the column that says 1 where the event came"
+        )
+    time = USUAL_PART * schema.target_bounds[1]
+    return Exponential(time) if name == "exponential" else Weibull(time)
+
+
+def _of_several(name: str, schema: Schema, noise_scale: float | None) -> Likelihood:
+    if not schema.targets or name != _usual_of(schema):
+        ways = {"multi-label": 'targets = ["a", "b"], columns of 0 and 1', "multi-gaussian": "[targets.a] with bounds"}
+        raise Refusal(f"likelihood={name!r}: the facts need {ways[name]}")
+    if name == "multi-label":
+        return MultiLabel(len(schema.targets))
+    return MultiGaussian(len(schema.targets), rules.NOISE_SCALE if noise_scale is None else noise_scale)
 
 
 def _usual_count(schema: Schema) -> float:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from torch import nn
 
 from confide import methods, rules
+from confide.data.roles import check_class_weight
 from confide.data.schema import Schema, Task
 from confide.data.table import Table
 from confide.distributed import Ranks
@@ -73,6 +76,9 @@ class Request:
         Where the fit is charged; None: an account in memory, which ends with the process.
     name : str
         The data set's name in the ledger.
+    class_weight : mapping of labels to numbers or None
+        Public weights of classes; the largest counts as 1. Weights of records come with the data (`Table.weights`,
+        or the column that the facts name), from 0 to the public `largest_weight` of the facts.
     seed : int or None
         For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
     ranks : Ranks or None
@@ -102,6 +108,7 @@ class Request:
     checkpoint: CheckpointPlace = None
     ledger: Ledger | str | os.PathLike[str] | None = None
     name: str = ""
+    class_weight: Mapping[Any, float] | None = None
     seed: int | None = None
     ranks: Ranks | None = None
 
@@ -148,6 +155,9 @@ def _check_facts(request: Request) -> None:
         raise Refusal("facts: target_bounds are for regression, and this is classification; give classes instead")
     if request.task == "regression" and facts.classes is not None:
         raise Refusal("facts: classes are for classification, and this is regression; give target_bounds instead")
+    check_class_weight(request.class_weight, facts.classes)
+    if request.class_weight is not None and request.task == "regression":
+        raise Refusal("class_weight: is for classification, and this is regression; leave it out")
     if request.counted and request.batch is not None:
         raise DataError(
             f"batch={request.batch}: needs the nominal number of records, which is private unless declared; declare "

@@ -197,6 +197,7 @@ def records_of(job: Job, before: PrivateData | None = None) -> PrivateData:
         "name": request.name,
         "seed": request.seed,
         "read": request.data,
+        "weights": settled.weights,
     }
     if request.ranks is not None:
         return request.ranks.private(settled.x, settled.y, whole=True, **options)

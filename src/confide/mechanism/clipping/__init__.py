@@ -36,6 +36,7 @@ def clipped_sum(
     memory_budget: int = MEMORY_BUDGET,
     micro_batch: int | None = None,
     rehearsal: bool = False,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Add the sum over records of their clipped gradients onto `out` and return the norms before clipping.
 
@@ -47,7 +48,8 @@ def clipped_sum(
         out += sum_i g_i * clip / (n_i + 0.01)                       style="automatic"
         out += sum_i concat_k g_ik * min(1, clip / sqrt(K) / n_ik)   style="per-layer", K layers
 
-    so that one record's term has a norm of at most `clip`, in every style, and the sum as it is computed is within half
+    so that one record's term has a norm of at most `clip`, in every style, also where `weights`, between 0 and 1, scale
+    these terms; and the sum as it is computed is within half
     a SHARE of `clip` of these terms (`rounding`). `out` is a flat vector over the trainable parameters in the order of
     `module.parameters()`; it may already hold noise, and is touched once. A record whose gradient is not finite counts
     as zero: it adds nothing and its norm is returned as 0; so does one for which the module or the loss raises. An
@@ -68,5 +70,5 @@ def clipped_sum(
         raise Refusal(f"memory_budget={memory_budget}: must be a number of bytes > 0")
     if micro_batch is not None and micro_batch < 1:
         raise Refusal(f"micro_batch={micro_batch}: must be at least 1, or None")
-    bound = ClipBound(clip, style, out, memory_budget, micro_batch, rehearsal)
+    bound = ClipBound(clip, style, out, memory_budget, micro_batch, rehearsal, weights=weights)
     return engine_of(module).step(module, loss, x, y, bound)

@@ -20,7 +20,7 @@ from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 
 
 class ClipAsked(Protocol):
-    """What is asked for; `allowed` is what rounding may take of the clip."""
+    """What is asked for; `allowed` is what rounding may take of the clip, `weights` what each record counts for."""
 
     @property
     def clip(self) -> float: ...
@@ -30,6 +30,8 @@ class ClipAsked(Protocol):
     def budget(self) -> int: ...
     @property
     def allowed(self) -> float: ...
+    @property
+    def weights(self) -> Tensor | None: ...
 
 
 class Views(Protocol):
@@ -69,7 +71,9 @@ def add_certified(clusters: Sequence[Cluster], anatomy: Anatomy, bound: ClipAske
         add_sums(clusters, factors, spreads, bound, views.parts)
         return norms
     chosen, rest = (~together).nonzero().flatten(), together.nonzero().flatten()
-    total, of_rows = sum_of_rows([cluster.chosen(chosen) for cluster in clusters], len(chosen), anatomy, bound)
+    weights = None if bound.weights is None else bound.weights[chosen].double()
+    alone = [cluster.chosen(chosen) for cluster in clusters]
+    total, of_rows = sum_of_rows(alone, len(chosen), anatomy, bound, weights)
     if len(rest):
         factors = {group: values[rest] for group, values in factors.items()}
         some = [cluster.chosen(rest) for cluster in clusters]
@@ -114,13 +118,15 @@ def factors_of(
     """The factors of every group, and the norms.
 
     Per-layer clipping gives each of the K groups C / sqrt(K), whether it was used or not: the joint norm of a
-    record over all groups is then at most C, the same sensitivity as flat clipping.
+    record over all groups is then at most C, the same sensitivity as flat clipping. A weight of at most 1 comes after
+    the clip, so that it takes nothing of the bound away.
     """
     norms = total.sqrt()
+    weights = 1.0 if bound.weights is None else bound.weights.to(norms.dtype)
     if bound.style != "per-layer":
-        return dict.fromkeys(squares, clip_factors(norms, bound.clip, bound.style)), norms
+        return dict.fromkeys(squares, clip_factors(norms, bound.clip, bound.style) * weights), norms
     share = bound.clip / math.sqrt(anatomy.groups)
-    return {group: clip_factors(values.sqrt(), share) for group, values in squares.items()}, norms
+    return {group: clip_factors(values.sqrt(), share) * weights for group, values in squares.items()}, norms
 
 
 def group_squares(clusters: Sequence[Cluster], dtype: torch.dtype) -> dict[int, Tensor]:
@@ -146,7 +152,9 @@ def views_of(flat: Tensor, anatomy: Anatomy) -> list[Tensor]:
     return [piece.view(value.shape) for piece, value in zip(pieces, anatomy.parameters, strict=True)]
 
 
-def sum_of_rows(clusters: Sequence[Cluster], records: int, anatomy: Anatomy, bound: ClipAsked) -> tuple[Tensor, Tensor]:
+def sum_of_rows(
+    clusters: Sequence[Cluster], records: int, anatomy: Anatomy, bound: ClipAsked, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The clipped sum of records apart: those whose parts cancel, or whose norm is no number in the type of the layers.
 
     Their gradients are formed in full in double precision and clipped as rows, so that nothing depends on how their
@@ -163,14 +171,15 @@ def sum_of_rows(clusters: Sequence[Cluster], records: int, anatomy: Anatomy, bou
             cluster.add_rows(rows, offsets, start, stop)
         rows, sizes, scale = unit_rows(rows)
         norms[start:stop] = norms_of(sizes, scale)
+        each = torch.ones_like(sizes) if weights is None else weights[start:stop]
         if style == "per-layer":
             share = clip / math.sqrt(anatomy.groups)
             for columns in columns_by_group(wide, offsets):
                 of_group = squared_norms_of(rows[:, columns]).sqrt_()
                 rows[:, columns] *= row_factors(of_group, scale, share, style)[:, None]
-            total.open.add_(rows.sum(0))
+            total.open.add_(torch.mv(rows.t(), each))
         else:
-            total.open.add_(torch.mv(rows.t(), row_factors(sizes, scale, clip, style)))
+            total.open.add_(torch.mv(rows.t(), row_factors(sizes, scale, clip, style) * each))
         total.added()
     return total.total(), norms
 

@@ -57,6 +57,7 @@ class ClipBound:
     micro_batch: int | None
     strict: bool = False  # the records are made up: what they raise is raised
     allowed: float = 0.0  # what rounding may take of the clip in this piece of the batch
+    weights: Tensor | None = None  # what each record counts for, at most 1: it scales what was clipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,11 @@ class Engine:
         if len(pieces) == 1:
             return answer(pieces[0], bound)
         records, total, norms = sum(piece.records for piece in pieces), Tally(bound.out.shape), []
+        start = 0
         for piece in pieces:
-            part = replace(bound, out=total.open, allowed=bound.allowed * piece.records / records)
+            theirs = None if bound.weights is None else bound.weights[start : start + piece.records]
+            start += piece.records
+            part = replace(bound, out=total.open, allowed=bound.allowed * piece.records / records, weights=theirs)
             norms.append(answer(piece, part))
             total.added()
         bound.out.add_(total.total())
@@ -217,7 +221,7 @@ class Engine:
         if not found:
             return bound.out.new_zeros(x.shape[0])
         self.adding = True
-        if bound.style != "per-layer":
+        if bound.style != "per-layer" and bound.weights is None:
             parts = self._views(anatomy, bound.out).parts
             small = chain.add_small(found, bound.clip, bound.style == "automatic", parts, bound.allowed)
             if small is not None:

@@ -16,11 +16,14 @@ PIECE_BYTES = 8 << 20
 PIECE_ROWS = 1024
 
 
-def clipped_sum_of_rows(matrix: Tensor, *, clip: float, out: Tensor, style: Style = "flat") -> Tensor:
+def clipped_sum_of_rows(
+    matrix: Tensor, *, clip: float, out: Tensor, style: Style = "flat", weights: Tensor | None = None
+) -> Tensor:
     """Add the sum of the rows of `matrix` (records, size), each scaled to a norm of at most `clip`, onto `out`.
 
     Norms and sums are taken in float64: the entries of statistics span many orders of magnitude. A row that is not
-    finite counts as zero. Returns the norms before clipping (0 for such rows); they are private.
+    finite counts as zero. Weights, between 0 and 1, scale the clipped rows. Returns the norms before clipping (0 for
+    such rows); they are private.
     """
     check_clip(clip, out.dtype)
     check_style(style)
@@ -35,7 +38,8 @@ def clipped_sum_of_rows(matrix: Tensor, *, clip: float, out: Tensor, style: Styl
     for start, stop in chunks(matrix.shape[0], max(8 * matrix.shape[1], PIECE_BYTES // PIECE_ROWS), PIECE_BYTES):
         rows, sizes, scale = unit_rows(matrix[start:stop].to(torch.float64))
         norms[start:stop] = norms_of(sizes, scale)
-        total.open.add_(torch.mv(rows.t(), row_factors(sizes, scale, bound, style)))
+        factors = row_factors(sizes, scale, bound, style)
+        total.open.add_(torch.mv(rows.t(), factors if weights is None else factors * weights[start:stop].double()))
         total.added()
     out.add_(total.total())
     return norms
