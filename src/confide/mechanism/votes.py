@@ -35,7 +35,7 @@ Released: TypeAlias = Literal["labels", "histograms"]
 RELEASED: tuple[Released, ...] = get_args(Released)
 ONE_VOTE, MOVED_VOTE = 1.0, math.sqrt(2.0)
 """How far one teacher moves the largest count, and all counts together."""
-UNANSWERED = -1
+UNANSWERED = -1  # no class: they are counted from 0
 
 
 class Teacher(Protocol):
