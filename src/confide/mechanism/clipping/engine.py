@@ -29,6 +29,7 @@ from confide.mechanism.clipping.calls import Cluster, Found, clusters_of
 from confide.mechanism.clipping.certified import add_certified, exact_products, views_of
 from confide.mechanism.clipping.chain import LayerChain
 from confide.mechanism.clipping.factors import Style
+from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, forget
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.rounding import IN_DOUBLE, SHARE, Tally, working_type
@@ -117,6 +118,7 @@ class Engine:
         return copy_context().run(self._step, module, loss, x, y, bound)
 
     def _step(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: ClipBound) -> Tensor:
+        check_surroundings()
         anatomy = self.current_anatomy(module, loss, x, y)
         check_buffer(bound.out, anatomy)
         records = records_of(x)

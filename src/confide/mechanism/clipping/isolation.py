@@ -212,6 +212,8 @@ class _Guard(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._check_arguments(function, args)
+        if torch._C._len_torch_dispatch_stack():
+            raise NotIsolable("enters a mode that sees whole stacks")
         if kwargs is None:
             kwargs = {}
         elif kwargs:

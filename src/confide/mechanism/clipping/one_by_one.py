@@ -75,13 +75,9 @@ def in_turn(
     """store(place, function(place)) for every place; one that raises is left out, and none finds what another left."""
     starts = randomness.seeds(count)
     seal = Reachable(*owners)
-    if seal.iterators and not strict and count == 1:
+    if not strict and count == 1 and seal.unsealable:
         return  # one that raised among all of them: it counts as zero
-    if seal.iterators:
-        raise Refusal(
-            f"module: it, its loss or its statistic reaches an iterator ({seal.iterators[0]}), which cannot be put "
-            "back after a record; use a list or a number"
-        )
+    seal.check()
     with no_collection(), randomness.restored(), _Written():
         for place in range(count):
             randomness.start_from(starts[place])

@@ -6,7 +6,6 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -16,9 +15,6 @@ _OWN_STATE = _PACKAGES | sys.stdlib_module_names
 _LIBRARY = sysconfig.get_path("stdlib")
 # Longer constants of a function are texts, not names.
 LONGEST_NAME = 60
-_EMPTY: tuple[Iterable[Any], ...] = ((), [], {}, set(), range(0), "")
-_ITERATORS: tuple[type, ...] = (types.GeneratorType, *(type(iter(one)) for one in _EMPTY))
-_ITERTOOLS = "itertools"
 # Where the types live that hold what user code puts into them.
 _HOLDERS = frozenset({"builtins", "collections", "functools", "types", "_thread", "argparse"})
 
@@ -50,10 +46,6 @@ def is_known(value: Any) -> bool:
     return first in _OWN_STATE and _is_the_real(first)
 
 
-def is_iterator(value: Any) -> bool:
-    return isinstance(value, _ITERATORS) or type(value).__module__ == _ITERTOOLS
-
-
 def is_foreign(value: Any) -> bool:
     """Whether what it leads to is the business of an installed package or of the standard library."""
     if isinstance(value, types.FunctionType | type):
@@ -81,6 +73,7 @@ def _is_the_real(name: str) -> bool:
     return origin.startswith(_LIBRARY) and "site-packages" not in origin[len(_LIBRARY) :]
 
 
+@functools.cache
 def names_used(code: types.CodeType) -> frozenset[str]:
     """Global names and attributes that a function, or one defined inside it, may use, also spelt out as text."""
     inner = [names_used(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]

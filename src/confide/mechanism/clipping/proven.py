@@ -24,6 +24,7 @@ from confide.layers.bayesian import (
 )
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear
 from confide.layers.tables import MeanFieldEmbedding
+from confide.mechanism.clipping.intact import EVERY_MODULE, is_intact, methods_of, places_of
 from confide.models.additive import AdditiveFeatures, AdditiveNetwork
 from confide.models.likelihoods import LIKELIHOODS, LearntNoise, Probit
 from confide.models.networks import MLP, Shift
@@ -177,14 +178,15 @@ for _count, _kinds, _images, _pools in (
     _KNOWN |= dict.fromkeys(_pools, _pooled(_count))
 
 # as they were when confide was imported
-_FORWARDS = {kind: kind.forward for kind in _KNOWN}
-_CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
+_PLACES = {kind: places_of(kind, "forward") for kind in _KNOWN}
+_METHODS = {kind: frozenset((*methods_of(kind), "_call_impl", "_wrapped_call_impl")) for kind in _KNOWN}
 
 _LOSSES: dict[type[Any], Callable[..., Tensor]] = {
     kind: kind.loss
     for kind in LIKELIHOODS.values()
     if kind is not Probit  # which only expectation propagation asks
 }
+_LOSS_PLACES = {kind: places_of(kind, "loss") for kind in _LOSSES}
 
 
 def axes_after(layer: nn.Module, axes: int) -> int | None:
@@ -197,6 +199,7 @@ def is_proven(module: nn.Module, x: Any) -> bool:
     return (
         isinstance(x, Tensor)
         and type(x) is Tensor
+        and is_intact(EVERY_MODULE)
         and (axes_after(module, x.dim()) or 0) >= 2
         and not _has_any_global_hook()
     )
@@ -206,7 +209,7 @@ def is_proven_loss(loss: Any, y: Any) -> bool:
     """A likelihood of confide's own, by identity."""
     owner: Any = getattr(loss, "__self__", None)
     known = _LOSSES.get(type(owner))
-    return known is not None and loss.__func__ is known and type(owner).loss is known and type(y) is Tensor
+    return known is not None and loss.__func__ is known and type(y) is Tensor and is_intact(_LOSS_PLACES[type(owner)])
 
 
 def listens(layer: nn.Module) -> bool:
@@ -216,8 +219,7 @@ def listens(layer: nn.Module) -> bool:
         or layer._forward_pre_hooks
         or hooked_backwards(layer)
         or layer._compiled_call_impl is not None
-        or "forward" in layer.__dict__
-        or "_call_impl" in layer.__dict__
+        or not layer.__dict__.keys().isdisjoint(_METHODS.get(type(layer), ("forward", "_call_impl")))
     )
 
 
@@ -233,9 +235,7 @@ def _as_made(layer: nn.Module) -> bool:
     kind = type(layer)
     return (
         not listens(layer)
-        and kind.forward is _FORWARDS[kind]
-        and kind.__call__ is _CALL
-        and kind._call_impl is _CALL_IMPL
+        and is_intact(_PLACES[kind])
         and all(value is None or type(value) is nn.Parameter for value in layer._parameters.values())
         and all(value is None or type(value) is Tensor for value in layer._buffers.values())
     )

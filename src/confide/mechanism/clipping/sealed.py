@@ -6,8 +6,8 @@ There the values of records are stacks that cannot be written into an ordinary t
 `Reachable` is the thorough one, for records that run one by one: besides attributes what the functions of the module
 and the loss can reach by name (closures, globals, class attributes, caches, modules that a function imports), the
 contents of tensors, arrays and text buffers, and random states. It stops at the standard library, torch and numpy:
-their own state is theirs, but an object of their types that user code holds is put back. What cannot be put back, an
-iterator, is refused.
+their own state is theirs, but an object of their types that user code holds is put back, and so is what is written to
+their names. What cannot be put back is refused (`unsealable`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import logging
 import random
 import sys
 import types
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,11 +36,27 @@ from confide.mechanism.clipping.containers import CONTAINERS, contents_of, resto
 from confide.mechanism.clipping.origins import (
     attribute_of,
     is_foreign,
-    is_iterator,
     is_known,
     is_of_a_package,
     names_used,
 )
+from confide.mechanism.clipping.putting_back import (
+    ABSENT,
+    Settings,
+    array_put_back,
+    behind,
+    is_functorch_wrapped,
+    parts_of_sparse,
+    put_back_names,
+    quietly,
+    set_anew,
+    set_attribute,
+    set_slot,
+    slot_of,
+    slots,
+    write_anew,
+)
+from confide.mechanism.clipping.unsealable import Suspects, has_hidden_state
 
 # Beyond this many places a search takes longer than anybody would wait for at every step.
 MOST_PLACES = 2_000_000
@@ -104,26 +122,54 @@ class Reachable:
 
     def __init__(self, *roots: Any, contents: bool = True, apart: frozenset[int] = frozenset()) -> None:
         self.contents, self.apart = contents, apart
-        self.iterators: list[str] = []
-        self.undo: list[Callable[[], bool]] = []
+        self.suspects = Suspects()
+        self.undo: list[Callable[[], bool]] = [Settings().restore]
         self.onwards: list[Callable[[], object]] = []
+        self.storages: set[int] = set()
+        self.owners: set[int] = set()
         seen: dict[int, Any] = {}
-        waiting: list[tuple[Any, bool]] = [(root, True) for root in roots]
+        waiting = [_Found(root) for root in (*roots, *_hooks_on_all_modules())]
         while waiting:
-            value, ours = waiting.pop()
+            found = waiting.pop()
+            value = found.value
+            if found.ours and type(value) is types.FunctionType and not is_foreign(value):
+                self.suspects.add(value, found.name)
             if id(value) in seen or isinstance(value, _PLAIN):
                 continue
             seen[id(value)] = value
-            if ours and is_iterator(value):
-                self.iterators.append(type(value).__name__)
-            ours = ours and not is_foreign(value)
-            waiting.extend((found, ours) for found in self._keep(value))
+            waiting.extend(self._led_on(found))
             if len(seen) > MOST_PLACES:
                 raise Refusal(
                     f"module: it reaches more than {MOST_PLACES} objects, which cannot all be put back after every "
                     "record; keep large tables in tensors or arrays"
                 )
         self.seen = seen  # alive, so that no identity is used twice
+
+    def _led_on(self, found: _Found) -> Iterator[_Found]:
+        """What the value leads to. Code of installed packages is theirs, data that they hold for user code is not."""
+        value = found.value
+        code = isinstance(value, types.FunctionType | types.ModuleType | type)
+        kind: Any = type(value)
+        if found.data and not code and has_hidden_state(kind) and not is_functorch_wrapped(value):
+            self.suspects.objects.append(f"an object of type {type(value).__name__}, which keeps what it is given")
+        ours = found.ours and not is_foreign(value)
+        data = found.data and not (is_foreign(value) if code else is_of_a_package(type(value)))
+        by_name = found.name if isinstance(value, property | staticmethod | classmethod) else None
+        for one in self._keep(value):
+            known = isinstance(one, _Called)
+            yield _Found(one.value if known else one, ours, data, one.name if known else by_name)
+
+    @property
+    def unsealable(self) -> str:
+        """What code that may run with these roots reaches and nobody can put back; empty if there is nothing."""
+        return self.suspects.reason(("forward", "__call__"))
+
+    def check(self) -> None:
+        if self.unsealable:
+            raise Refusal(
+                f"module: it, its loss or its statistic reaches {self.unsealable}: that cannot be put back after a "
+                "record, so that the next one could find a trace of it; use tensors, lists and numbers"
+            )
 
     def restore(self) -> bool:
         changed, failures = False, 0
@@ -148,8 +194,7 @@ class Reachable:
         if isinstance(value, Tensor):
             return self._keep_tensor(value)
         if isinstance(value, np.ndarray):
-            self._keep_array(value)
-            return list(value.flat) if value.dtype == object else ()
+            return self._keep_array(value)
         if isinstance(value, CONTAINERS):
             kept = contents_of(value)
             self.undo.append(partial(restore_container, value, kept))
@@ -160,32 +205,61 @@ class Reachable:
             return () if is_known(value) else (vars(value),)
         if isinstance(value, torch.Generator):
             state = value.get_state()
-            self.undo.append(lambda: _quietly(value.set_state, state))
+            self.undo.append(lambda: quietly(value.set_state, state))
             self.onwards.append(lambda: torch.rand((), generator=value))
             return ()
         return self._keep_object(value)
 
     def _keep_tensor(self, value: Tensor) -> Iterable[Any]:
-        ordinary = value.layout == torch.strided and value.device.type != "meta" and not is_functorch_wrapped(value)
-        if self.contents and ordinary and id(value) not in self.apart:
-            data, before = value.detach(), value.grad if value.is_leaf else None
-            kept = data.clone()
+        if is_functorch_wrapped(value) or value.device.type == "meta":
+            return [value.__dict__]
+        if value.layout != torch.strided:
+            return [value.__dict__, *(parts_of_sparse(value) if self.contents and id(value) not in self.apart else ())]
+        if id(value) not in self.apart:
+            self._keep_gradient(value)
+            if self.contents:
+                self._keep_storage(value)
+        return [part for part in (value.__dict__, value._base, value._backward_hooks) if part is not None]
 
-            def put_back() -> bool:
-                if not torch.equal(data, kept):
-                    data.copy_(kept)
-                if value.is_leaf:
-                    value.grad = before
+    def _keep_gradient(self, value: Tensor) -> None:
+        """What hangs on a tensor beside its numbers."""
+        leaf, before, needed = value.is_leaf, value.grad if value.is_leaf else None, value.requires_grad
+
+        def put_back() -> bool:
+            if leaf and value.grad is not before:
+                value.grad = before
+            changed = leaf and value.requires_grad != needed
+            if changed:
+                value.requires_grad_(needed)
+            return changed
+
+        self.undo.append(put_back)
+
+    def _keep_storage(self, value: Tensor) -> None:
+        """All of the memory that a tensor shows a part of, once."""
+        storage = value.untyped_storage()
+        if storage.data_ptr() in self.storages:
+            return
+        self.storages.add(storage.data_ptr())
+        whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+        kept = whole.clone()
+
+        def put_back() -> bool:
+            if whole.numel() == kept.numel() and torch.equal(whole, kept):
                 return False
+            whole.copy_(kept)
+            return True
 
-            self.undo.append(put_back)
-        inner = value.__dict__
-        return (inner,) if inner else ()
+        self.undo.append(put_back)
 
-    def _keep_array(self, value: Any) -> None:
+    def _keep_array(self, value: Any) -> Iterable[Any]:
         if value.flags.writeable and (self.contents or value.dtype == object):
             kept = value.copy()
-            self.undo.append(lambda: _quietly(np.copyto, value, kept))
+            self.undo.append(partial(array_put_back, value, kept))
+        inner = attribute_of(value, "__dict__", None)
+        parts: list[Any] = [inner] if isinstance(inner, dict) else []
+        parts += [] if value.base is None else [value.base]
+        return [*parts, *value.flat] if value.dtype == object else parts
 
     def _keep_object(self, value: Any) -> Iterable[Any]:
         if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
@@ -194,11 +268,17 @@ class Reachable:
         if isinstance(value, io.StringIO | io.BytesIO | array):
             self._keep_text(value)
             return ()
-        if is_iterator(value):
-            return ()
+        if isinstance(value, weakref.ref | types.MappingProxyType | memoryview):
+            return behind(value)
+        if isinstance(value, functools.cached_property):
+            return (value.func,)
+        if isinstance(value, types.BuiltinFunctionType):
+            return () if isinstance(value.__self__, types.ModuleType) else (value.__self__,)
+        if isinstance(value, torch.jit.ScriptModule):
+            return self._keep_script(value)
         if isinstance(value, _CACHE):
             size = value.cache_info()
-            self.undo.append(lambda: value.cache_info() != size and _quietly(value.cache_clear))
+            self.undo.append(lambda: value.cache_info() != size and quietly(value.cache_clear))
             return (value.__wrapped__,)
         if isinstance(value, types.FunctionType):
             return list(self._keep_function(value))
@@ -210,33 +290,42 @@ class Reachable:
             parts = (value.fget, value.fset) if isinstance(value, property) else (value.__func__,)
             return [part for part in parts if part is not None]
         if isinstance(value, type):
-            return () if is_known(value) else list(self._keep_class(value))
+            if not is_known(value):
+                return list(self._keep_class(value))
+            self._keep_written(value)
+            return ()
         return list(self._keep_instance(value))
 
     def _keep_random(self, value: Any) -> None:
         if isinstance(value, np.random.Generator):
             bits, state = value.bit_generator, value.bit_generator.state
-            self.undo.append(lambda: _quietly(setattr, bits, "state", state))
+            self.undo.append(lambda: quietly(setattr, bits, "state", state))
         elif isinstance(value, np.random.RandomState):
             known = value.get_state()
-            self.undo.append(lambda: _quietly(value.set_state, known))
+            self.undo.append(lambda: quietly(value.set_state, known))
         else:
             found = value.getstate()
-            self.undo.append(lambda: _quietly(value.setstate, found))
+            self.undo.append(lambda: quietly(value.setstate, found))
         self.onwards.append(value.random)
 
     def _keep_text(self, value: Any) -> None:
         if isinstance(value, array):
             content = value[:]
-            self.undo.append(lambda: _quietly(value.__setitem__, slice(None), content))
+            self.undo.append(lambda: value != content and set_anew(value.__setitem__, slice(None), content))
         elif not value.closed:
             text, place = value.getvalue(), value.tell()
-            self.undo.append(lambda: _quietly(_write_anew, value, text, place))
+            self.undo.append(partial(write_anew, value, text, place))
+
+    def _keep_script(self, value: Any) -> Iterable[Any]:
+        """Compiled code: its numbers are tensors that are put back, its attributes are out of reach."""
+        if "prim::SetAttr" in str(value.inlined_graph):
+            self.suspects.objects.append(f"{value.original_name}, a scripted module that sets its attributes")
+        return [*value.parameters(), *value.buffers()]
 
     def _keep_function(self, value: types.FunctionType) -> Iterator[Any]:
-        defaults = value.__defaults__
-        self.undo.append(partial(_set_defaults, value, defaults))
-        yield from defaults or ()
+        for name in ("__defaults__", "__kwdefaults__", "__code__"):
+            self.undo.append(partial(set_attribute, value, name, getattr(value, name)))
+        yield from value.__defaults__ or ()
         yield value.__kwdefaults__ or ()
         yield value.__dict__
         for cell in value.__closure__ or ():
@@ -250,11 +339,23 @@ class Reachable:
         done: set[int] = set()
         while waiting:
             module = waiting.pop()
-            if id(module) not in done and not is_known(module):
-                done.add(id(module))
+            if id(module) in done:
+                continue
+            done.add(id(module))
+            inner = [vars(module).get(name) for name in names]
+            waiting += [found for found in inner if isinstance(found, types.ModuleType)]
+            if is_known(module):
+                self._keep_written(module)
+                # its classes may be written to, and a function in its place may be the user's
+                yield from (found for found in inner if isinstance(found, type | types.FunctionType))
+            else:
                 yield from self._keep_names(vars(module), names)
-                inner = (vars(module).get(name) for name in names)
-                waiting += [found for found in inner if isinstance(found, types.ModuleType)]
+
+    def _keep_written(self, owner: Any) -> None:
+        """Names of a package or one of its classes, which have no business to change but when a part is loaded late."""
+        if id(owner) not in self.owners:
+            self.owners.add(id(owner))
+            self.undo.append(partial(put_back_names, owner, dict(vars(owner))))
 
     def _keep_cell(self, cell: Any) -> Iterator[Any]:
         try:
@@ -271,12 +372,12 @@ class Reachable:
         yield kept
 
     def _keep_names(self, space: dict[str, Any], names: frozenset[str]) -> Iterator[Any]:
-        kept = {name: space.get(name, _ABSENT) for name in names}
+        kept = {name: space.get(name, ABSENT) for name in names}
 
         def put_back() -> bool:
-            changed = [name for name, value in kept.items() if space.get(name, _ABSENT) is not value]
+            changed = [name for name, value in kept.items() if space.get(name, ABSENT) is not value]
             for name in changed:
-                if kept[name] is _ABSENT:
+                if kept[name] is ABSENT:
                     space.pop(name, None)
                 else:
                     space[name] = kept[name]
@@ -284,7 +385,9 @@ class Reachable:
 
         self.undo.append(put_back)
         yield from (
-            value for value in kept.values() if value is not _ABSENT and not isinstance(value, types.ModuleType)
+            _Called(name, value)
+            for name, value in kept.items()
+            if value is not ABSENT and not isinstance(value, types.ModuleType)
         )
 
     def _keep_class(self, value: type) -> Iterator[Any]:
@@ -293,7 +396,7 @@ class Reachable:
         def put_back() -> bool:
             now = vars(value)
             added = [name for name in now if name not in kept]
-            changed = [name for name, before in kept.items() if now.get(name, _ABSENT) is not before]
+            changed = [name for name, before in kept.items() if now.get(name, ABSENT) is not before]
             for name in added:
                 delattr(value, name)
             for name in changed:
@@ -301,74 +404,50 @@ class Reachable:
             return bool(added or changed)
 
         self.undo.append(put_back)
-        yield from kept.values()
+        yield from (_Called(name, one) for name, one in kept.items())
         yield from value.__bases__
         yield type(value)
 
     def _keep_instance(self, value: Any) -> Iterator[Any]:
         if isinstance(value, logging.Logger | logging.Handler):  # they remember who asked, not what
             return
-        yield type(value)
+        of = type(value)
+        yield of
+        self.undo.append(lambda: type(value) is not of and set_anew(setattr, value, "__class__", of))
         inner = attribute_of(value, "__dict__", None)
         if isinstance(inner, dict) and not isinstance(value, nn.Module) and is_of_a_package(type(value)):
             kept = contents_of(inner)  # it may well remember something of its own: put back, but no reason to be slow
-            self.undo.append(lambda: _quietly(restore_container, inner, kept))
+            self.undo.append(lambda: quietly(restore_container, inner, kept))
             yield from kept.values()
         elif isinstance(inner, dict):
             yield inner
         for kind in type(value).__mro__:
-            for slot in _slots(kind):
-                found = _slot_of(value, slot)
-                self.undo.append(partial(_set_slot, value, slot, found))
-                if found is not _ABSENT:
+            for slot in slots(kind):
+                found = slot_of(value, slot)
+                self.undo.append(partial(set_slot, value, slot, found))
+                if found is not ABSENT:
                     yield found
 
 
-_ABSENT = object()
+def _hooks_on_all_modules() -> list[Any]:
+    """What is called with every module, whoever asked for it."""
+    home = vars(nn.modules.module)
+    return [home[name] for name in home if name.startswith("_global_") and home[name] and isinstance(home[name], dict)]
 
 
-def is_functorch_wrapped(value: Tensor) -> bool:
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """A value and the name by which code asks for it."""
+
+    name: str
+    value: Any
 
 
-def _quietly(function: Callable[..., object], *arguments: Any) -> bool:
-    function(*arguments)
-    return False
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A value on the way; `ours`: code that counts as the user's own, `data`: what is held for it."""
 
-
-def _set_defaults(function: types.FunctionType, kept: Any) -> bool:
-    changed = function.__defaults__ is not kept
-    if changed:
-        function.__defaults__ = kept
-    return changed
-
-
-def _write_anew(buffer: Any, text: Any, place: int) -> None:
-    buffer.seek(0)
-    buffer.truncate()
-    buffer.write(text)
-    buffer.seek(place)
-
-
-def _slots(kind: type) -> list[types.MemberDescriptorType]:
-    """The slots of a class as Python made them: a property of the same name further down does not stand before them."""
-    if "__slots__" not in vars(kind):
-        return []
-    return [member for member in vars(kind).values() if isinstance(member, types.MemberDescriptorType)]
-
-
-def _slot_of(value: Any, slot: types.MemberDescriptorType) -> Any:
-    try:
-        return slot.__get__(value)
-    except AttributeError:
-        return _ABSENT
-
-
-def _set_slot(value: Any, slot: types.MemberDescriptorType, kept: Any) -> bool:
-    if _slot_of(value, slot) is kept:
-        return False
-    if kept is _ABSENT:
-        slot.__delete__(value)
-    else:
-        slot.__set__(value, kept)
-    return True
+    value: Any
+    ours: bool = True
+    data: bool = True
+    name: str | None = None

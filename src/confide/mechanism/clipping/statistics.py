@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from confide.data.trees import Tree
 from confide.errors import Refusal, SpeedWarning
 from confide.mechanism.clipping import one_by_one
+from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.proven import is_proven
 from confide.mechanism.clipping.sealed import Reachable, no_collection
@@ -43,6 +44,7 @@ def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal:
     """(records, size): the statistic of every record; with `rehearsal` records are made up and errors are raised."""
     if not len(y):
         return torch.zeros(0, size, dtype=torch.float64)
+    check_surroundings()
     with torch.no_grad():
         if type(function) is Recordwise and function.holds(x):
             try:
@@ -62,7 +64,8 @@ def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal:
 
 def _rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     with no_collection():
-        region, seal = Region(len(y)), Reachable(function, contents=False)
+        region, seal = Region(len(y)), Reachable(function)
+        seal.check()
         try:
             with region.entered():
                 given = region.one_each(x), region.one_each(y)

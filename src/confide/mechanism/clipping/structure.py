@@ -81,6 +81,7 @@ def _examined(
     proven: tuple[bool, bool],
     outside: Reachable,
 ) -> tuple[Anatomy, Examined]:
+    outside.check()
     with undisturbed(module):
         try:
             asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside)

@@ -1,0 +1,148 @@
+"""Putting things back as they were: what was changed is set again, and whether it was is said."""
+
+from __future__ import annotations
+
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ABSENT = object()
+
+
+class Settings:
+    """Torch's and numpy's settings of the process; `restore` says whether one had changed."""
+
+    def __init__(self) -> None:
+        self.kept = self._now()
+
+    @staticmethod
+    def _now() -> tuple[Any, ...]:
+        return (
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_anomaly_enabled(),
+            tuple(np.geterr().items()),
+        )
+
+    def restore(self) -> bool:
+        now = self._now()
+        if now == self.kept:
+            return False
+        for setting, (value, before) in zip(_SET, zip(now, self.kept, strict=True), strict=True):
+            if value != before:
+                setting(before)
+        return True
+
+
+_SET: tuple[Callable[[Any], object], ...] = (
+    torch.set_default_dtype,
+    torch.set_grad_enabled,
+    lambda on: torch.set_autocast_enabled("cpu", on),
+    torch.set_num_threads,
+    torch.use_deterministic_algorithms,
+    torch.autograd.set_detect_anomaly,
+    lambda errors: np.seterr(**dict(errors)),
+)
+
+
+def is_functorch_wrapped(value: Any) -> bool:
+    return isinstance(value, Tensor) and bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def parts_of_sparse(value: Tensor) -> list[Tensor]:
+    """What a sparse tensor is made of."""
+    if value.layout == torch.sparse_coo:
+        return [value._indices(), value._values()]
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    return [value.ccol_indices(), value.row_indices(), value.values()] if "csc" in str(value.layout) else []
+
+
+def behind(value: Any) -> Iterable[Any]:
+    if isinstance(value, weakref.ref):
+        return (value(),)
+    return tuple(value.values()) if isinstance(value, types.MappingProxyType) else (value.obj,)
+
+
+def set_anew(function: Callable[..., object], *arguments: Any) -> bool:
+    function(*arguments)
+    return True
+
+
+def array_put_back(array: Any, kept: Any) -> bool:
+    if array.tobytes() == kept.tobytes():
+        return False
+    np.copyto(array, kept)
+    return True
+
+
+def put_back_names(owner: Any, kept: dict[str, Any]) -> bool:
+    now = vars(owner)
+    if len(now) == len(kept) and all(map(operator.is_, now.values(), kept.values())):
+        return False
+    changed = False
+    for name, value in list(now.items()):
+        before = kept.get(name, ABSENT)
+        if before is value or name.startswith("__") or isinstance(value, types.ModuleType):
+            continue
+        changed = True
+        if before is ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+    return changed
+
+
+def quietly(function: Callable[..., object], *arguments: Any) -> bool:
+    function(*arguments)
+    return False
+
+
+def set_attribute(owner: Any, name: str, kept: Any) -> bool:
+    changed = getattr(owner, name) is not kept
+    if changed:
+        setattr(owner, name, kept)
+    return changed
+
+
+def write_anew(buffer: Any, text: Any, place: int) -> bool:
+    if buffer.tell() == place and buffer.getvalue() == text:
+        return False
+    buffer.seek(0)
+    buffer.truncate()
+    buffer.write(text)
+    buffer.seek(place)
+    return True
+
+
+def slots(kind: type) -> list[types.MemberDescriptorType]:
+    """The slots of a class as Python made them: a property of the same name further down does not stand before them."""
+    if "__slots__" not in vars(kind):
+        return []
+    return [member for member in vars(kind).values() if isinstance(member, types.MemberDescriptorType)]
+
+
+def slot_of(value: Any, slot: types.MemberDescriptorType) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:
+        return ABSENT
+
+
+def set_slot(value: Any, slot: types.MemberDescriptorType, kept: Any) -> bool:
+    if slot_of(value, slot) is kept:
+        return False
+    if kept is ABSENT:
+        slot.__delete__(value)
+    else:
+        slot.__set__(value, kept)
+    return True

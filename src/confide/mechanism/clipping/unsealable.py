@@ -1,0 +1,214 @@
+"""What cannot be put back after a record, and so may not be used by code that reads records.
+
+`sealed` puts back what it finds. Some things keep what it cannot find: objects whose state lies in C (iterators,
+queues, memory maps, locks), the interpreter (environment, frames, modules by a computed name), the machine (files,
+clocks, processes, threads). Code that can reach one of these is refused, with the name of what it reaches.
+
+Only code that may run counts: a class has functions that its forward never calls (how it is loaded, how its optimiser
+is made), and what those use is their own. A function may run if it is held as a value, or if a function that may run
+uses its name. Installed packages are not looked through: their state is theirs, and the pages say so.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dis
+import functools
+import io
+import operator
+import random
+import re
+import sys
+import threading
+import types
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from confide.mechanism.clipping.origins import is_known, names_used
+
+# Standard modules without a state that a record could leave a trace in, or whose state is put back (random) or tells
+# nothing back (warnings, logging).
+_PLAIN_WORDS = (
+    "__future__ abc array base64 binascii bisect cmath collections colorsys contextlib contextvars copy dataclasses "
+    "enum fractions functools hashlib heapq io itertools json keyword logging math numbers operator pickle pprint "
+    "queue random re reprlib statistics string struct textwrap traceback types typing unicodedata uuid warnings "
+    "weakref zlib"
+)
+_PLAIN_MODULES = frozenset(_PLAIN_WORDS.split())
+# What is harmless in the others: constants, and looking at functions.
+_PLAIN_PARTS = {
+    "sys": frozenset({"float_info", "maxsize", "version_info", "platform", "byteorder", "int_info"}),
+    "inspect": frozenset({"signature", "isclass", "isfunction", "ismethod", "Parameter", "getfullargspec"}),
+    "os": frozenset({"PathLike", "fspath", "sep", "linesep", "cpu_count"}),
+    "datetime": frozenset({"timedelta", "timezone", "UTC", "MINYEAR", "MAXYEAR"}),
+}
+_BUILTINS = frozenset({"open", "exec", "eval", "compile", "__import__", "globals", "id", "input", "breakpoint"})
+# Ways around the guard of a region, counters inside tensors, and frames.
+_ATTRIBUTE_WORDS = (
+    "_version _functorch get_unwrapped DisableTorchFunction _getframe f_globals f_locals f_back tb_frame gi_frame "
+    "__subclasses__ now utcnow today"
+)
+_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split())
+# Python names these types; what they hold is put back, leads on to what is, or never changes.
+_OPEN = frozenset(
+    {object, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType}
+    | {types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, types.CellType}
+    | {types.MethodWrapperType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MappingProxyType}
+    | {types.GenericAlias, types.SimpleNamespace, types.UnionType, type(Ellipsis), type(NotImplemented), memoryview}
+    | {complex, type(None), range, slice, property, staticmethod, classmethod, super, functools.partial}
+    | {threading.local, array}
+    | {type(functools.lru_cache(lambda: None)), operator.itemgetter, operator.attrgetter, operator.methodcaller}
+    | {re.Pattern, re.Match, contextvars.ContextVar, io.StringIO, io.BytesIO, np.ndarray, np.dtype, np.ufunc}
+    | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator}
+    | {torch.jit.ScriptFunction, torch.jit.ScriptFunction.__mro__[1], torch.jit.ScriptModule}
+    | {io._io._TextIOBase, io._io._BufferedIOBase, io._io._IOBase}  # type: ignore[attr-defined]
+    | {np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random}
+    | set(random.Random.__mro__)
+    | set(torch.Tensor.__mro__)
+)
+_CONTAINERS = (dict, list, set, deque, bytearray, tuple, frozenset, str, bytes, int, float)  # and what is made of them
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type, as CPython's headers have them
+
+
+@functools.cache
+def has_hidden_state(kind: type) -> bool:
+    """Whether instances keep something that was written in C and that nobody puts back."""
+    return any(_is_of_c(base) and not _is_open(base) for base in kind.__mro__)
+
+
+def _is_of_c(kind: type) -> bool:
+    if not kind.__flags__ & _HEAP or kind.__flags__ & _IMMUTABLE or type(kind).__name__ == "pybind11_type":
+        return True
+    home = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return home.endswith((".so", ".pyd"))
+
+
+def _is_open(kind: type) -> bool:
+    import datetime
+    import decimal
+    import weakref
+
+    never_change = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal)
+    if kind in _OPEN or kind in never_change or issubclass(kind, (type, weakref.ref, *_CONTAINERS)):
+        return True
+    if issubclass(kind, np.generic):
+        return not issubclass(kind, np.void)
+    return kind in (weakref.ProxyType, weakref.CallableProxyType) or kind.__module__ in ("typing", "_abc", "_typing")
+
+
+@functools.cache
+def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
+    """Of a function and those inside it: names from outside it, the pairs name.attribute, all attributes."""
+    names: set[str] = set()
+    pairs: set[tuple[str, str]] = set()
+    attributes: set[str] = set()
+    before = ""
+    for step in dis.get_instructions(code):
+        named = str(step.argval)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME", "STORE_GLOBAL", "LOAD_DEREF"):
+            names.add(named)
+            before = named
+            if step.opname == "IMPORT_NAME":
+                pairs.add((named, ""))
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "STORE_ATTR"):
+            attributes.add(named)
+            if before:
+                pairs.add((before, named))
+            before = ""
+        elif step.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
+            before = ""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = _uses(constant)
+            names, pairs, attributes = names | inner[0], pairs | inner[1], attributes | inner[2]
+    return frozenset(names), frozenset(pairs), frozenset(attributes)
+
+
+def unsealable_in(function: types.FunctionType) -> str:
+    """What the function uses that cannot be put back; nothing: an empty text."""
+    names, pairs, attributes = _uses(function.__code__)
+    space = function.__globals__
+    closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    for name in sorted(names):
+        value = closed[name].cell_contents if _is_filled(closed.get(name)) else space.get(name, _ABSENT)
+        if value is _ABSENT and name in _BUILTINS:
+            return name
+        imported = sys.modules.get(name) if value is _ABSENT and (name, "") in pairs else value
+        if isinstance(imported, types.ModuleType):
+            found = _in_module(imported, {attribute for owner, attribute in pairs if owner == name}, attributes)
+            if found:
+                return found
+        elif isinstance(value, types.BuiltinFunctionType) and _is_loose(value.__self__):
+            return f"{value.__module__}.{value.__name__}"
+    return next(iter(sorted(attributes & _ATTRIBUTES)), "")
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell is not None and cell.cell_contents is not _ABSENT
+    except ValueError:
+        return False
+
+
+def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[str]) -> str:
+    name = module.__name__
+    if name == "torch" and "ops" in parts and "aten" not in attributes:
+        return "torch.ops, an operator that may keep something"
+    if not _is_loose(module):
+        return ""
+    wrong = sorted(part for part in parts - {""} if part not in _PLAIN_PARTS.get(name, ()))
+    return f"{name}.{wrong[0]}" if wrong else ("" if parts - {""} else name)
+
+
+def _is_loose(module: Any) -> bool:
+    """A standard module whose state is the interpreter's or the machine's."""
+    if not isinstance(module, types.ModuleType) or module.__name__ == "builtins":
+        return False
+    first = module.__name__.partition(".")[0]
+    plain = first in _PLAIN_MODULES or first.lstrip("_") in _PLAIN_MODULES
+    return first in sys.stdlib_module_names and not plain and is_known(module)
+
+
+class Suspects:
+    """Functions that use what cannot be put back, and whether any of them may run."""
+
+    def __init__(self) -> None:
+        self.called: dict[int, tuple[types.FunctionType, set[str]]] = {}
+        self.held: set[int] = set()
+        self.objects: list[str] = []
+
+    def add(self, function: types.FunctionType, name: str | None) -> None:
+        """`name`: what it is called by where it was found; None: it is held as a value."""
+        self.called.setdefault(id(function), (function, set()))[1].update(() if name is None else (name,))
+        if name is None:
+            self.held.add(id(function))
+
+    def reason(self, names: Iterable[str]) -> str:
+        """What is used by a function that may run when functions of these names are called; else an empty text."""
+        if self.objects:
+            return self.objects[0]
+        live, waiting = set(names), dict(self.called)
+        while True:
+            ready = [key for key, (_, by) in waiting.items() if key in self.held or by & live or _is_special(by)]
+            for key in ready:
+                function, _ = waiting.pop(key)
+                found = unsealable_in(function)
+                if found:
+                    return f"{found} (in {function.__qualname__})"
+                live |= names_used(function.__code__)
+            if not ready:
+                return ""
+
+
+def _is_special(names: Iterable[str]) -> bool:
+    """Called by Python itself: operators, attributes, properties of the data model; not how an object is made."""
+    made = ("__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+    return any(name.startswith("__") and name.endswith("__") and name not in made for name in names)
+
+
+_ABSENT = object()
