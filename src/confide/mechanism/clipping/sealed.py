@@ -128,7 +128,7 @@ class Reachable:
         self.storages: set[int] = set()
         self.owners: set[int] = set()
         seen: dict[int, Any] = {}
-        waiting = [_Found(root) for root in (*roots, *_hooks_on_all_modules())]
+        waiting = [_Reached(root) for root in (*roots, *_hooks_on_all_modules())]
         while waiting:
             found = waiting.pop()
             value = found.value
@@ -145,7 +145,7 @@ class Reachable:
                 )
         self.seen = seen  # alive, so that no identity is used twice
 
-    def _led_on(self, found: _Found) -> Iterator[_Found]:
+    def _led_on(self, found: _Reached) -> Iterator[_Reached]:
         """What the value leads to. Code of installed packages is theirs, data that they hold for user code is not."""
         value = found.value
         code = isinstance(value, types.FunctionType | types.ModuleType | type)
@@ -156,8 +156,8 @@ class Reachable:
         data = found.data and not (is_foreign(value) if code else is_of_a_package(type(value)))
         by_name = found.name if isinstance(value, property | staticmethod | classmethod) else None
         for one in self._keep(value):
-            known = isinstance(one, _Called)
-            yield _Found(one.value if known else one, ours, data, one.name if known else by_name)
+            known = isinstance(one, _ByName)
+            yield _Reached(one.value if known else one, ours, data, one.name if known else by_name)
 
     @property
     def unsealable(self) -> str:
@@ -385,7 +385,7 @@ class Reachable:
 
         self.undo.append(put_back)
         yield from (
-            _Called(name, value)
+            _ByName(name, value)
             for name, value in kept.items()
             if value is not ABSENT and not isinstance(value, types.ModuleType)
         )
@@ -404,7 +404,7 @@ class Reachable:
             return bool(added or changed)
 
         self.undo.append(put_back)
-        yield from (_Called(name, one) for name, one in kept.items())
+        yield from (_ByName(name, one) for name, one in kept.items())
         yield from value.__bases__
         yield type(value)
 
@@ -436,7 +436,7 @@ def _hooks_on_all_modules() -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Called:
+class _ByName:
     """A value and the name by which code asks for it."""
 
     name: str
@@ -444,7 +444,7 @@ class _Called:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Reached:
     """A value on the way; `ours`: code that counts as the user's own, `data`: what is held for it."""
 
     value: Any
