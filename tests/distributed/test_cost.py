@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from confide.distributed import cost
 from confide.distributed.cost import advice, step_cost
 from confide.errors import Refusal
 
@@ -25,3 +28,17 @@ def test_large_batches_are_faster_and_small_ones_are_not() -> None:
 def test_nonsense_is_refused(weights: int, batch: float, ranks: int) -> None:
     with pytest.raises(Refusal, match="must be"):
         step_cost(weights, batch, ranks)
+
+
+def test_the_page_says_what_the_model_says() -> None:
+    """docs/scaling.md: constants, and the column "by the model"."""
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    for words in (f"{cost.COMPUTE:.0e} s per record and weight", f"{cost.NOISE:.0e} s per number"):
+        assert words.replace("e-0", "e-") in page
+    assert f"about {cost.BANDWIDTH / 1e9:g} GB/s" in page
+    assert f"{1000 * cost.FIXED:g} ms a step, and {1000 * cost.MEETING:g} ms for the exchange of hashes" in page
+    dense = 784 * 1200 + 1200 * 1200 + 1200 * 10 + 2410
+    for weights, batch, row in ((dense, 1024, "10, 1024"), (dense, 256, "10, 256"), (7850, 1024, "logistic, 1024")):
+        ratio = step_cost(weights, batch).seconds / step_cost(weights, batch, 2).seconds
+        (line,) = [line for line in page.splitlines() if line.startswith("|") and f"{row} |" in line]
+        assert line.endswith(f"| {ratio:.2f} |"), (line, ratio)

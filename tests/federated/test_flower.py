@@ -169,13 +169,13 @@ def test_two_nodes_one_of_which_drops_out_and_comes_back() -> None:
             node("north", 18101)
             south = node("south", 18102)
             words = f"{sys.executable} -m confide"
-            config = f"confide='{words}' steps={steps} epsilon=2.0 missing=1 out='{folder / 'run'}' timeout=30.0"
+            config = f"confide='{words}' steps={steps} epsilon=2.0 missing=1 out='{folder / 'run'}' timeout=90.0"
             fit = run("flwr", "run", str(APP), "here", "--run-config", config, "--stream")
-            _wait(lambda: _claimed(folder / "north.db") >= 2, 300)
+            _wait(lambda: _claimed(folder / "north.db") >= 2, 900)
             os.killpg(south.pid, signal.SIGKILL)
-            _wait(lambda: _claimed(folder / "north.db") >= 4, 300)
+            _wait(lambda: _claimed(folder / "north.db") >= 4, 900)
             node("south", 18103)
-            assert fit.wait(500) == 0
+            assert fit.wait(1200) == 0
             _wait((folder / "run" / "run.json").exists, 60)
         finally:
             for process in running:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from confide.errors import Refusal
 
-COMPUTE = 9e-11  # seconds of a core per record and weight
+COMPUTE = 8e-11  # seconds of a core per record and weight
 NOISE = 2e-9  # seconds per number
-BANDWIDTH = 2e9  # bytes a second between two ranks
+BANDWIDTH = 1e9  # bytes a second between two ranks
 FIXED = 5e-4  # seconds a step
-MEETING = 2e-4  # seconds a meeting
+MEETING = 4e-4  # seconds a meeting
 
 
 @dataclass(frozen=True)
