@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads this file by its path
+
+import docstrings
+import reference_pages
+
 GALLERY = Path(__file__).parent / "gallery"
+PICTURES = Path(__file__).parent / "images" / "methods"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Called by mkdocs for every page."""
-    if page.file.src_path == "methods.md":
-        return f"{markdown}\n\n{methods_page()}"
-    if page.file.src_path == "gallery.md":
-        return f"{markdown}\n\n{gallery_page()}"
-    return markdown
+    made = {
+        "methods.md": methods_page,
+        "gallery.md": gallery_page,
+        "reference/command_line.md": reference_pages.command_page,
+        "reference/facts.md": reference_pages.facts_page,
+        "reference/run_json.md": reference_pages.run_page,
+    }.get(page.file.src_path)
+    return markdown if made is None else f"{markdown}\n\n{made()}"
 
 
 def methods_page() -> str:
@@ -28,11 +38,16 @@ def methods_page() -> str:
 
     parts = []
     for name, cls in methods.all_methods().items():
-        settings = "\n".join(f"    {field.name} = {_default(field)}" for field in dataclasses.fields(cls))
+        rows = [f"| `{field.name}` | `{_default(field)}` |" for field in dataclasses.fields(cls)]
         about = inspect.getdoc(inspect.getmodule(cls)) or ""
-        parts.append(f"## {name}\n\n```text\n{about}\n```\n")
-        parts.append("```text\n" + inspect.cleandoc(cls.__doc__ or "") + "\n```\n")
-        parts.append(f"Settings and their defaults:\n\n{settings}\n")
+        parts.append(f"## {name}\n")
+        if (PICTURES / f"{name}.png").exists():
+            parts.append(
+                f"![{name} on made-up records: what it predicts, and how sure it is](images/methods/{name}.png)\n"
+            )
+        parts.append(f"```text\n{about}\n```\n")
+        parts.append(docstrings.as_markdown(cls.__doc__ or "") + "\n")
+        parts.append("\n".join(["| setting | default |", "|---|---|", *rows]) + "\n")
     return "\n".join(parts)
 
 
@@ -43,6 +58,11 @@ def gallery_page() -> str:
         source = path.read_text(encoding="utf-8")
         title = source.split('"""')[1].strip().splitlines()[0].rstrip(".")
         parts.append(f"## {title}\n\n`docs/gallery/{path.name}`\n\n```python\n{source}```\n")
+        output = GALLERY / "output" / f"{path.stem}.txt"
+        if output.exists():
+            parts.append(f"What it printed:\n\n```text\n{output.read_text(encoding='utf-8').rstrip()}\n```\n")
+        if output.with_suffix(".png").exists():
+            parts.append(f"![What it drew](gallery/output/{path.stem}.png)\n")
     return "\n".join(parts)
 
 

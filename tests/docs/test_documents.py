@@ -17,6 +17,7 @@ TUTORIALS = [
     ROOT / "docs" / "networks.md",
     ROOT / "docs" / "federated.md",
     ROOT / "docs" / "programs.md",
+    ROOT / "docs" / "coming_from.md",
     ROOT / "README.md",
 ]
 NEEDS_DATA = {"adult.py"}
@@ -66,3 +67,38 @@ def test_a_dead_link_is_caught(tmp_path: Path) -> None:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
+
+
+def test_lists_of_parameters_become_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before: the reference showed them as one paragraph, and none of the estimators'."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from docstrings import as_markdown  # type: ignore[import-not-found]
+
+    from confide import PrivateBayesClassifier, PrivateData
+
+    estimator = as_markdown(PrivateBayesClassifier.__doc__ or "")
+    for name in ("epsilon", "bounds", "class_weight", "largest_weight", "posterior_"):
+        assert f"| `{name}` |" in estimator
+    boundary = as_markdown(PrivateData.__doc__ or "")
+    assert "| `schema` | the public facts" in boundary
+    assert "| `weights` |" in boundary
+
+
+def test_every_command_and_every_key_of_a_run_is_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import reference_pages  # type: ignore[import-not-found]
+
+    from confide.cli.app import COMMANDS
+
+    page = reference_pages.command_page()
+    for name in COMMANDS:
+        assert f"## confide {name}\n" in page
+    assert "| `--epsilon E` |" in page
+    assert "| `weight` |" in reference_pages.facts_page()
+
+
+def test_every_method_of_classes_has_its_picture() -> None:
+    from confide import methods
+
+    shown = {path.stem for path in (ROOT / "docs" / "images" / "methods").glob("*.png")}
+    assert set(methods.for_task("classification")) - {"features"} == shown
