@@ -1,6 +1,7 @@
 # make demo       set up, fit a private Bayesian classifier on the digits, write out/demo/report.html
 # make test       set up, lint, types, tests
 # make test-slow  the long statistical runs
+# make test-gpu   the tests of devices on the GPU of this machine; DEVICE=mps or another for that one
 # make docs       the documentation as a site, out/site/index.html; warnings are errors
 # make constraints  constraints.txt anew, from the newest versions that pyproject.toml allows
 PYTHON ?= python3
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 TORCH_FROM := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-slow lint format docs constraints clean
+.PHONY: demo test test-slow test-gpu lint format docs constraints clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +47,12 @@ test: lint
 
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow
+
+# Everything that tests/devices runs on the emulated device, on a real one; then how the device compares with the host.
+DEVICE ?= cuda
+test-gpu: $(VENV)/.test
+	CONFIDE_DEVICE=$(DEVICE) $(BIN)/pytest tests/devices/on_device -m gpu
+	$(BIN)/python -m benchmarks.devices --device $(DEVICE)
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

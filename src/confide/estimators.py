@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
@@ -115,6 +116,8 @@ adjacency : {"add-remove", "replace-one"}, default="add-remove"
     What one person changes: their record is there or not, or it has other values.
 secure : bool, default=False
     Noise on a lattice, against attacks on the low-order bits of floating-point numbers; same epsilon.
+device : str or torch.device, default=None
+    Where the network is, such as "cuda"; None: where `module` is, or else on the host.
 chains : int, default=1
     Independent chains of a sampler, all of them together within the budget.
 checkpoint : path or Checkpoints, default=None
@@ -182,6 +185,7 @@ class _PrivateBayes(_Estimated):
     sampling: Sampling = rules.SAMPLING
     adjacency: Adjacency = rules.ADJACENCY
     secure: bool = False
+    device: str | torch.device | None = None
     chains: int = 1
     checkpoint: CheckpointPlace = None
     ledger: Ledger | str | Path | None = None

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confide import rules
 from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
-from confide.cli.output import called_as, emit_json, for_this_command, one_line, output, progress_bar
+from confide.cli.output import called_as, emit_json, for_this_command, one_line, output, progress_bar, remarks
 from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory, ledger_by
 from confide.errors import BudgetExceeded, RankLost, Refusal, Unfinished
+
+if TYPE_CHECKING:
+    from confide.workflow.run import Job
 
 EXAMPLES = (
     "confide fit digits --method sgld --epsilon 3 --delta 1e-4 --out out/digits",
@@ -44,6 +47,7 @@ def fit(
     likelihood: given.LikelihoodName = None,
     class_weight: given.ClassWeight = None,
     setting: given.Settings = None,
+    device: given.Device = None,
     epsilon: EpsilonGoal,
     delta: given.Delta = rules.DELTA,
     adjacency: AdjacencyName = rules.ADJACENCY,
@@ -99,6 +103,7 @@ def fit(
             hidden=widths,
             likelihood=likelihood,
             class_weight=by_class,
+            device=device,
             secure=secure,
             checkpoint=checkpoint,
             ledger=ledger,
@@ -111,6 +116,8 @@ def fit(
         if dataset.test is not None:
             check_test(dataset.test, settled.encoder)
         job = job_of(request, settled)
+        if ranks is None or ranks.leads:
+            _tell_time(job)
         with progress_bar(f"{job.method.name} on {dataset.name}", ranks is None or ranks.leads) as progress:
             found = carry_out(job, progress)
     if ranks is not None and not ranks.leads:
@@ -127,6 +134,16 @@ def fit(
         emit_json(summary)
     else:
         outcome.show(output(), run, summary, evaluation)
+
+
+def _tell_time(job: Job) -> None:
+    """Say how long a long fit will take, before it starts; what cannot be timed is about to be refused."""
+    from confide.workflow.forecast import WORTH_TELLING, expected_seconds, in_words
+
+    with suppress(Exception):
+        seconds = expected_seconds(job)
+        if seconds >= WORTH_TELLING:
+            remarks().print(f"{job.method.name}: about {in_words(seconds)} for {job.plan.steps:,} steps")
 
 
 @contextmanager

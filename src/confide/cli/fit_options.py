@@ -276,6 +276,15 @@ Secure = Annotated[
         rich_help_panel=PRIVACY,
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Where the network is: cuda, mps, or another device that torch knows.  [default: cpu]",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(

@@ -218,7 +218,7 @@ def plan_options(
 
 _OPTIONS = (
     "method|methods|hidden|batch|epochs|steps|clip|chains|noise_scale|epsilon|delta|adjacency|sampling|facts|test|"
-    "checkpoint|ledger|name|out|seed|task|likelihood|class_weight"
+    "checkpoint|device|ledger|name|out|seed|task|likelihood|class_weight"
 )
 _ARGUMENT = re.compile(rf"^({_OPTIONS})(?:='([^']*)'|=)?(?=[:\w.,\[({{-])")
 

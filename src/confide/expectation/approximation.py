@@ -45,7 +45,7 @@ def sites_for(
         raise Refusal("module: moments are known for networks of confide.networks and for mixtures; use one of them")
     if recipe.outputs != likelihood.outputs:
         raise Refusal(f"outputs={recipe.outputs}: the likelihood {likelihood.name} needs {likelihood.outputs}")
-    layout = WeightLayout.of(recipe)
+    layout = WeightLayout.of(recipe, inputs)
     if covariance != "diagonal":
         return _linear(recipe, likelihood, scale, covariance, learn_noise and isinstance(likelihood, Gaussian))
     prior = network_prior(layout, scale)

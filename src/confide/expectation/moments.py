@@ -41,10 +41,12 @@ class WeightLayout:
     widths: tuple[int, ...]
 
     @classmethod
-    def of(cls, recipe: Recipe) -> WeightLayout:
+    def of(cls, recipe: Recipe, inputs: Tensor | None = None) -> WeightLayout:
+        """`inputs` is an affine map in front of the first layer, which then sees as many numbers as it has rows."""
         if recipe.hidden and recipe.activation != "relu":
             raise Refusal(f"activation={recipe.activation!r}: moments are known for relu networks; use relu")
-        return cls((recipe.features, *recipe.hidden, recipe.outputs))
+        features = recipe.features if inputs is None else len(inputs)
+        return cls((features, *recipe.hidden, recipe.outputs))
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:

@@ -108,7 +108,7 @@ class NetworkSites:
     likelihood  how outputs explain targets
     shape       of q(precision of the noise) = Gamma(shape, rate): half its degrees of freedom, public; a record brings
                 half a one. None: the noise is known
-    inputs      public affine map of the inputs, (features, features + 1): first the matrix, then the shift
+    inputs      public affine map of the inputs, (seen by the network, features + 1): first the matrix, then the shift
     """
 
     layout: WeightLayout

@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from confide._native.arithmetic import mean_field
+from confide.devices import normals
 from confide.errors import Refusal
+from confide.models.flat import is_half
 
 Pair: TypeAlias = int | tuple[int, int]
 
@@ -158,13 +160,16 @@ class _MeanFieldLayer(BayesianLayer):
         return self._one("bias")
 
     def jacobian(self, which: Literal["weight", "bias"]) -> Tensor:
-        """d drawn / d rho = noise * sigmoid(rho) for every draw, as of the last forward pass; handed out once."""
-        known: Tensor | None = getattr(self, f"{which}_jacobian")
+        """d drawn / d rho = noise * sigmoid(rho) for every draw, as of the last forward pass; handed out once.
+
+        In single precision at least: norms and sums are made of it.
+        """
+        found: Tensor | None = getattr(self, f"{which}_jacobian")
         setattr(self, f"{which}_jacobian", None)
-        if known is not None:
-            return known
-        noise: Tensor = getattr(self, f"{which}_noise")
-        return noise * torch.sigmoid(getattr(self, f"{which}_rho"))
+        if found is None:
+            noise: Tensor = getattr(self, f"{which}_noise")
+            found = noise * torch.sigmoid(getattr(self, f"{which}_rho"))
+        return found.float() if is_half(found.dtype) else found
 
 
 def _perturbed(mean: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -292,7 +297,7 @@ class _LocalReparameterisation(BayesianLayer):
         if generator is not None and not isinstance(generator, torch.Generator):
             # activations are drawn in the forward pass: a generator of the layer's own can be copied with it
             seed = int(generator.integers(2**62, 1)[0])
-            generator = torch.Generator(self.weight_mean.device).manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
         self.generator, self.draws, self.noisy = generator, draws, True
         return self
 
@@ -315,7 +320,7 @@ class _LocalReparameterisation(BayesianLayer):
             return mean
         variance = self._map(inputs * inputs, self._variance(), None)
         deviation = (variance + SMALLEST_VARIANCE).sqrt()
-        noise = torch.randn(mean.shape, generator=self.generator, dtype=mean.dtype, device=mean.device)
+        noise = normals(mean.shape, self.generator, mean.dtype, mean.device)
         if _OBSERVATION.watching:
             self._remember(noise / deviation.detach())
         return mean + deviation * noise
@@ -422,10 +427,9 @@ def unfold_draws(outputs: Tensor, draws: int) -> Tensor:
 
 
 def _noise_like(mean: Tensor, draws: int, source: Source) -> Tensor:
-    noise = torch.empty(draws, *mean.shape, dtype=mean.dtype, device=mean.device)
     if source is None or isinstance(source, torch.Generator):
-        return noise.normal_(generator=source)
-    return source.normal_(noise, 1.0)
+        return normals((draws, *mean.shape), source, mean.dtype, mean.device)
+    return source.normal_(torch.empty(draws, *mean.shape, dtype=mean.dtype, device=mean.device), 1.0)
 
 
 def _check_norms(norms: str) -> None:

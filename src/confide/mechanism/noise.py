@@ -43,6 +43,7 @@ from torch import Tensor
 from confide import _native
 from confide._native.process import ForkAwareLock, mark
 from confide._native.threads import threads
+from confide.devices import HOST, moved, stream
 from confide.errors import Refusal
 
 __all__ = ["BACKENDS", "NoiseStream"]
@@ -322,11 +323,21 @@ class NoiseStream:
         return self._drawn_before + sum(lane.bytes_drawn for lane in lanes)
 
     def normal_(self, out: Tensor, std: float) -> Tensor:
-        """Overwrite `out` (contiguous, float32 or float64) with independent N(0, std^2) draws; return it."""
+        """Overwrite `out` (contiguous, float32 or float64) with independent N(0, std^2) draws; return it.
+
+        On another device than the host a long vector is filled there, by a stream of its own (`confide.devices.stream`)
+        under a key that is drawn here for this request alone; a short one, or one in double precision, is filled here
+        and copied.
+        """
         _check_fill(out, std)
         flat = out.detach().view(-1)
         if std == 0.0:
             flat.zero_()
+            return out
+        if out.device.type != HOST.type:
+            if out.dtype == torch.float32 and out.numel() >= stream.WORTH_IT:
+                return stream.normal_(out, float(std), self._draw(4).tobytes())
+            flat.copy_(moved(self.normal_(torch.empty(out.numel(), dtype=out.dtype), std), out.device))
             return out
         with self._lock.held():
             self._renew()
@@ -413,8 +424,6 @@ def _derived_key(seed: int, process: int | None = None) -> bytes:
 def _check_fill(out: Tensor, std: float) -> None:
     if out.dtype not in _WORD:
         raise TypeError(f"out.dtype={out.dtype}: must be torch.float32 or torch.float64")
-    if out.device.type != "cpu":
-        raise Refusal(f"out.device={out.device}: must be on the CPU; fill there and copy")
     if not out.is_contiguous():
         raise Refusal(f"out.stride()={out.stride()}: must be contiguous; fill a new tensor and copy")
     limits = _LIMITS[out.dtype]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from confide.devices import HOST, normals
 from confide.errors import Refusal
 from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior, Prior
@@ -67,7 +68,7 @@ class Chain(Method):
         # Counted from the end, so that the last position is always kept.
         if step <= self._burn_in(steps) or (steps - step) % self._thinning(steps):
             return replace(state, step=step)
-        draws = (*state.draws, problem.position.clone())
+        draws = (*state.draws, problem.position.to(HOST, copy=True))  # on the host, where there is room for many
         return replace(state, step=step, draws=draws, weights=(*state.weights, eta))
 
     def draws_of(self, steps: int) -> int:
@@ -99,5 +100,5 @@ def energy_gradient_(prior: Prior, problem: Problem, total: Tensor, expected_bat
 
 def add_normal_(problem: Problem, out: Tensor, std: float | Tensor) -> Tensor:
     """Noise from the method's own stream, for what the release's noise leaves missing."""
-    noise = torch.randn(out.shape, generator=problem.generator, dtype=out.dtype)
+    noise = normals(out.shape, problem.generator, out.dtype, out.device)
     return out.add_(noise.mul_(std))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.devices import HOST
 from confide.errors import Refusal
 from confide.layers.bayesian import Source, draw_
 from confide.layers.conversion import Distribution, distributions, plain
@@ -96,7 +97,7 @@ class MeanField(Descent):
 
 def weight_stream(problem: Problem) -> Source:
     """What weights are drawn from: for a large network a fast stream, its seed from the method's own generator."""
-    if problem.position.numel() < LARGE or problem.position.device.type != "cpu":
+    if problem.position.numel() < LARGE or problem.position.device != HOST:
         return problem.generator
     return NoiseStream(int(torch.randint(2**62, (), generator=problem.generator)))
 

@@ -135,6 +135,7 @@ class Additive(Method):
     waves: int = WAVES
     noise: Literal["learnt", "fixed"] = "learnt"
     name: ClassVar[str] = "additive"
+    on_host: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.smoothness) and self.smoothness > 0.5):

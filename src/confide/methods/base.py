@@ -34,7 +34,9 @@ class Problem:
     """The public side of a fit: everything that a method may know.
 
     module      a private copy of the user's network; its trainable parameters are views of `position`
-    position    the flat parameter vector; writing to it moves the network
+    position    the flat parameter vector; writing to it moves the network. Never in less than single precision
+    rounded     what the network of a half-precision type sees of it: the position rounded, anew at every question. None
+                for any other network, whose parameters are the position itself
     likelihood  how outputs explain targets
     plan        declared sizes, steps, clip and noise
     generator   the method's own randomness (Langevin noise, weight draws, masks): no privacy rests on it
@@ -45,6 +47,13 @@ class Problem:
     likelihood: Likelihood
     plan: Plan
     generator: torch.Generator
+    rounded: Tensor | None = None
+
+    def settle(self) -> None:
+        """Show the network where the position is. Under autocast torch keeps the weights as it has cast them once."""
+        torch.clear_autocast_cache()
+        if self.rounded is not None:
+            self.rounded.copy_(self.position)
 
     @property
     def records(self) -> int:
@@ -98,11 +107,14 @@ class Method(ABC):
     name    the method's name on the command line; a class without one is a base of others and is not listed
     tasks   what it can learn, in the words of the command line; the first one that an audit knows is audited
     may_stop   whether `posterior` means what it says after any step, so that a run may end before its last one
+    on_host    whether it computes on the host, in double precision, wherever the module is: for methods whose state is
+               not the network's own vector; predictions are made where the module is all the same
     """
 
     name: ClassVar[str]
     tasks: ClassVar[tuple[str, ...]] = ("classification", "binary", "regression")
     may_stop: ClassVar[bool] = False
+    on_host: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, problem: Problem) -> Any:

@@ -60,6 +60,7 @@ class EM(Method):
 
     horizon: float = 8.0
     name: ClassVar[str] = "em"
+    on_host: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("mixture",)
 
     def __post_init__(self) -> None:

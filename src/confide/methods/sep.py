@@ -24,9 +24,10 @@ from confide.expectation.metric import (
 from confide.expectation.mixture import MixtureOfGaussians, MixtureSites
 from confide.expectation.natural import COVARIANCES, Covariance, LocalChart
 from confide.expectation.sites import NetworkSites, PlainChart
-from confide.expectation.standardise import InputMoments, centre_of, standardiser
+from confide.expectation.standardise import InputMoments, after, centre_of, public_directions, standardiser
 from confide.mechanism.clipping import Recordwise
 from confide.methods.base import Method, Problem
+from confide.models.networks import recipe_of
 from confide.models.priors import GaussianPrior
 from confide.posteriors.natural import NaturalGaussian
 from confide.sources.queries import Release, Statistic, StatisticQuery
@@ -51,7 +52,8 @@ class SepState:
     """step      releases told so far
     theta     natural parameters of the approximation q = prior * factor^records
     gathered  moments of the inputs, as far as they have been released; centre: their means
-    inputs    the public map that standardises inputs, once it is known; spread: a root of their covariance under it
+    inputs    the public map of the inputs: of many features onto few directions, and what standardises them, once it is
+              known; spread: a root of their covariance under it
     root      of the metric; reach: its unit of length
     """
 
@@ -116,6 +118,7 @@ class SEP(Method):
     excess: float | None = None
     double_damping: bool = False
     name: ClassVar[str] = "sep"
+    on_host: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("regression", "binary", "classification", "mixture")
 
     def __post_init__(self) -> None:
@@ -138,7 +141,8 @@ class SEP(Method):
         # As certain as if a tenth of the records had spoken: steps are relative to the present precision. A mixture
         # starts as uncertain as its prior: soft responsibilities find the clusters that a sharp start would miss.
         certainty = 1.0 if isinstance(sites, MixtureSites) else 1 + problem.records / 10
-        state = SepState(0, starting_point(sites, problem.position, certainty, problem.generator))
+        inputs = self._directions_of_inputs(problem)
+        state = SepState(0, starting_point(sites, problem.position, certainty, problem.generator), inputs=inputs)
         if isinstance(sites, NetworkSites) and any(self._warm_up(problem, sites)):
             return replace(state, gathered=torch.zeros(InputMoments(sites.features).sizes[0], dtype=torch.float64))
         return self._measured(problem, state)
@@ -148,7 +152,7 @@ class SEP(Method):
         size = self._answer_size(problem, sites)
         if state.gathered is not None:
             assert isinstance(sites, NetworkSites)
-            return _moment_query(problem, InputMoments(sites.features), state.centre, size)
+            return _moment_query(problem, sites, state.centre, size)
         factor = (state.theta - sites.prior) / problem.records
         cavity = state.theta - factor
         chart = self._chart(problem, sites, state)
@@ -175,7 +179,7 @@ class SEP(Method):
             "covariance": self.covariance,
             "coordinates": self.coordinates,
             "horizon": self._horizon(problem),
-            "standardised_inputs": state.inputs is not None,
+            "standardised_inputs": state.spread is not None,
             "noise_scale": float(noise.sqrt()),
         }
         natural = state.theta[: sites.family.size]
@@ -204,8 +208,15 @@ class SEP(Method):
             scale=self.prior.scale,
             covariance=self.covariance,
             learn_noise=self.noise == "learnt",
-            inputs=None if state is None else state.inputs,
+            inputs=self._directions_of_inputs(problem) if state is None else state.inputs,
         )
+
+    def _directions_of_inputs(self, problem: Problem) -> Tensor | None:
+        """The low-rank chart of a network with many features: public directions that its first layer sees."""
+        recipe = recipe_of(problem.module)
+        if recipe is None or self.covariance != "diagonal" or self.coordinates == "natural":
+            return None
+        return public_directions(recipe.features)
 
     def _chart(self, problem: Problem, sites: AnySites, state: SepState) -> AnyChart:
         """The coordinates in which answers are clipped, at the present approximation."""
@@ -273,7 +284,7 @@ class SEP(Method):
         assert state.centre is not None
         error = self._moment_error(problem, sites, covariances)
         inputs, spread = standardiser(state.gathered, state.centre, error)
-        return self._measured(problem, replace(state, gathered=None, inputs=inputs, spread=spread))
+        return self._measured(problem, replace(state, gathered=None, inputs=after(state.inputs, inputs), spread=spread))
 
     def _measured(self, problem: Problem, state: SepState) -> SepState:
         """The metric of a network at the present approximation."""
@@ -318,10 +329,10 @@ def _padded(function: Statistic, size: int, whole: int) -> StatisticQuery:
     return StatisticQuery(Recordwise(lambda x, y: F.pad(function(x, y), (0, whole - size))), whole)
 
 
-def _moment_query(problem: Problem, moments: InputMoments, centre: Tensor | None, size: int) -> StatisticQuery:
+def _moment_query(problem: Problem, sites: NetworkSites, centre: Tensor | None, size: int) -> StatisticQuery:
     """Means of the inputs, and their covariances once the means are known, in units of the clip."""
     clip = problem.plan.mechanism.clip
-    unit = clip if math.isfinite(clip) else 1.0
+    unit, moments, seen = clip if math.isfinite(clip) else 1.0, InputMoments(sites.features), sites.transformed
     if centre is None:
-        return _padded(lambda x, y: unit * moments.mean_rows(x), moments.sizes[0], size)
-    return _padded(lambda x, y: unit * moments.covariance_rows(x, centre), moments.sizes[1], size)
+        return _padded(lambda x, y: unit * moments.mean_rows(seen(x)), moments.sizes[0], size)
+    return _padded(lambda x, y: unit * moments.covariance_rows(seen(x), centre), moments.sizes[1], size)

@@ -150,7 +150,7 @@ def plain_scale(inputs: Tensor) -> Tensor:
 
 def bin_of(inputs: Tensor) -> Tensor:
     """The bin of every number."""
-    return torch.bucketize(plain_scale(inputs), edges(inputs.shape[1])[1:-1])
+    return torch.bucketize(plain_scale(inputs), edges(inputs.shape[1])[1:-1].to(inputs.device))
 
 
 class AdditiveFeatures(nn.Module):
@@ -182,24 +182,24 @@ class AdditiveFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         waves = self.cosines(self.quantiles(x)).flatten(1)
-        constant = torch.ones(len(x), 1, dtype=waves.dtype)
+        constant = waves.new_ones(len(x), 1)
         features = torch.cat([constant, waves, x[:, self.categories].to(waves.dtype)], 1)
         return (features - self.centres) * self.amplitudes
 
     def quantiles(self, x: Tensor) -> Tensor:
         """(records, numbers): where every number stands among all records."""
         value = plain_scale(x[:, self.numbers])
-        knots = middles(len(self.numbers))
+        knots = middles(len(self.numbers)).to(x.device)
         right = torch.bucketize(value, knots).clamp(1, len(knots) - 1)
         low, high = knots[right - 1], knots[right]
         share = ((value - low) / (high - low)).clamp(0, 1).to(self.heights.dtype)
-        column = torch.arange(len(self.numbers)) * self.heights.shape[1]
+        column = torch.arange(len(self.numbers), device=x.device) * self.heights.shape[1]
         flat = self.heights.reshape(-1)
         return torch.lerp(flat[column + right - 1], flat[column + right], share)
 
     def places(self, u: Tensor) -> Tensor:
         """(numbers, levels): the inputs that stand at these levels of each quantile scale."""
-        knots, heights = middles(len(self.numbers)), self.heights.double()
+        knots, heights = middles(len(self.numbers)), self.heights.double().cpu()
         levels = u.double().expand(len(self.numbers), -1).contiguous()
         right = torch.searchsorted(heights.contiguous(), levels).clamp(1, len(knots) - 1)
         low, high = heights.gather(1, right - 1), heights.gather(1, right)

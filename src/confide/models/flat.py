@@ -9,12 +9,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from confide.devices import device_of
 from confide.errors import Refusal
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     """The trainable parameters in the order of the flat vector."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether it is a floating-point type of less than single precision."""
+    return dtype.is_floating_point and torch.finfo(dtype).bits < 32
+
+
+def widened_(module: nn.Module) -> None:
+    """Trainable parameters of half precision in single; everything else stays as it is."""
+    for parameter in trainable(module):
+        if is_half(parameter.dtype):
+            parameter.data = parameter.data.float()
+
+
+def put_back_(found: nn.Module, given: nn.Module) -> None:
+    """A network that was made of `given` to its place, and its parameters to its type where that is half precision."""
+    found.to(device_of(given))
+    dtype = next((value.dtype for value in trainable(given)), torch.float32)
+    for parameter in trainable(found) if is_half(dtype) else ():
+        parameter.data = parameter.data.to(dtype)
 
 
 def flatten_(module: nn.Module) -> Tensor:

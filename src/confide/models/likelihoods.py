@@ -148,7 +148,7 @@ class Calibrated:
             if outputs.shape[-1] != 1:
                 outputs = outputs[..., None]
             outputs = torch.cat([torch.zeros_like(outputs), outputs], -1)
-        return self.slope * outputs + torch.tensor(self.shifts, dtype=outputs.dtype)
+        return self.slope * outputs + outputs.new_tensor(self.shifts)
 
 
 @dataclass(frozen=True)

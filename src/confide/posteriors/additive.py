@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from confide.devices import device_of, moved
 from confide.errors import Refusal
 from confide.expectation.evidence import standard_normals
 from confide.models.additive import NUMBER, AdditiveNetwork
@@ -76,7 +77,7 @@ class AdditiveGaussian(Shown):
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the outputs, both (inputs, outputs)."""
-        return self._moments(self.module.features(x.flatten(1)).double())
+        return self._moments(self.module.features(moved(x.flatten(1), device_of(self.module))).cpu().double())
 
     @torch.no_grad()
     def predict(self, x: Tensor) -> Predictive:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.devices import HOST, device_of, or_host
 from confide.errors import Refusal
 from confide.expectation.mixture import MixtureOfGaussians
 from confide.models.additive import AdditiveNetwork, AdditiveRecipe
@@ -69,6 +70,9 @@ def description_of(posterior: Posterior, prepare: Prepare | None = None) -> str:
         "network": _network_to_dict(posterior.module, prepare),
         "facts": dict(posterior.facts),
     }
+    place = device_of(posterior.module)
+    if place != HOST:
+        about["device"] = str(place)
     return json.dumps(about, default=_plain)
 
 
@@ -91,7 +95,7 @@ def likelihood_of(about: Mapping[str, Any], given: Likelihood | None) -> Likelih
 
 
 def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The given network, or the one of confide's own that the file describes."""
+    """The given network, or the one of confide's own that the file describes, on its device if this machine has it."""
     network = about["network"]
     if network is not None and network["type"] == "program":
         return _program(network, given)
@@ -99,6 +103,11 @@ def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mappi
         return with_frozen(given, tensors)
     if network is None:
         raise Refusal("module=None: this posterior belongs to a network of your own; pass it as module=")
+    return _rebuilt(network, tensors).to(or_host(str(about.get("device", HOST))))
+
+
+def _rebuilt(network: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A network of confide's own, on the host."""
     if network["type"] == "mixture":
         return _mixture(tensors)
     if network["type"] == "additive":

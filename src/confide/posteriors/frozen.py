@@ -46,7 +46,7 @@ def with_frozen(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         value.data.copy_(found)
     for name, value in _loose(own).items():
         if name in loose and loose[name].shape == value.shape:  # what a forward keeps for later may differ
-            value.data = loose[name].to(value.dtype).clone()
+            value.data = loose[name].to(value).clone()
     return own
 
 

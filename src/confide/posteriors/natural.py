@@ -63,7 +63,7 @@ class NaturalGaussian(Shown):
 
     natural   [eta, packed precision] over the working parameters, float64
     noise     variance of the noise of a Gaussian target
-    inputs    public affine map of a network's inputs (features, features + 1), or None. The working parameters belong
+    inputs    public affine map of a network's inputs (seen, features + 1), or None. The working parameters belong
               to the mapped inputs; draws are given for the module's own
     """
 
@@ -89,8 +89,9 @@ class NaturalGaussian(Shown):
 
     @property
     def layout(self) -> WeightLayout:
+        """Of the working parameters."""
         recipe: Recipe = self.module.recipe  # type: ignore[assignment]
-        return WeightLayout.of(recipe)
+        return WeightLayout.of(recipe, self.inputs)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """`count` parameter vectors of the module, of shape (count, parameters)."""
@@ -137,7 +138,7 @@ class NaturalGaussian(Shown):
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and epistemic variance of a network's outputs, both (inputs, outputs)."""
-        x = x.to(torch.float64).flatten(1)
+        x = x.cpu().to(torch.float64).flatten(1)
         if self.inputs is not None:
             x = x @ self.inputs[:, :-1].mT + self.inputs[:, -1]
         mean, covariance = self.family.moments(self.natural)
@@ -158,7 +159,8 @@ class NaturalGaussian(Shown):
             bias = bias + weights @ self.inputs[:, -1:]
             first = torch.cat([weights @ self.inputs[:, :-1], bias], -1)
             vectors = self.layout.join([first, *rest])
-        return self.layout.to_module(vectors)
+        recipe: Recipe = self.module.recipe  # type: ignore[assignment]
+        return WeightLayout.of(recipe).to_module(vectors)
 
     def to_arviz(self, count: int = 200) -> Any:
         """`count` draws by parameter name, the same at every call, in the `posterior` group of ArviZ's data tree."""

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import Tree, inputs_of, size_of
+from confide.data.trees import Tree, inputs_of, size_of, tree_of
+from confide.devices import moved
 from confide.layers.bayesian import draw_
 from confide.layers.conversion import with_shared_dropout
 from confide.layers.dropout import SharedDropout
@@ -196,14 +197,14 @@ class DropoutNetwork(Shown):
         position = flatten_(network)
         position.copy_(self.weights)
         generator = torch.Generator().manual_seed(PREDICTION_SEED)
-        inputs = inputs_of(x, position.dtype)
+        inputs = moved(inputs_of(x, position.dtype), position.device)
         # Layers that hide dropout of their own (attention, recurrence) draw from torch's stream.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(PREDICTION_SEED)
             for turn in range(self.passes):
                 draw_(network, generator)
                 for rows, outputs in in_pieces(network, inputs):
-                    yield Block(turn, rows, outputs[None])
+                    yield Block(turn, rows, outputs[None].cpu())
 
     def save(self, path: str | Path) -> None:
         numbers = {"passes": torch.tensor(self.passes), "rate": torch.tensor(self.rate, dtype=torch.float64)}
@@ -249,7 +250,7 @@ def _trainable(network: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 @torch.no_grad()
 def _predictive(parts: Iterator[Block], likelihood: Likelihood, x: Tree, passes: int) -> Predictive:
-    outputs = collected(parts, passes, size_of(x))
+    outputs = collected(parts, passes, size_of(tree_of(x)))
     weights = torch.full((passes,), 1 / passes, dtype=outputs.dtype)
     return likelihood.predictive(outputs, weights)
 
@@ -257,7 +258,7 @@ def _predictive(parts: Iterator[Block], likelihood: Likelihood, x: Tree, passes:
 @torch.no_grad()
 def _summary(parts: Iterator[Block], likelihood: Likelihood, x: Tree, passes: int) -> Summary:
     weights = equal_weights(passes)
-    return accumulated(parts, likelihood, weights, size_of(x))
+    return accumulated(parts, likelihood, weights, size_of(tree_of(x)))
 
 
 def _batched(draws: Iterator[Tensor], size: int) -> Iterator[list[Tensor]]:

@@ -26,7 +26,7 @@ from confide.methods.base import Method, check_method
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.draws import Draws
 from confide.privacy.statement import Privacy
-from confide.running.fit import Run, fit, head_behind, rehearse, stated
+from confide.running.fit import HALF, Run, fit, head_behind, rehearse, stated
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Source
 from confide.sources.together import PaidTogether
@@ -73,7 +73,8 @@ def fit_chains(
         runs = _in_workers(partial(_one_chain, reopen, method, module, plan, likelihood), data, plan, seeds, jobs)
     posterior = _pooled([run.posterior for run in runs])
     events = tuple(event for run in runs for event in run.privacy.events)  # what sources charge beside the plan, too
-    privacy = stated(Privacy(events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
+    assumed = (*data.assumptions, *(one for one in runs[0].privacy.assumptions if one == HALF))
+    privacy = stated(Privacy(events, plan.delta, plan.adjacency, data.seeded, assumed), data)
     seconds = time.perf_counter() - started
     return Run(posterior, privacy, runs[0].plan, method, data.schema, seconds, head_behind(data, privacy))
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.devices import HOST
 from confide.errors import Refusal
 
 TENSORS, LOCK = "tensors", "lock"
@@ -67,7 +68,8 @@ class Tensors:
             name = name if same is value else self.write(value)
             if inside:
                 self._known[id(value)] = (value, name)
-            return {"tensor": name, "stride": list(value.stride())}
+            place = {} if value.device == HOST else {"moved": True}
+            return {"tensor": name, "stride": list(value.stride()), **place}
         if isinstance(value, tuple):
             return {"tuple": [self._packed(member, where, known, True) for member in value]}
         if isinstance(value, float):
@@ -93,18 +95,22 @@ def names_in(value: Any) -> Iterator[str]:
         yield from names_in(member)
 
 
-def unpacked(value: Any, tensors: dict[str, Tensor], like: Any = None) -> Any:
-    """The inverse of packing one value; `like` is the value at the start of a run, which says what states are in it."""
+def unpacked(value: Any, tensors: dict[str, Tensor], like: Any = None, device: torch.device = HOST) -> Any:
+    """The inverse of packing one value; `like` is the value at the start of a run, which says what states are in it.
+
+    device   of the run, which may be another one than it was begun on: what was not on the host goes there
+    """
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        return _laid_out(tensors[value["tensor"]], value["stride"])
+        found = _laid_out(tensors[value["tensor"]], value["stride"])
+        return found.to(like.device) if isinstance(like, Tensor) else found.to(device) if "moved" in value else found
     if "float" in value:
         return float.fromhex(value["float"])
     if "state" in value:
         members = value["state"].items()
-        return replace(like, **{name: unpacked(one, tensors, getattr(like, name)) for name, one in members})
-    return tuple(unpacked(member, tensors) for member in value["tuple"])
+        return replace(like, **{name: unpacked(one, tensors, getattr(like, name), device) for name, one in members})
+    return tuple(unpacked(member, tensors, None, device) for member in value["tuple"])
 
 
 def _laid_out(tensor: Tensor, stride: list[int]) -> Tensor:

@@ -68,7 +68,7 @@ def start_alike(method: Method, problem: Problem, source: Source) -> None:
             "versions": f"{platform.python_version()} {torch.__version__} {np.__version__}",
         }
     )
-    crew.share_(problem.position)
+    problem.position.copy_(crew.share_(problem.position.cpu()))
     problem.generator.set_state(crew.share_(problem.generator.get_state()))
 
 
@@ -208,7 +208,8 @@ class FollowingJournal(Journal):
             self.kept = closing_from_dict(message["closed"], self.closing[0][0])
         if "state" in message:
             packed = message["state"].items()
-            values = {name: unpacked(value, tensors, getattr(self.state, name)) for name, value in packed}
+            device = self.problem.position.device
+            values = {name: unpacked(value, tensors, getattr(self.state, name), device) for name, value in packed}
             self.state = type(self.state)(**values)
             self.problem.position.copy_(tensors[message["position"]])
             self.problem.generator.set_state(tensors[message["generator"]])

@@ -26,6 +26,7 @@ from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
+from confide.models.flat import put_back_
 from confide.models.likelihoods import Likelihood, is_own
 from confide.models.predictive import KINDS_OF_PREDICTIVE, Predictive
 from confide.models.programs import Program
@@ -60,6 +61,8 @@ def dress_rehearsal(cast: Cast, problem_for: Callable[[Plan], Problem], data: So
     """
     with torch.random.fork_rng(devices=[]):
         posterior = _posterior(cast.method, problem_for, plan)
+        if isinstance(getattr(posterior, "module", None), nn.Module):
+            put_back_(posterior.module, cast.module)
 
         def used(x: Any, y: Any) -> Tensor:
             _used(posterior, cast, x)

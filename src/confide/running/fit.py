@@ -18,13 +18,14 @@ import torch
 from torch import nn
 
 from confide.data.schema import Schema
+from confide.devices import HOST, device_of, on_host
 from confide.errors import Refusal, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
 from confide.layers.programs import program_of
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.additive import AdditiveNetwork
-from confide.models.flat import flatten_
+from confide.models.flat import flatten_, is_half, put_back_, widened_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import recipe_of
 from confide.models.programs import ProgramLikelihood
@@ -42,6 +43,9 @@ from confide.running.journal import Attempt, CheckpointPlace, journal
 from confide.sources.base import Source
 from confide.sources.queries import Origin, Query
 from confide.wording import html_table
+
+HALF = "half precision: what a record's gradient rounds to does not depend on the other records of its batch"
+"""Three digits are so few that products which round in another order may matter; the statement says so."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def fit(
     wanted = plan.secured() if secure else plan
     plan = data.crew.together(lambda: data.within(wanted))
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
-    public = make_problem(method, module, data.schema, plan, likelihood, seed)  # never shown a record
+    public = make_problem(method, module, data.schema, plan, likelihood, seed, HOST)  # never shown a record
     opened = journal if data.crew.size == 1 else shared_journal
     look = partial(_look, method, module, data.schema, plan, likelihood, problem)
     watch = CallbackWatch(callbacks, validation, method, checkpoint is not None, look, plan.steps)
@@ -135,7 +139,8 @@ def fit(
             interrupted()
             if watch.after(step, state):
                 break
-        posterior = with_mixing(method.posterior(_moved(public, problem), state))
+        posterior = with_mixing(method.posterior(_moved(public, problem), on_host(state)))
+        put_back_(posterior.module, module)
         if watch.ended:
             posterior = posterior.with_likelihood(
                 posterior.likelihood, {**posterior.facts, "stopped_after": watch.ended, "planned_steps": plan.steps}
@@ -144,9 +149,16 @@ def fit(
             query = closing.ask(posterior)
             release = book.closed(lambda: data.answer(query, closing.mechanism, book.receipt))
             posterior = closing.tell(posterior, release)
-    privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
+    assumed = (*data.assumptions, *_coarse(problem))
+    privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, assumed), data)
     head = head_behind(data, privacy)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started, head)
+
+
+def _coarse(problem: Problem) -> tuple[str, ...]:
+    """What is taken for granted about a network that computes in half precision; see docs/soundness.md, section 1."""
+    device = problem.position.device.type
+    return (HALF,) if problem.rounded is not None or torch.is_autocast_enabled(device) else ()
 
 
 def stated(privacy: Privacy, data: Source) -> Privacy:
@@ -198,8 +210,10 @@ def _look(
 ) -> tuple[Posterior, bool]:
     """What has been learnt so far, over a module that never saw a record."""
     with torch.random.fork_rng(devices=[]):
-        public = make_problem(method, module, schema, plan, likelihood, seed=0)
-        return so_far(method, _moved(public, problem), state)
+        public = make_problem(method, module, schema, plan, likelihood, 0, HOST)
+        posterior, ready = so_far(method, _moved(public, problem), on_host(state))
+    put_back_(posterior.module, module)
+    return posterior, ready
 
 
 def _moved(public: Problem, problem: Problem) -> Problem:
@@ -234,7 +248,7 @@ def rehearse(
         state = method.init(problem)
         data.rehearse(asked(method, problem, state))
         cast = Cast(method, module, problem.likelihood)
-        dress_rehearsal(cast, lambda p: make_problem(method, module, data.schema, p, likelihood, seed=0), data, plan)
+        dress_rehearsal(cast, lambda p: make_problem(method, module, data.schema, p, likelihood, 0, HOST), data, plan)
         return state
 
     problem = data.crew.together(checked)
@@ -244,6 +258,7 @@ def rehearse(
 
 def asked(method: Method, problem: Problem, state: Any) -> Query:
     """What the method asks of one record, and where the question comes from."""
+    problem.settle()
     return replace(method.ask(problem, state), origin=Origin(method, problem, state))
 
 
@@ -261,9 +276,17 @@ def make_problem(
     plan: Plan,
     likelihood: Likelihood | None = None,
     seed: int | None = None,
+    device: torch.device | None = None,
 ) -> Problem:
-    """The public side of a fit, from a copy of the user's module that the method may have prepared for itself."""
-    own = method.prepare(copy.deepcopy(module)).train()
+    """The public side of a fit, from a copy of the user's module that the method may have prepared for itself.
+
+    device   where the copy is; None: where the module is
+    """
+    where = device_of(module)
+    own = method.prepare(copy.deepcopy(module).to(HOST)).train()  # what a method puts in is made on the host
+    own.to(HOST if method.on_host else where if device is None else device)
+    if device is not None or method.on_host:  # nothing is evaluated with it but what a posterior is made of
+        widened_(own)
     generator = torch.Generator()
     if seed is None:
         generator.seed()
@@ -272,7 +295,10 @@ def make_problem(
     explained = default_likelihood(own, schema) if likelihood is None else copy.deepcopy(likelihood)
     if program_of(own) is not None and not isinstance(explained, ProgramLikelihood):
         raise Refusal(f"likelihood={explained.name!r}: the program has a log-likelihood of its own; leave this out")
-    return Problem(own, flatten_(own), explained, plan, generator)
+    vector = flatten_(own)
+    if is_half(vector.dtype):
+        return Problem(own, vector.float(), explained, plan, generator, rounded=vector)
+    return Problem(own, vector, explained, plan, generator)
 
 
 def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:

@@ -378,7 +378,8 @@ class KeptJournal(Journal):
             except (OSError, ValueError):
                 continue
             packed = body["state"]["fields"].items()
-            values = {name: unpacked(value, tensors, getattr(self.state, name)) for name, value in packed}
+            device = self.problem.position.device
+            values = {name: unpacked(value, tensors, getattr(self.state, name), device) for name, value in packed}
             state = type(self.state)(**values)
             return Kept(int(body["step"]), state, tensors[body["position"]], tensors[body["generator"]])
         return None

@@ -35,6 +35,7 @@ from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.data.table import Table
 from confide.data.trees import Tree
+from confide.devices import moved
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
 from confide.mechanism.clipping.rounding import LARGEST_BATCH, Tally, room_for_sums, working_type
@@ -251,7 +252,8 @@ class PrivateData:
         if self.schema.class_count is not None:
             y[-1] = self.schema.class_count - 1  # a network with too few outputs fails here, not at such a record
         trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
-        _add_answers(query, (x, y, None), trial, torch.zeros(query.size, dtype=query.dtype), rehearsal=True)
+        total = torch.zeros(query.size, dtype=query.dtype, device=query.device)
+        _add_answers(query, (x, y, None), trial, total, rehearsal=True)
 
     def answer(
         self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
@@ -291,8 +293,7 @@ class PrivateData:
     def __hidden(self, query: Query, mechanism: SampledGaussian, receipt: Receipt, as_one: int | None = None) -> Tensor:
         """A paid sum in double precision that has not met its noise yet. Inside the door."""
         self.__pay(mechanism, receipt, "")
-        hidden = torch.zeros(query.size, dtype=torch.float64)
-        _add_answers(query, self.__batch(mechanism), mechanism, hidden)
+        hidden = _summed_in_double(query, self.__batch(mechanism), mechanism)[0]
         if as_one is not None:
             hidden.div_(as_one)
             norm = float(torch.linalg.vector_norm(hidden))
@@ -303,10 +304,9 @@ class PrivateData:
         """The noisy sum that leaves, the standard deviation of its noise, and the norms that stay."""
         if self.crew.size > 1:
             return self.__summed_together(query, batch, mechanism)
-        total, std = torch.empty(query.size, dtype=query.dtype), mechanism.noise_std
+        total, std = torch.empty(query.size, dtype=query.dtype, device=query.device), mechanism.noise_std
         if mechanism.secure:  # nobody holds the sum before its noise is on it
-            hidden = torch.zeros(query.size, dtype=torch.float64)
-            norms = _add_answers(query, batch, mechanism, hidden)
+            hidden, norms = _summed_in_double(query, batch, mechanism)
             std = self.__lattice.add_(hidden, mechanism)
             total.copy_(hidden)
         else:
@@ -317,18 +317,19 @@ class PrivateData:
     def __summed_together(self, query: Query, batch: Drawn, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
         """The same on several processes: their sums are added up, and then meet the noise in one addition."""
         std, what = mechanism.noise_std, f"answer {type(query).__name__} {query.dtype} {mechanism}"
-        hidden = torch.zeros(query.size, dtype=torch.float64 if mechanism.secure else query.dtype)
+        hidden = torch.zeros(query.size, dtype=torch.float64 if mechanism.secure else query.dtype, device=query.device)
         norms = _add_answers(query, batch, mechanism, hidden, room=1 - ROOM_FOR_RANKS)
+        hidden = hidden.cpu()  # ranks speak through the host
         parts = query.parts if isinstance(query, GradientQuery) else None
         if mechanism.secure:
             lattice = self.__lattice.place_(hidden, mechanism, self.crew.size)
             places = self.crew.add_up(hidden, what, lambda part: self.__lattice.add_whole_(part, lattice.sigma), parts)
-            return places.mul_(lattice.spacing).to(query.dtype), lattice.std, norms
+            return places.mul_(lattice.spacing).to(query.device, query.dtype), lattice.std, norms
 
         def add_noise(part: Tensor) -> None:
             part.add_(self.__noise.normal_(torch.empty(len(part), dtype=query.dtype), std))
 
-        return self.crew.add_up(hidden, what, add_noise, parts), std, norms
+        return self.crew.add_up(hidden, what, add_noise, parts).to(query.device), std, norms
 
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
         """One draw from the tempered posterior of a logistic regression on two classes: pay, then read all records."""
@@ -430,6 +431,13 @@ def _check_batch(mechanism: SampledGaussian) -> None:
         )
 
 
+def _summed_in_double(query: Query, batch: Drawn, mechanism: SampledGaussian) -> tuple[Tensor, Tensor]:
+    """The clipped sum on the host, in double precision, and the norms."""
+    hidden = torch.zeros(query.size, dtype=torch.float64, device=query.device)
+    norms = _add_answers(query, batch, mechanism, hidden)
+    return hidden.cpu(), norms
+
+
 def _add_answers(
     query: Query,
     batch: Drawn,
@@ -439,7 +447,7 @@ def _add_answers(
     room: float = 1.0,
 ) -> Tensor:
     """Add every record's clipped answer onto `total`, which is touched once; the norms before clipping stay inside."""
-    x, y, weights = batch
+    x, y, weights = moved(batch, query.device)
     clip = min(mechanism.clip, LARGEST_CLIP)
     if mechanism.private:  # what a sum loses to rounding is inside the clip that was charged for
         asked = query.module.parameters() if isinstance(query, GradientQuery) else ()
@@ -447,14 +455,14 @@ def _add_answers(
     if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"style": mechanism.clipping, "rehearsal": rehearsal}
         options |= {} if weights is None else {"weights": weights}
-        given, targets = trees.in_type(x, query.dtype), trees.in_type(y, query.dtype)
+        given, targets = trees.in_type(x, query.inputs), trees.in_type(y, query.dtype)
         return clipped_sum(query.module, query.loss, given, targets, clip=clip, out=total, **options)
     if not len(y):
         return total.new_zeros(0)
     rows = max(1, ANSWER_BYTES // (8 * query.size))
     with torch.no_grad():
         # No record sees another, so that pieces of a batch give what the batch gives.
-        sums, norms = Tally([query.size]), []
+        sums, norms = Tally([query.size], total.device), []
         for part in (slice(start, start + rows) for start in range(0, len(y), rows)):
             answer = isolated_rows(query.function, trees.rows_of(x, part), y[part], query.size, rehearsal)
             each: dict[str, Any] = {} if weights is None else {"weights": weights[part]}

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from confide.devices import HOST
+from confide.models.flat import is_half
 from confide.privacy.events import Event
 
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
@@ -46,8 +48,19 @@ class GradientQuery:
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     @property
-    def dtype(self) -> torch.dtype:
+    def inputs(self) -> torch.dtype:
+        """The type in which the module takes real numbers: that of its trainable parameters."""
         return next(p.dtype for p in self.module.parameters() if p.requires_grad)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the answer: single precision for a module of half."""
+        return torch.float32 if is_half(self.inputs) else self.inputs
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is: records are taken there, and the answer is made there."""
+        return next(p.device for p in self.module.parameters() if p.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,7 @@ class StatisticQuery:
     function: Statistic
     size: int
     dtype: torch.dtype = torch.float64
+    device: torch.device = HOST
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
 

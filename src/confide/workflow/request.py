@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from confide import methods, rules
 from confide.data.roles import check_class_weight
 from confide.data.schema import Schema, Task
 from confide.data.table import Table
+from confide.devices import named
 from confide.distributed import Ranks
 from confide.errors import DataError, Refusal
 from confide.methods.base import Method, check_method
@@ -68,6 +70,8 @@ class Request:
         How batches are drawn, and what one person changes.
     secure : bool
         Noise on a lattice, against attacks on the low-order bits of floating-point numbers.
+    device : str, torch.device or None
+        Where the network is, such as "cuda"; None: where `module` is, or else on the host.
     chains : int
         Independent chains of a sampler within the one budget.
     checkpoint : path, Checkpoints or None
@@ -104,6 +108,7 @@ class Request:
     sampling: Sampling = rules.SAMPLING
     adjacency: Adjacency = rules.ADJACENCY
     secure: bool = False
+    device: str | torch.device | None = None
     chains: int = 1
     checkpoint: CheckpointPlace = None
     ledger: Ledger | str | os.PathLike[str] | None = None
@@ -199,6 +204,8 @@ def _check_name(name: str, prior: Prior | None) -> None:
 def _check_run(request: Request) -> None:
     if not isinstance(request.ledger, Ledger | str | os.PathLike | None):
         raise TypeError(f"ledger={request.ledger!r}: must be a Ledger or the path of one")
+    if request.device is not None:
+        named(request.device)
     if request.chains < 1:
         raise Refusal(f"chains={request.chains}: must be at least 1")
     if request.checkpoint is None:

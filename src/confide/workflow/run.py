@@ -12,6 +12,7 @@ that count and fit are one charge.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from confide.data.preprocessing import Encoder
+from confide.devices import named
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
@@ -109,6 +111,8 @@ def job_of(request: Request, settled: Settled) -> Job:
     request = replace(request, method=pictures_rule(request, settled))
     method = method_of(request, known.schema, settled.features)
     module = network_of(request, known.schema, settled.features, method)
+    if request.device is not None:
+        module = copy.deepcopy(module).to(named(request.device))
     counting, histogram = count.mechanism_of(request), noise.mechanism_of(request, settled.task, method)
     probabilities = recalibrate.mechanism_of(request, settled.task, method)
     asked_once = (counting, histogram, probabilities)

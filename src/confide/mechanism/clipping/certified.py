@@ -163,10 +163,11 @@ def sum_of_rows(
     wide = [cluster.widened() for cluster in clusters]
     offsets = [0, *torch.tensor(anatomy.sizes).cumsum(0).tolist()]
     clip, style = shrunk(bound.clip, working_type(anatomy.parameters)), bound.style  # as for the others
-    total = Tally([anatomy.size])
-    norms = torch.zeros(records, dtype=torch.float64)
+    device = anatomy.parameters[0].device
+    total = Tally([anatomy.size], device)
+    norms = torch.zeros(records, dtype=torch.float64, device=device)
     for start, stop in chunks(records, max(16 * anatomy.size, bound.budget // ROWS), bound.budget):
-        rows = torch.zeros(stop - start, anatomy.size, dtype=torch.float64)
+        rows = torch.zeros(stop - start, anatomy.size, dtype=torch.float64, device=device)
         for cluster in wide:
             cluster.add_rows(rows, offsets, start, stop)
         rows, sizes, scale = unit_rows(rows)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from confide._native.arithmetic import ClipLayer, clip_kernel
+from confide.devices import HOST
 from confide.mechanism.clipping.anatomy import Anatomy, Slot
 from confide.mechanism.clipping.factors import GAMMA, PRECISION, shrunk
 from confide.mechanism.clipping.isolation import NotIsolable
@@ -33,6 +34,7 @@ from confide.mechanism.clipping.rounding import error
 from confide.mechanism.clipping.rules.linear import OuterProduct, linear
 from confide.mechanism.clipping.running import Inputs, Loss, isolated_losses, leaves
 from confide.mechanism.clipping.workspace import Workspace
+from confide.models.flat import is_half
 from confide.models.networks import MLP
 
 _ATEN = torch.ops.aten
@@ -172,6 +174,8 @@ class LayerChain:
         kernel, records = clip_kernel(self.dtype), found[0][1].records
         if kernel is None or records * self.entries > SMALL_WORK or parts[0].dtype != self.dtype:
             return None
+        if self.device != HOST or parts[0].device != HOST:  # an address on another device means nothing here
+            return None
         if error(KERNEL_BLOCK, records, self.dtype) > allowed:
             return None
         for place, (slot, product) in zip(self.places, found, strict=True):
@@ -225,6 +229,8 @@ def chain_of(module: nn.Module, anatomy: Anatomy) -> LayerChain | None:
             return None
     kinds = {(link.layer.weight.dtype, link.layer.weight.device) for link in links}
     if slots or len(kinds) != 1 or _overwritten(links) or _shared(links):
+        return None
+    if is_half(links[0].layer.weight.dtype):  # the tape widens what it holds; a chain works in the type of its layers
         return None
     return LayerChain(links, module.modules(), flat or isinstance(module, MLP))
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.data.trees import form_of, rows_of
+from confide.devices import free_bytes
 from confide.errors import Refusal, UnclippableError
 from confide.mechanism.clipping import libraries, one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, Slot, anatomy_of, signature_of
@@ -45,6 +46,9 @@ SMALL = 1 << 16
 # decide how much memory a step needs. Passes over much less than this would cost time.
 HELD_BYTES = 256 << 20
 FEWEST_RECORDS = 8
+# Of what is free on a device with memory of its own: activations, their gradients and what the rules make of both are
+# each about as large as what was counted.
+SHARE_OF_FREE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,7 @@ class Engine:
         """Pieces are added up in double precision before they meet the buffer, and share what rounding may take."""
         if len(pieces) == 1:
             return answer(pieces[0], bound)
-        records, total, norms = sum(piece.records for piece in pieces), Tally(bound.out.shape), []
+        records, total, norms = sum(piece.records for piece in pieces), Tally(bound.out.shape, bound.out.device), []
         start = 0
         for piece in pieces:
             theirs = None if bound.weights is None else bound.weights[start : start + piece.records]
@@ -178,9 +182,9 @@ class Engine:
             return records
         if anatomy.copied:
             largest = min(largest, max(1, bound.budget // max(1, anatomy.copied_bytes)))
-        held = examined.record_bytes
-        if examined.chain is None and largest * held > HELD_BYTES:
-            largest = min(largest, max(FEWEST_RECORDS, HELD_BYTES // held))
+        held, room = examined.record_bytes, held_bytes(bound.out.device)
+        if (examined.chain is None or room < HELD_BYTES) and largest * held > room:
+            largest = min(largest, max(FEWEST_RECORDS, room // held))
             largest = -(-records // -(-records // largest))
         return largest
 
@@ -265,6 +269,12 @@ class Engine:
             self.views = views if anatomy.size <= SMALL else None
             return views
         return self.views
+
+
+def held_bytes(device: torch.device) -> int:
+    """What a pass may hold of its records on a device: a part of what is free there, so that backward has room too."""
+    free = free_bytes(device)
+    return HELD_BYTES if free is None else max(1, int(SHARE_OF_FREE * free))
 
 
 def examination_key(loss: Loss, x: Inputs) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from confide.data.trees import map_tensors
+from confide.devices import generators
 
 
 class NotIsolable(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
@@ -200,13 +201,17 @@ def clear(function: Any, args: Sequence[Any], result: Any) -> None:
             result.zero_()
 
 
+def _states() -> list[Tensor]:
+    return [generator.get_state() for generator in generators()]
+
+
 class _Guard(TorchFunctionMode):
     """Looks at every operation inside a region; see above."""
 
     def __init__(self, pass_mark: object, stacks: list[weakref.ref[Tensor]]) -> None:
         super().__init__()
         self.pass_mark, self.stacks = pass_mark, stacks
-        self.state = torch.default_generator.get_state()
+        self.state = _states()
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -229,7 +234,7 @@ class _Guard(TorchFunctionMode):
         if function in RANDOM:
             self.check_generator()
             result = self._draw(function, args, kwargs)
-            self.state = torch.default_generator.get_state()
+            self.state = _states()
         else:
             result = _INSTEAD.get(function, function)(*args, **kwargs)
             clear(function, args, result)
@@ -259,7 +264,7 @@ class _Guard(TorchFunctionMode):
 
     def check_generator(self) -> None:
         """Nobody has set or used the generator in a way that was not seen: its numbers stay free of any position."""
-        if not torch.equal(torch.default_generator.get_state(), self.state):
+        if not all(map(torch.equal, _states(), self.state)):
             raise NotIsolable("sets torch's random numbers in its forward")
 
     def _draw(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

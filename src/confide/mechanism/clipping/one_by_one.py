@@ -37,7 +37,7 @@ def gradients(
                 return [None] * len(parameters)
             return list(torch.autograd.grad(value, parameters, allow_unused=True))
 
-    found = [torch.zeros(records_of(x), *value.shape, dtype=value.dtype) for value in parameters]
+    found = [value.new_zeros(records_of(x), *value.shape) for value in parameters]
 
     def store(record: int, values: list[Tensor | None]) -> None:
         for place, value in zip(found, values, strict=True):

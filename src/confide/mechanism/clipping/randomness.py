@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from confide.devices import generators
+
 
 def seeds(records: int) -> list[int]:
     """One for each record, from torch's own generator."""
@@ -23,17 +25,20 @@ def seeds(records: int) -> list[int]:
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """The generators as they were."""
-    ours, theirs, python = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    """The generators as they were, those of the host and of its devices."""
+    ours = [(generator, generator.get_state()) for generator in generators()]
+    theirs, python = np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        torch.default_generator.set_state(ours)
+        for generator, state in ours:
+            generator.set_state(state)
         np.random.set_state(theirs)
         random.setstate(python)
 
 
 def start_from(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
+    for generator in generators():
+        generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from confide.devices import HOST
+
 # A relative error of one operation: half of what torch calls eps.
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 # What rounding may take of C. In single precision 1/64 lets 350 records of one position go in one product, and blocks
@@ -66,8 +68,8 @@ class Tally:
     So P vectors meet in an entry as FAN log(P) / log(FAN) terms and not as P: 320 for the largest batch one by one.
     """
 
-    def __init__(self, shape: Iterable[int]) -> None:
-        self.sums, self.counts = [torch.zeros(tuple(shape), dtype=torch.float64)], [0]
+    def __init__(self, shape: Iterable[int], device: torch.device = HOST) -> None:
+        self.sums, self.counts = [torch.zeros(tuple(shape), dtype=torch.float64, device=device)], [0]
 
     @property
     def open(self) -> Tensor:

@@ -43,7 +43,7 @@ class Recordwise:
 def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal: bool = False) -> Tensor:
     """(records, size): the statistic of every record; with `rehearsal` records are made up and errors are raised."""
     if not len(y):
-        return torch.zeros(0, size, dtype=torch.float64)
+        return torch.zeros(0, size, dtype=torch.float64, device=y.device)
     check_surroundings()
     with torch.no_grad():
         if type(function) is Recordwise and function.holds(x):
@@ -80,7 +80,7 @@ def _rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
 
 
 def _rows_one_by_one(function: Statistic, x: Tree, y: Tensor, size: int, strict: bool) -> Tensor:
-    found = torch.zeros(len(y), size, dtype=torch.float64)
+    found = torch.zeros(len(y), size, dtype=torch.float64, device=y.device)
 
     def store(record: int, row: Tensor) -> None:
         found[record] = row

@@ -30,7 +30,6 @@ from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of
 from confide.mechanism.clipping.calls import Found
 from confide.mechanism.clipping.chain import LayerChain, chain_of
 from confide.mechanism.clipping.coverage import missed_parameters
-from confide.mechanism.clipping.factors import PRECISION
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
@@ -223,7 +222,7 @@ def _check_meaning(asked: Question, anatomy: Anatomy) -> None:
             return per_record_losses(asked.module, asked.loss, few.x, few.y, anatomy.draws)
 
     before, again, after = losses(False), losses(False), losses(True)
-    rounding = 64 * PRECISION[before.dtype].eps
+    rounding = 64 * torch.finfo(before.dtype).eps
     if not torch.allclose(before, again, rtol=rounding, atol=rounding, equal_nan=True):
         return  # noise from elsewhere than torch, or state
     if not torch.allclose(before[1:], after[1:], rtol=rounding, atol=rounding, equal_nan=True):

@@ -16,16 +16,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from confide.data.trees import Tree, called, inputs_of, numbers_of, rows_of, size_of
+from confide.devices import moved, on_host
 from confide.errors import Refusal
 from confide.layers.dropout import SharedDropout
-from confide.models.flat import flatten_, trainable
+from confide.models.flat import flatten_, is_half, trainable
 from confide.models.networks import MLP
 from confide.models.tokens import logits_of
 from confide.posteriors.prediction import native
@@ -73,10 +74,17 @@ class Layer:
 
 
 def blocks(module: nn.Module, groups: Groups, x: Tree, masked: bool = False) -> Iterator[Block]:
-    """The outputs of all draws at all inputs, block by block.
+    """The outputs of all draws at all inputs, block by block; made where the module is, given on the host.
 
     masked: dropout layers are left out, since their masks are part of the draws.
     """
+    for block in _blocks(module, groups, x, masked):
+        found = on_host(block)
+        yield replace(found, outputs=found.outputs.float()) if is_half(found.outputs.dtype) else found
+
+
+def _blocks(module: nn.Module, groups: Groups, x: Tree, masked: bool) -> Iterator[Block]:
+    """Where the module is."""
     chain, inputs = _prepared(module, x, masked)
     if chain is None or not isinstance(inputs, Tensor):
         yield from _one_by_one(module, groups, inputs)
@@ -100,7 +108,7 @@ def native_network(module: nn.Module, x: Tree, masked: bool = False) -> tuple[na
 def _prepared(module: nn.Module, x: Tree, masked: bool) -> tuple[tuple[Layer, ...] | None, Tree]:
     """The layers where they can be stacked, and the inputs in the network's number type, flat where they can."""
     dtype, chain = trainable(module)[0].dtype, chain_of(module, masked)
-    inputs = inputs_of(x, dtype)
+    inputs = moved(inputs_of(x, dtype), trainable(module)[0].device)
     if chain is None or not isinstance(inputs, Tensor) or not (inputs.ndim == 2 or starts_flat(module)):
         return None, inputs
     return chain, inputs.to(dtype).flatten(1)
@@ -193,7 +201,7 @@ def _stacked(chain: tuple[Layer, ...], groups: Groups, x: Tensor) -> Iterator[Bl
     buffers = [x.new_empty(size * layer.shape[0] * columns) for layer in chain]
     first = 0
     for draws in groups(size):
-        run = _Stack(chain, draws.to(x.dtype), buffers)
+        run = _Stack(chain, draws.to(x), buffers)
         for start in range(0, count, columns):
             rows = slice(start, min(start + columns, count))
             yield Block(first, rows, run(inputs[:, rows]).transpose(1, 2))

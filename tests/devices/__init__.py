@@ -1,0 +1,1 @@
+"""Runs on other devices than the host."""

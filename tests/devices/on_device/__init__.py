@@ -1,0 +1,1 @@
+"""Tests that run on whatever device they are given."""

@@ -1,0 +1,142 @@
+"""Every method from fit to predict, save, load and checkpoint on the device; nothing here is listed by method."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import confide
+from confide import methods
+from confide.devices import device_of
+from confide.running.journal import Checkpoints
+from tests.conformance.conftest import Case, case_for, small_plan
+
+pytestmark = pytest.mark.gpu
+LONG = ("em", "tabular")  # seconds each, on the host too
+every_method = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in methods.names()]
+)
+CLOSE = 2e-3  # of a probability or a mean after a few steps: devices round in other ways
+HOST = torch.device("cpu")
+
+
+def said(posterior: Any, case: Case) -> Tensor:
+    """What a posterior predicts, on the host; the parameters of one that says nothing."""
+    found: Tensor = posterior.summary(case.x).centre
+    assert found.device == HOST
+    return found
+
+
+def on(device: torch.device, module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module).to(device)
+
+
+def fitted(name: str, case: Case, module: nn.Module, steps: int = 5, **options: Any) -> confide.Run:
+    return confide.fit(methods.get(name)(), module, case.data(), small_plan(case, steps=steps), seed=5, **options)
+
+
+@every_method
+def test_a_run_is_that_of_the_host_and_survives_files(name: str, device: torch.device, tmp_path: Path) -> None:
+    case = case_for(methods.get(name))
+    here, there = fitted(name, case, case.module), fitted(name, case, on(device, case.module))
+    assert device_of(here.posterior.module) == HOST
+    assert device_of(there.posterior.module) == device
+    first = said(there.posterior, case)
+    torch.testing.assert_close(first, said(here.posterior, case), atol=CLOSE, rtol=CLOSE)
+
+    path = tmp_path / "posterior.safetensors"
+    there.posterior.save(path)
+    again = confide.load_posterior(path)  # a network of confide's own, made anew where the file says
+    assert device_of(again.module) == device
+    torch.testing.assert_close(said(again, case), first, atol=CLOSE, rtol=CLOSE)
+    if type(there.posterior.module) is type(case.module):
+        for module in (case.module, on(device, case.module)):  # a network of one's own: where it is
+            again = confide.load_posterior(path, module=module)
+            assert device_of(again.module) == device_of(module)
+            torch.testing.assert_close(said(again, case), first, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.parametrize("name", ["bbp", "sghmc"])
+def test_a_run_that_stopped_goes_on_on_either_side(name: str, device: torch.device, tmp_path: Path) -> None:
+    case = case_for(methods.get(name))
+    whole = fitted(name, case, on(device, case.module), steps=6)
+    for first, second in ((device, HOST), (HOST, device)):
+        place = Checkpoints(tmp_path / f"{first.type}-{second.type}", every=2)
+        data = case.data(ledger=tmp_path / f"{first.type}-{second.type}.ledger", name="d")
+        plan = small_plan(case, steps=6)
+
+        def stop(done: int, total: int) -> None:
+            if done == 4:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            confide.fit(
+                methods.get(name)(), on(first, case.module), data, plan, seed=5, checkpoint=place, progress=stop
+            )
+        run = confide.fit(methods.get(name)(), on(second, case.module), data, plan, seed=5, checkpoint=place)
+        assert device_of(run.posterior.module) == second
+        torch.testing.assert_close(said(run.posterior, case), said(whole.posterior, case), atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.slow  # plots
+def test_a_whole_run_is_written_and_read(device: torch.device, tmp_path: Path) -> None:
+    case = case_for(methods.SGLD)
+    run = fitted("sgld", case, on(device, case.module))
+    run.save(tmp_path / "run", test=(case.x, case.y), public=True)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["method"]["name"] == "sgld"
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+
+
+def test_a_file_of_a_device_that_is_not_there_comes_to_the_host(device: torch.device, tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    case = case_for(methods.SGLD)
+    run = fitted("sgld", case, on(device, case.module))
+    run.posterior.save(tmp_path / "a.safetensors")
+    with safe_open(tmp_path / "a.safetensors", "pt") as archive:
+        about = json.loads(archive.metadata()["confide"])
+    assert about["device"] == str(device)
+    about["device"] = "cuda:77"
+    save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "b.safetensors", {"confide": json.dumps(about)})
+    assert device_of(confide.load_posterior(tmp_path / "b.safetensors").module) == HOST
+
+
+def test_secure_noise_and_watchers(device: torch.device) -> None:
+    """The lattice is the host's: the sum goes there for its noise, and comes back."""
+    case = case_for(methods.SGLD)
+    norms: list[Tensor] = []
+    data = case.data(watch=lambda mechanism, found: norms.append(found))
+    run = confide.fit(methods.SGLD(), on(device, case.module), data, small_plan(case, steps=3), seed=5, secure=True)
+    assert len(norms) == 3
+    assert torch.isfinite(said(run.posterior, case)).all()
+
+
+def test_records_and_questions_on_the_device_are_taken(device: torch.device) -> None:
+    case = case_for(methods.SGLD)
+    data = confide.PrivateData(case.x.to(device), case.y.to(device), schema=case.schema, seed=7)
+    plan = small_plan(case, steps=5)
+    run = confide.fit(methods.SGLD(), on(device, case.module), data, plan, seed=5)
+    given = run.posterior.summary(case.x.to(device)).centre
+    torch.testing.assert_close(given, said(run.posterior, case))
+    torch.testing.assert_close(given, said(fitted("sgld", case, case.module).posterior, case), atol=CLOSE, rtol=CLOSE)
+
+
+def test_callbacks_see_the_run(device: torch.device) -> None:
+    case = case_for(methods.SGLD)
+    seen: list[Any] = []
+    run = fitted(
+        "sgld",
+        case,
+        on(device, case.module),
+        callbacks=[lambda moment: seen.append(moment)],
+        validation=(case.x, case.y),
+    )
+    assert seen
+    assert device_of(run.posterior.module) == device
