@@ -313,8 +313,8 @@ class Federation:
         event = self._own[mechanism].event()
         if self.level == "client":
             scale = mechanism.records / len(names)
-            return Release((total * scale).to(query.dtype), std * scale, event, mechanism.expected_batch)
-        return Release(total.to(query.dtype), std, event, self._expected(mechanism, names))
+            return Release((total * scale).to(query.device, query.dtype), std * scale, event, mechanism.expected_batch)
+        return Release(total.to(query.device, query.dtype), std, event, self._expected(mechanism, names))
 
     def _roster(self) -> list[str]:
         """Who takes part in the next step: those who were there, and those who are there again."""

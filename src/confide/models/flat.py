@@ -6,8 +6,11 @@ nothing is copied per step. The order is that of `module.parameters()`: tied par
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from confide.devices import device_of
 from confide.errors import Refusal
@@ -16,6 +19,28 @@ from confide.errors import Refusal
 def trainable(module: nn.Module) -> list[nn.Parameter]:
     """The trainable parameters in the order of the flat vector."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """A copy in which nothing is compiled: records run through the layers one tape, or one vmap, at a time, which
+    torch.compile would only trace again for minutes. The parameters are the same."""
+    own = copy.deepcopy(getattr(module, "_orig_mod", module))
+    for layer in own.modules():
+        layer._compiled_call_impl = None  # what module.compile() leaves behind
+        for name, child in list(layer.named_children()):
+            if type(child).__name__ == "OptimizedModule":
+                setattr(layer, name, child._orig_mod)
+    return own
+
+
+def check_initialised(module: nn.Module) -> None:
+    """Refuse lazy layers that have not seen a record yet."""
+    waiting = [name for name, value in module.named_parameters() if isinstance(value, UninitializedParameter)]
+    if waiting:
+        raise Refusal(
+            f"module: {', '.join(waiting[:3])} has no shape yet; call the module once on made-up records of the right "
+            "shape, such as module(torch.zeros(1, features))"
+        )
 
 
 def is_half(dtype: torch.dtype) -> bool:

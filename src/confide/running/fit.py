@@ -25,7 +25,7 @@ from confide.layers.programs import program_of
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.additive import AdditiveNetwork
-from confide.models.flat import flatten_, is_half, put_back_, widened_
+from confide.models.flat import check_initialised, flatten_, is_half, put_back_, uncompiled, widened_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import recipe_of
 from confide.models.programs import ProgramLikelihood
@@ -282,8 +282,9 @@ def make_problem(
 
     device   where the copy is; None: where the module is
     """
+    check_initialised(module)
     where = device_of(module)
-    own = method.prepare(copy.deepcopy(module).to(HOST)).train()  # what a method puts in is made on the host
+    own = method.prepare(uncompiled(module).to(HOST)).train()  # what a method puts in is made on the host
     own.to(HOST if method.on_host else where if device is None else device)
     if device is not None or method.on_host:  # nothing is evaluated with it but what a posterior is made of
         widened_(own)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from confide.data.trees import Tree, in_type, rows_of
+from confide.devices import moved
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
 from confide.mechanism.clipping.factors import GAMMA
@@ -202,15 +203,16 @@ class _HeldRecords:
         if len(picked):
             with torch.random.fork_rng(devices=[]):
                 x, y = rows_of((self.x, self.y), picked)
-                found[able] = _norms(query, mechanism, x, y, micro_batch).double()
+                found[able] = _norms(query, mechanism, x, y, micro_batch).cpu().double()
         return np.asarray(found.numpy())
 
 
 def _norms(query: Query, mechanism: SampledGaussian, x: Tree, y: Tensor, micro_batch: int) -> Tensor:
-    scratch = torch.zeros(query.size, dtype=query.dtype)
+    scratch = torch.zeros(query.size, dtype=query.dtype, device=query.device)
+    x, y = moved((x, y), query.device)
     if isinstance(query, GradientQuery):
         options: dict[str, Any] = {"clip": mechanism.clip, "style": mechanism.clipping, "micro_batch": micro_batch}
-        given, targets = in_type((x, y), query.dtype)
+        given, targets = in_type(x, query.inputs), in_type(y, query.dtype)
         return clipped_sum(query.module, query.loss, given, targets, out=scratch, **options)
     parts = []
     with torch.no_grad():

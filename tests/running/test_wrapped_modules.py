@@ -1,0 +1,91 @@
+"""Modules that are wrapped, traced, lazy or checkpointed: right, or one sentence before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import confide
+from confide.errors import Refusal
+from tests.conformance.conftest import classification, small_plan
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner[2](checkpoint(self.inner[:2], x, use_reentrant=False))
+        return out
+
+
+def initialised() -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    module(torch.zeros(1, 4))
+    return module
+
+
+def in_place() -> nn.Module:
+    module = network()
+    module.compile()
+    return module
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "compiled": lambda: torch.compile(network()),  # type: ignore[dict-item, return-value]
+    "compiled in place": in_place,
+    "a part compiled": lambda: nn.Sequential(torch.compile(network()[:2]), network()[2]),  # type: ignore[arg-type]
+    "checkpointed": Checkpointed,
+    "lazy, called once": initialised,
+}
+
+
+def said(module: nn.Module) -> Tensor:
+    case = classification()
+    run = confide.fit(confide.methods.SGLD(), module, case.data(), small_plan(case, steps=3), seed=5)
+    return run.posterior.summary(case.x).centre
+
+
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
+def test_a_wrapped_network_is_the_network(kind: str) -> None:
+    module = MODULES[kind]()
+    expected = network()
+    if kind == "lazy, called once":
+        expected.load_state_dict(module.state_dict())
+    torch.testing.assert_close(said(module), said(expected), atol=1e-3, rtol=1e-3)
+
+
+def test_a_lazy_network_is_refused_before_anything_is_spent() -> None:
+    case = classification()
+    data = case.data(name="d")
+    with pytest.raises(Refusal, match=r"0\.weight, 0\.bias has no shape yet; call the module once"):
+        confide.fit(confide.methods.BBP(), nn.Sequential(nn.LazyLinear(3)), data, small_plan(case))
+    assert not data.ledger.entries()
+
+
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")  # spectral norms run one by one
+@pytest.mark.parametrize("norm", [spectral_norm, weight_norm], ids=["spectral", "weight"])
+def test_parametrised_layers_from_fit_to_file(norm: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 3))
+
+    case = classification()
+    run = confide.fit(confide.methods.SGLD(), make(), case.data(), small_plan(case, steps=3), seed=5)
+    run.posterior.save(tmp_path / "a.safetensors")
+    again = confide.load_posterior(tmp_path / "a.safetensors", module=make())
+    torch.testing.assert_close(again.summary(case.x).centre, run.posterior.summary(case.x).centre)
