@@ -5,12 +5,14 @@ A recipe is plain data, so that a saved posterior can rebuild its network withou
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.errors import Refusal
@@ -115,3 +117,81 @@ def mlp(
 ) -> MLP:
     """A fully connected network with the given hidden widths."""
     return MLP(Recipe(features, outputs, tuple(hidden), activation), generator)
+
+
+class LastLayerNetwork(nn.Module):
+    """A linear layer on the features of a frozen module, each record's brought to the same length.
+
+    The backbone stays in evaluation, whatever mode the network is set to: features are a fixed function of a record.
+    """
+
+    length = 4.0
+    """Of the features that the head sees: the constant beside them then adds 3 % to a gradient's norm, and no more."""
+
+    def __init__(self, backbone: nn.Module, features: int, outputs: int) -> None:
+        super().__init__()
+        self.backbone = copy.deepcopy(backbone).requires_grad_(False).eval()
+        self.head = _linear(features, outputs, False, None)
+
+    def train(self, mode: bool = True) -> LastLayerNetwork:
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def features(self, *inputs: Any, **named: Any) -> Tensor:
+        """What the head sees: the backbone's output, averaged over positions where it has any, at its length."""
+        found = pooled(self.backbone(*inputs, **named), named.get("attention_mask"))
+        return self.length * F.normalize(found if found.dtype.itemsize > 2 else found.float(), dim=-1)
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        outputs: Tensor = self.head(self.features(*inputs, **named))
+        return outputs
+
+
+def pooled(output: Any, mask: Tensor | None = None) -> Tensor:
+    """One vector per record: a pooled output where a library gives one, else the mean over positions or pixels."""
+    for name in ("pooler_output", "image_embeds", "text_embeds"):
+        found = getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found.flatten(1)
+    for name in ("last_hidden_state", "logits"):
+        found = getattr(output, name, None)
+        output = found if isinstance(found, Tensor) else output
+    if not isinstance(output, Tensor):
+        raise Refusal(f"backbone: gives {type(output).__name__}; a tensor of features, one row per record, is needed")
+    if output.dim() == 3 and mask is not None and mask.shape == output.shape[:2]:
+        counted = mask.to(output.dtype).unsqueeze(2)
+        return (output * counted).sum(1) / counted.sum(1).clamp(min=1)
+    if output.dim() == 3:
+        return output.mean(1)
+    return output.mean((2, 3)) if output.dim() == 4 else output.flatten(1)
+
+
+def last_layer(backbone: nn.Module, outputs: int, features: int | None = None) -> LastLayerNetwork:
+    """A Bayesian last layer to be learnt on the features of a frozen module: the network of method `last-layer`.
+
+    backbone   any module that gives features, from `from_pretrained` of a library, say; it is copied and frozen
+    outputs    one per class, or one
+    features   how many the backbone gives; None: as it says itself
+    """
+    width = _width_of(backbone) if features is None else features
+    if width is None:
+        raise Refusal("features=None: the backbone does not say how many it gives; pass features=")
+    if outputs < 1 or width < 1:
+        raise Refusal(f"outputs={outputs}, features={width}: must be at least 1")
+    return LastLayerNetwork(backbone, width, outputs)
+
+
+def _width_of(backbone: nn.Module) -> int | None:
+    """As libraries say it (`config.hidden_size`, `num_features`), or the width of the last layer that has one."""
+    config = getattr(backbone, "config", None)
+    for place, name in ((config, "hidden_size"), (config, "d_model"), (config, "n_embd"), (backbone, "num_features")):
+        found = getattr(place, name, None)
+        if isinstance(found, int):
+            return found
+    widths = [
+        getattr(layer, "out_features", getattr(layer, "out_channels", None))
+        for layer in backbone.modules()
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)
+    ]
+    return widths[-1] if widths else None
