@@ -93,6 +93,16 @@ class TestFit:
         run = fitted(last_layer(backbone, CLASSES, 8), epsilon=1.0)
         assert run.posterior.draws.shape == (100, CLASSES * 9)
 
+    def test_hidden_layers_of_a_sequence_stay_where_they_start(self) -> None:
+        module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, CLASSES))
+        run = fitted(module, epsilon=3.0)
+        draws = run.posterior.draws
+        assert torch.equal(
+            draws[:, :28], torch.cat([value.reshape(-1) for value in module[0].parameters()]).expand(100, -1)
+        )
+        assert bool((draws[:, 28:].std(0) > 0).all())
+        assert accuracy(run) > 0.5
+
     def test_a_linear_truth_has_its_exact_posterior(self) -> None:
         """Without noise, and with a prior that was given, the draws are those of Bayesian linear regression."""
         generator = torch.Generator().manual_seed(0)
@@ -157,9 +167,9 @@ class TestNetwork:
 
 
 class TestRefusals:
-    def test_more_than_a_last_layer(self) -> None:
-        with pytest.raises(Refusal, match="one nn.Linear is all that is trainable"):
-            fitted(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, CLASSES)), epsilon=1.0)
+    def test_a_network_without_a_last_layer_of_its_own(self) -> None:
+        with pytest.raises(Refusal, match=r"one nn\.Linear is all that is trainable"):
+            fitted(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, CLASSES), nn.Tanh()), epsilon=1.0)
 
     def test_one_step(self, backbone: Backbone) -> None:
         with pytest.raises(Refusal, match="steps=1"):
@@ -168,6 +178,6 @@ class TestRefusals:
     def test_a_likelihood_without_a_curvature_that_is_known(self, backbone: Backbone) -> None:
         x, _ = records()
         data = PrivateData(x, x[:, 0].abs().round(), schema=Schema(records=RECORDS), seed=3)
+        module = last_layer(backbone, 1, 8)
         with pytest.raises(Refusal, match="likelihood='poisson'"):
-            module = last_layer(backbone, 1, 8)
             confide.fit(LastLayer(), module, data, plan(epsilon=1.0), likelihood=confide.likelihoods.Poisson())

@@ -54,6 +54,10 @@ class LinearHead:
     biased: bool
     length: float
 
+    @property
+    def weights(self) -> int:
+        return self.outputs * self.inputs
+
     def matrix(self, flat: Tensor) -> Tensor:
         """(outputs, inputs) of the flat vector: a layer's matrix, then its bias."""
         features = self.inputs - self.biased
@@ -89,15 +93,39 @@ class Curvature:
 
 
 def named_head(module: nn.Module) -> tuple[str, nn.Linear]:
-    """The one linear layer that is trained, with its name; anything else is refused."""
-    own = {id(parameter) for parameter in trainable(module)}
+    """The linear layer that is learnt, with its name: the only one that is trainable, or the last of a sequence."""
+    own = [id(parameter) for parameter in trainable(module)]
     for name, layer in module.named_modules():
-        if type(layer) is nn.Linear and own == {id(value) for value in layer.parameters()}:
+        if type(layer) is nn.Linear and set(own) == {id(value) for value in layer.parameters()}:
             return name, layer
-    raise Refusal(
-        f"module={type(module).__name__}: a last layer is learnt where one nn.Linear is all that is trainable; freeze "
-        "the rest, or make it by confide.networks.last_layer(backbone, outputs)"
+    name, last = (
+        list(module.named_children())[-1] if isinstance(module, nn.Sequential) and len(module) else ("", module)
     )
+    if type(last) is nn.Linear and own[-len(list(last.parameters())) :] == [id(value) for value in last.parameters()]:
+        return name, last
+    raise Refusal(
+        f"module={type(module).__name__}: a last layer is learnt where one nn.Linear is all that is trainable, or ends "
+        "an nn.Sequential; freeze the rest, or make it by confide.networks.last_layer(backbone, outputs)"
+    )
+
+
+_LEARNERS: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+
+
+def learner_of(problem: Problem) -> nn.Module:
+    """The network of the problem, with nothing trainable but the head; hidden layers stay as they started."""
+    module = problem.module
+    name, layer = named_head(module)
+    if len(trainable(module)) == len(list(layer.parameters())):
+        return module
+    if module not in _LEARNERS:
+        own = copy.deepcopy(module).requires_grad_(False)
+        for mine, given in zip(
+            own.get_submodule(name).requires_grad_(True).parameters(), layer.parameters(), strict=True
+        ):
+            mine.data = given.data  # a view of the position, so that moving it moves this one too
+        _LEARNERS[module] = own
+    return _LEARNERS[module]
 
 
 def head_of(problem: Problem) -> LinearHead:
@@ -177,12 +205,12 @@ _FEATURES: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 def feature_query(problem: Problem) -> GradientQuery:
     """The gradient that is the second moments of the features."""
     if problem.module not in _FEATURES:
-        _FEATURES[problem.module] = feature_network(problem.module)
+        _FEATURES[problem.module] = feature_network(learner_of(problem))
     return GradientQuery(_FEATURES[problem.module], HalfSquare(_moment_unit(problem)))
 
 
 def score_query(problem: Problem) -> GradientQuery:
-    return GradientQuery(problem.module, InUnits(problem.likelihood.loss, score_unit(problem)))
+    return GradientQuery(learner_of(problem), InUnits(problem.likelihood.loss, score_unit(problem)))
 
 
 def _moment_unit(problem: Problem) -> float:

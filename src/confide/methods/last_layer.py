@@ -74,9 +74,10 @@ class LastLayer(Method):
                the records leave open (q, the variance of their scores), and the privacy noise. A prior that was not
                given is made narrower by the one factor under which the mean that was found is likeliest
 
-    Only one linear layer may be trainable: `confide.networks.last_layer(backbone, outputs)` makes such a network of any
-    module that gives features. The releases are gradients of ordinary networks, clipped as all others are, so that any
-    frozen module and any kind of record will do. Best with full batches; the noise of smaller ones is counted.
+    `confide.networks.last_layer(backbone, outputs)` makes such a network of any module that gives features; of a
+    sequence the last linear layer is learnt, and the others stay where they start. The releases are gradients of
+    ordinary networks, clipped as all others are, so that any frozen module and any kind of record will do. Best with
+    full batches; the noise of smaller ones is counted.
 
     Papers: Mehta, Krichene, Thakurta, Kurakin and Cutkosky, TMLR 2023 (private least squares and second-order steps on
     features); Avella-Medina, Bradshaw and Loh, Annals of Statistics 2023 (noisy Newton steps); Boehning, Annals of the
@@ -119,7 +120,7 @@ class LastLayer(Method):
         gains, variances = gained(known, sizes, state.variances, noise)
         scores = across.mT @ (head.matrix(release.sum).double() * -whole) @ known.vectors
         mean = state.mean + across @ (gains * scores) @ known.vectors.mT
-        problem.position.copy_(head.flat(mean).to(problem.position.dtype))
+        problem.position[-head.weights :].copy_(head.flat(mean).to(problem.position.dtype))
         told = self._information(problem, known, sizes, (across.mT @ square @ across).diagonal().clamp(min=0), noise)
         spread = posterior_variances(self._prior(problem, known), told, across.mT @ mean @ known.vectors, self.prior)
         return replace(state, step=state.step + 1, mean=mean, variances=variances, spread=spread, across=across)
@@ -152,6 +153,7 @@ class LastLayer(Method):
         noise = torch.cat([noise, -noise])  # in pairs, so that their mean is the mean
         draws = state.mean + state.across @ (noise * state.spread.sqrt()) @ known.vectors.mT
         flat = torch.stack([head.flat(draw) for draw in draws]).to(problem.position.dtype)
+        flat = torch.cat([problem.position[: -head.weights].expand(DRAWS, -1), flat], 1)
         facts: dict[str, Any] = {
             "draws": DRAWS,
             "releases_of_features": _first_steps(problem),
