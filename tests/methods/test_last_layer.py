@@ -55,13 +55,13 @@ def plan(**options: Any) -> confide.Plan:
     return confide.plan(**{**settings, **options})
 
 
-def fitted(module: nn.Module, **options: Any) -> confide.Run:
+def fitted(module: nn.Module, **options: Any) -> Any:
     x, y = records()
     data = PrivateData(x, y, schema=Schema(classes=CLASSES, records=RECORDS), seed=3)
     return confide.fit(LastLayer(), module, data, plan(**options), seed=1)
 
 
-def accuracy(run: confide.Run) -> float:
+def accuracy(run: Any) -> float:
     x, y = records(1)
     return float((run.posterior.predict(x).probabilities.argmax(1) == y).double().mean())
 
@@ -112,7 +112,7 @@ class TestFit:
         method = LastLayer(confide.priors.GaussianPrior(1.0))
         likelihood = confide.likelihoods.Gaussian(0.2)
         module = confide.networks.linear(3).double()
-        run = confide.fit(method, module, data, plan(private=False, steps=30), likelihood=likelihood, seed=1)
+        run: Any = confide.fit(method, module, data, plan(private=False, steps=30), likelihood=likelihood, seed=1)
         inputs = torch.cat([x, torch.ones(RECORDS, 1, dtype=torch.float64)], 1)
         covariance = torch.linalg.inv(inputs.mT @ inputs / 0.04 + torch.eye(4, dtype=torch.float64))
         mean = covariance @ inputs.mT @ y / 0.04

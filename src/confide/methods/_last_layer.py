@@ -321,4 +321,5 @@ def posterior_variances(variances: Tensor, information: Tensor, mean: Tensor, pr
         found = (FACTORS[:, None, None] * variances + 1 / information.clamp(min=1e-300)) * weight.square() + 1e-300
         fits = -0.5 * (found.log() + mean.square() / found).sum((1, 2))
         factor = float(FACTORS[int(fits.argmax())])
-    return 1 / (1 / (factor * variances) + information)
+    found_variances: Tensor = 1 / (1 / (factor * variances) + information)
+    return found_variances
