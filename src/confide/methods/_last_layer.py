@@ -283,7 +283,8 @@ def _imagined(problem: Problem, known: Curvature) -> Tensor:
     around = scaled @ scaled.mT - torch.outer(known.mean, known.mean)
     values, vectors = torch.linalg.eigh((around + around.mT) / 2)
     noise = torch.randn(IMAGINED, len(values), generator=problem.generator, dtype=torch.float64)
-    return known.mean + noise @ (vectors * values.clamp(min=0).sqrt()).mT
+    features: Tensor = known.mean + noise @ (vectors * values.clamp(min=0).sqrt()).mT
+    return features
 
 
 def prior_variances(prior: GaussianPrior | None, known: Curvature, outputs: int, records: int) -> Tensor:

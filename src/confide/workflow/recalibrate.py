@@ -97,7 +97,9 @@ def odds_of(posterior: Posterior, clip: float) -> StatisticQuery:
         q = posterior.summary(x).centre.double()[:, classes - named :].clamp(1e-9, 1 - 1e-9)
         told = torch.arange(classes - named, classes)
         own = y.reshape(-1, 1).long().clamp(0, classes - 1) == told
-        place = torch.bucketize(torch.logit(q).contiguous(), edges) + len(MIDDLES) * ((~own).long() + 2 * torch.arange(named))
+        place = torch.bucketize(torch.logit(q).contiguous(), edges) + len(MIDDLES) * (
+            (~own).long() + 2 * torch.arange(named)
+        )
         return torch.zeros(len(x), size, dtype=torch.float64).scatter(1, place, clip / math.sqrt(named))
 
     return StatisticQuery(recordwise(answer, posterior), size)
