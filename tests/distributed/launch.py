@@ -78,7 +78,7 @@ class Ranks:
         return found
 
 
-def run(size: int, wanted: Wanted, folder: Path, seconds: float = 120.0, joined: bool = False) -> list[Any]:
+def run(size: int, wanted: Wanted, folder: Path, seconds: float = 300.0, joined: bool = False) -> list[Any]:
     """What every rank has to say of the cases, once all ended well; `joined`: in a group that exists already."""
     with Ranks(size, wanted, folder, joined=joined) as ranks:
         ended = ranks.wait(seconds)
