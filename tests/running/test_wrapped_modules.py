@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import confide
 from confide.errors import Refusal
+from confide.mechanism.clipping import clipped_sum
 from tests.conformance.conftest import classification, small_plan
 
 
@@ -75,6 +77,26 @@ def test_a_lazy_network_is_refused_before_anything_is_spent() -> None:
     with pytest.raises(Refusal, match=r"0\.weight, 0\.bias has no shape yet; call the module once"):
         confide.fit(confide.methods.BBP(), nn.Sequential(nn.LazyLinear(3)), data, small_plan(case))
     assert not data.ledger.entries()
+
+
+@pytest.mark.parametrize(
+    "norm", [lambda: nn.GroupNorm(2, 8), lambda: nn.BatchNorm1d(8).eval()], ids=["group", "frozen"]
+)
+def test_normalised_features_without_positions(norm: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), norm(), nn.Linear(8, 3)).eval()
+    x, y, values = torch.randn(5, 4), torch.randint(3, (5,)), list(module.parameters())
+    found, expected = (torch.zeros(sum(value.numel() for value in values)) for _ in range(2))
+    clipped_sum(module, own_loss, x, y, clip=0.5, out=found)
+    for one in range(5):
+        parts = torch.autograd.grad(own_loss(module(x[one : one + 1]), y[one : one + 1]).sum(), values)
+        row = torch.cat([part.flatten() for part in parts])
+        expected += row * min(1.0, 0.5 / float(row.norm()))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 @pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")  # spectral norms run one by one

@@ -29,7 +29,7 @@ def affine_gradients(call: Call, normalised: Tensor, channel_axis: int | None) -
         if channel_axis is None:
             kept = values.reshape(values.shape[0], -1, parameter.numel()).sum(1)
         else:
-            kept = values.flatten(2).sum(2)
+            kept = values.flatten(2).sum(2) if values.dim() > 2 else values  # features without positions
         result[name] = kept.view(values.shape[0], *parameter.shape)
     return result
 
