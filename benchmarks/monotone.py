@@ -1,4 +1,4 @@
-"""Does more budget buy more? `python -m benchmarks.monotone [--quick] [--json]`: `tabular` on made-up tables.
+"""Does more budget buy more? `python -m benchmarks.monotone [--quick] [--json]`: defaults on made-up tables.
 
 A table's line says log loss, or RMSE over the target's deviation, for epsilon 0.1 to 8. A budget is at fault where its
 mean is above that of a smaller one by more than two standard errors of the seeds and one per cent. --quick: two tables,
@@ -19,7 +19,7 @@ from benchmarks._tabular import Race, confide_by, quietly
 from confide.data.table import Table
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 8.0)
-ADDED = ("waves", "alike", "three", "curve", "crossed")
+ADDED = ("waves", "alike", "three", "curve", "crossed", "sparse")
 """Of benchmarks.made_up, beside those of benchmarks.tables."""
 QUICK = ("curve", "xor")
 FIRST_SEED = 8000
@@ -42,7 +42,7 @@ def race_of(name: str, seed: int) -> Race:
 
 
 def score(race: Race, epsilon: float, seed: int) -> float:
-    found = tables.scores(race, quietly(confide_by("tabular"), race, epsilon, seed))
+    found = tables.scores(race, quietly(confide_by("auto"), race, epsilon, seed))
     return float(found["log_loss"] if "log_loss" in found else found["rmse"])
 
 

@@ -20,6 +20,8 @@ a half, with which two classes start, must pass whole for most records, or gradi
 
 NEAR = 0.7
 """Logits within which a sigmoid's slope is near that of its middle: within a tenth."""
+CUT = 1.0
+"""Deviations of a number at which its residual is cut, times the share of the clip."""
 
 
 def network_of(problem: Problem) -> AdditiveNetwork:
@@ -87,17 +89,25 @@ def within(likelihood: Likelihood, gradient: Tensor) -> tuple[Tensor, float]:
     return gradient - gradient.mean(0), math.sqrt(1 - 1 / likelihood.classes)
 
 
-def wander(likelihood: Likelihood, variances: Tensor, error: Tensor) -> float:
-    """How much harder than the data the prior pulls while steps are taken, where noise would carry logits far off.
+def wander(variances: Tensor, error: Tensor, unit: float) -> float:
+    """How much harder than the data the prior pulls while steps are taken, where noise would carry outputs far off.
 
-    Far off a sigmoid is flat, and nothing is as the law of the noise has it. The pull is a part of that law.
+    Far off a sigmoid is flat and residuals are cut, and nothing is as the law of the noise has it. The pull is a part
+    of that law.
 
-    error   of every weight (outputs, features), as noise alone would have it after all steps
+    error   of every weight (outputs, features), as noise alone would have it after all steps, in units of its prior
+    unit    of the prior, in logits or in deviations of a number around the effects
     """
-    if isinstance(likelihood, Gaussian):
-        return 0.0
     carried = math.sqrt(float((variances * error.nan_to_num(posinf=1.0).clamp(max=1.0).square()).sum(1).max()))
-    return max(0.0, carried / NEAR - 1)
+    return max(0.0, unit * carried / NEAR - 1)
+
+
+def passed(problem: Problem) -> float:
+    """Share of the residuals of a number that the clip leaves whole, if they are normal: what is cut does not follow
+    the weights. Those of classes pass by the choice of the clip."""
+    if not isinstance(problem.likelihood, Gaussian):
+        return 1.0
+    return math.erf(clip_share(problem) * CUT / math.sqrt(2))
 
 
 def flatness(likelihood: Likelihood, variances: Tensor, weights: Tensor) -> float:

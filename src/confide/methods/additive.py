@@ -27,6 +27,7 @@ from confide.methods._additive import (
     shrunk,
 )
 from confide.methods._additive_problem import (
+    CUT,
     answers_of,
     budget_of,
     check_likelihood,
@@ -37,6 +38,7 @@ from confide.methods._additive_problem import (
     flatness,
     network_of,
     own_noise,
+    passed,
     wander,
     within,
 )
@@ -46,7 +48,6 @@ from confide.models.likelihoods import Categorical, Gaussian, Likelihood, Probit
 from confide.posteriors.additive import AdditiveGaussian
 from confide.sources.queries import GradientQuery, Query, Release
 
-CUT = 1.0  # Deviations of a number at which its residual is cut; see CLIP in `_additive_problem`.
 RELEASES = 17
 """About all records: one histogram and sixteen steps, or thirteen and three."""
 FEW_WAVES = 3
@@ -368,10 +369,11 @@ class Additive(Method):
     def _curvatures(self, problem: Problem, state: AdditiveState, noise: float) -> tuple[Tensor, Tensor, Tensor]:
         """Of the likelihood and of the prior, and what steps are divided by, all (outputs, features)."""
         curvature = problem.records * curvature_weights(problem.likelihood, state.answers)[:, None] * state.variances
+        curvature = curvature * passed(problem)
         spread = self._spread(problem, state)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         error = noise / math.sqrt(self._schedule(problem).learning) / curvature
-        prior = square / spread**2 + wander(problem.likelihood, state.variances, error) * curvature
+        prior = square / spread**2 + wander(state.variances, error / spread, spread / math.sqrt(square)) * curvature
         prior[:, 0] = 0.0  # where the constant belongs nobody knows beforehand
         return curvature, prior, curvature + prior + noise / spread
 
@@ -427,7 +429,7 @@ class Additive(Method):
         gain = state.response[..., 2].clamp(min=LEAST_GAIN)
         origin = self._origin(state)
         found = (state.average - origin) / gain
-        sampling = square / curvature.clamp(min=1e-12)
+        sampling = square * passed(problem) / curvature.clamp(min=1e-12)
         noise = state.covariance[..., 2, 2] / gain.square()
         groups = network_of(problem).recipe.groups()
         usual = USUAL_EFFECT * self._spread(problem, state)
