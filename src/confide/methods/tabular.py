@@ -15,8 +15,8 @@ from confide import rules
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.mechanism.plan import Plan
-from confide.methods._additive_problem import budget_of, clip_of, clip_share
-from confide.methods.additive import CUT, RELEASES, Additive, AdditiveState
+from confide.methods._additive_problem import CUT, budget_of, clip_of, clip_share
+from confide.methods.additive import RELEASES, Additive, AdditiveState
 from confide.methods.base import Method, Opening, Problem
 from confide.methods.sgd import SGD, SgdState
 from confide.models.additive import AdditiveNetwork
