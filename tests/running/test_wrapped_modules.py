@@ -61,6 +61,7 @@ def said(module: nn.Module) -> Tensor:
     return run.posterior.summary(case.x).centre
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
 @pytest.mark.parametrize("kind", MODULES)
 @pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
 def test_a_wrapped_network_is_the_network(kind: str) -> None:
