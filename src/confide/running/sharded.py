@@ -171,9 +171,11 @@ def _generator(seed: int | None, rank: int) -> torch.Generator:
 def _rehearse(network: SpreadNetwork, problem: Problem, query: GradientQuery, data: Source) -> None:
     """On made-up records: what could not be clipped, or could not predict, is refused before the charge."""
 
+    plain, likelihood = network.plain, problem.likelihood  # the weights that are spread are out of its reach
+
     def predicted(x: Any, _: Tensor) -> Tensor:
-        draw = torch.cat([value.detach().reshape(-1) for value in network.plain.parameters() if value.requires_grad])
-        Draws(network.plain, problem.likelihood, draw[None], torch.ones(1, dtype=draw.dtype)).predict(x)
+        draw = torch.cat([value.detach().reshape(-1) for value in plain.parameters() if value.requires_grad])
+        Draws(plain, likelihood, draw[None], torch.ones(1, dtype=draw.dtype)).predict(x)
         return torch.zeros(trees.size_of(x), 1, dtype=torch.float64)
 
     queries: tuple[Query, ...] = (query, StatisticQuery(Recordwise(predicted), 1))
