@@ -77,6 +77,7 @@ class FeatureRegression(Method):
 
     rate: float = RATE
     name: ClassVar[str] = "features"
+    on_host: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification", "binary")
 
     def __post_init__(self) -> None:

@@ -88,6 +88,7 @@ class LastLayer(Method):
 
     prior: GaussianPrior | None = None
     name: ClassVar[str] = "last-layer"
+    on_host: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("binary", "classification", "regression")
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from confide.running.journal import Checkpoints
 from tests.conformance.conftest import Case, case_for, small_plan
 
 pytestmark = pytest.mark.gpu
-LONG = ("em", "features", "tabular")  # seconds each, on the host too
+LONG = ("em", "tabular")  # seconds each, on the host too
 every_method = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in methods.names()]
 )
