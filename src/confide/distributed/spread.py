@@ -26,6 +26,10 @@ _STATE = "__composable_api_state_key"
 """Beginning of the names under which torch keeps what it knows of a sharded layer."""
 
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_state_dict_pre_hooks", "_state_dict_hooks")
+_HOOKS += ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+
+
 def is_spread(module: nn.Module) -> bool:
     """Whether fully_shard has been at work anywhere in a network."""
     sharding, tensors = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
@@ -184,15 +188,11 @@ def _plain_copy(module: nn.Module) -> nn.Module:
 @contextmanager
 def _undressed(module: nn.Module) -> Iterator[None]:
     """Without what fully_shard has put on the layers, which cannot be copied, as long as this lasts."""
-    from torch.distributed.fsdp import FSDPModule
-
     worn: list[tuple[nn.Module, type, dict[str, Any]]] = []
     try:
         for layer in module.modules():
             kept = {name: value for name, value in vars(layer).items() if name.startswith(_STATE)}
-            if not kept and not isinstance(layer, FSDPModule):
-                continue
-            kept |= {name: vars(layer)[name] for name in ("_forward_pre_hooks", "_forward_hooks")}
+            kept |= {name: vars(layer)[name] for name in _HOOKS}
             worn.append((layer, type(layer), kept))
             _undress(layer)
         yield
@@ -205,7 +205,7 @@ def _undressed(module: nn.Module) -> Iterator[None]:
 def _undress(layer: nn.Module) -> None:
     from torch.distributed.fsdp import FSDPModule
 
-    for name in ("_forward_pre_hooks", "_forward_hooks"):  # torch's own go, those of the user stay
+    for name in _HOOKS:  # torch's own go, for they lead to what is spread; those of the user stay
         hooks = vars(layer)[name]
         vars(layer)[name] = type(hooks)((key, hook) for key, hook in hooks.items() if not _of_torch(hook))
     for name in [name for name in vars(layer) if name.startswith(_STATE)]:
@@ -215,4 +215,5 @@ def _undress(layer: nn.Module) -> None:
 
 
 def _of_torch(hook: Any) -> bool:
-    return str(getattr(getattr(hook, "__func__", hook), "__module__", "")).startswith("torch.distributed.")
+    inner = getattr(hook, "hook", hook)  # some are wrapped
+    return str(getattr(getattr(inner, "__func__", inner), "__module__", "")).startswith("torch.distributed.")
