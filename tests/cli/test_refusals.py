@@ -166,7 +166,7 @@ BAD_OPTIONS: list[tuple[list[object], str]] = [
     (["--out", ""], "--out"),
     (["--out", "/dev/null/run"], "--out"),
     (["--unknown", 1], "--unknown"),
-    (["another"], "another"),
+    (["another"], "several files at once must be .parquet"),
     (["--epsilon"], "--epsilon"),
 ]
 

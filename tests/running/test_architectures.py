@@ -19,7 +19,7 @@ from confide.methods.base import Method
 from confide.running.fit import Run
 from tests.running.architectures import RECORDS, TASKS, Task, same_predictions
 
-QUICK = ("bert", "gpt2", "lstm-on-tokens", "ft-transformer")
+QUICK = ("gpt2", "lstm-on-tokens", "ft-transformer")
 METHODS: dict[str, Method] = {
     "sgld": SGLD(),
     "bbp": BBP(predictive_draws=3),
@@ -92,7 +92,7 @@ def test_expectation_propagation_refuses_a_network_of_others_before_it_pays() ->
 
 
 def test_a_killed_run_on_trees_goes_on_where_it_was(tmp_path: Path) -> None:
-    task = made("gpt2")
+    task = made("ft-transformer")
 
     class KilledError(Exception):
         pass

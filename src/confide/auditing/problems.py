@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods.base import Method
+from confide.methods.last_layer import LastLayer
 from confide.models import networks
 
 # Small, so that thousands of runs are quick; several of each, so that nothing is special.
 FEATURES, CLASSES, ORDINARY_RECORDS = 16, 4, 32
 # Eight layers, so that a clip per layer is far from a clip of the whole; 1192 weights, room for 1000 directions.
 HIDDEN = (12,) * 7
+# Where the last layer alone is learnt, it has the room: 1028 weights.
+HIDDEN_BEFORE_A_LAST_LAYER = (256,)
 COMPONENTS = 16
 LEAKY_FEATURES = 1024
 
@@ -39,7 +42,8 @@ def problem_for(method: Method, seed: int = 0) -> AuditProblem:
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(ORDINARY_RECORDS, FEATURES, generator=generator) * 2 - 1
     if task == "classification":
-        module: nn.Module = networks.mlp(FEATURES, CLASSES, hidden=HIDDEN, generator=generator)
+        hidden = HIDDEN_BEFORE_A_LAST_LAYER if isinstance(method, LastLayer) else HIDDEN
+        module: nn.Module = networks.mlp(FEATURES, CLASSES, hidden=hidden, generator=generator)
         return AuditProblem(x, torch.randint(0, CLASSES, (len(x),), generator=generator), module, CLASSES)
     y = torch.rand(len(x), generator=generator) * 2 - 1
     if task == "regression":

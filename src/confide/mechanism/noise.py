@@ -424,6 +424,8 @@ def _derived_key(seed: int, process: int | None = None) -> bytes:
 def _check_fill(out: Tensor, std: float) -> None:
     if out.dtype not in _WORD:
         raise TypeError(f"out.dtype={out.dtype}: must be torch.float32 or torch.float64")
+    if out.device.type == "meta":
+        raise Refusal("out.device=meta: holds no numbers, so that nothing would be noise; use a device that does")
     if not out.is_contiguous():
         raise Refusal(f"out.stride()={out.stride()}: must be contiguous; fill a new tensor and copy")
     limits = _LIMITS[out.dtype]

@@ -83,6 +83,12 @@ class Curvature:
     ceilings: Tensor = field(repr=False)
 
     @classmethod
+    def blank(cls, inputs: int) -> Curvature:
+        """Before anything is known: of the same form, so that a run that was kept goes on."""
+        nothing = torch.zeros(inputs, dtype=torch.float64)
+        return cls(nothing, torch.eye(inputs, dtype=torch.float64), nothing, nothing)
+
+    @classmethod
     def of(cls, moments: Tensor, entry: float, records: int, centred: bool) -> Curvature:
         """Of noisy moments, whose entries on the diagonal have noise of this variance."""
         whole = denoised(moments, entry, centred)
@@ -129,9 +135,9 @@ def learner_of(problem: Problem) -> nn.Module:
 
 
 def head_of(problem: Problem) -> LinearHead:
+    _, layer = named_head(problem.module)
     if problem.likelihood.name not in KINDS:
         raise Refusal(f"likelihood={problem.likelihood.name!r}: a last layer is learnt for {', '.join(KINDS)}")
-    _, layer = named_head(problem.module)
     biased = layer.bias is not None
     # Features of columns fill [-1, 1]; those of a network of confide's own have a known length.
     length = problem.module.length if isinstance(problem.module, LastLayerNetwork) else math.sqrt(layer.in_features / 2)

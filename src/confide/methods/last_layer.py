@@ -40,7 +40,7 @@ DRAWS = 100  # of a Gaussian: ends of intervals within a sixth of a deviation
 class LastLayerState:
     """step: releases told so far; moments: of the features, averaged over the releases that asked for them.
 
-    known       the curvature that was made of them, once they are complete
+    known       the curvature that was made of them; blank before they are complete
     mean        of the weights (outputs, inputs)
     variances   of the weights in the axes of the curvature, as the gains of further steps see them
     spread      of the posterior, in the same axes
@@ -49,7 +49,7 @@ class LastLayerState:
 
     step: int
     moments: Tensor = field(repr=False)
-    known: Curvature | None
+    known: Curvature
     mean: Tensor = field(repr=False)
     variances: Tensor = field(repr=False)
     spread: Tensor = field(repr=False)
@@ -101,17 +101,17 @@ class LastLayer(Method):
             raise Refusal("steps=1: a last layer needs one release of the features and one step; use 2 or more")
         blank = torch.zeros(head.outputs, head.inputs, dtype=torch.float64)
         moments = torch.zeros(head.inputs, head.inputs, dtype=torch.float64)
-        return LastLayerState(0, moments, None, blank, blank, blank, torch.eye(head.outputs, dtype=torch.float64))
+        known, across = Curvature.blank(head.inputs), torch.eye(head.outputs, dtype=torch.float64)
+        return LastLayerState(0, moments, known, blank, blank, blank, across)
 
     def ask(self, problem: Problem, state: LastLayerState) -> GradientQuery:
-        if state.known is None:
+        if state.step < _first_steps(problem):
             return feature_query(problem)
         return score_query(problem)
 
     def tell(self, problem: Problem, state: LastLayerState, release: Release) -> LastLayerState:
-        if state.known is None:
+        if state.step < _first_steps(problem):
             return self._told_moments(problem, state, release)
-        assert state.known is not None
         head, known = head_of(problem), state.known
         whole = problem.records / release.expected_batch / score_unit(problem)
         noise = release.noise_std * whole
@@ -149,7 +149,6 @@ class LastLayer(Method):
 
     def posterior(self, problem: Problem, state: LastLayerState) -> Draws:
         head, known = head_of(problem), state.known
-        assert known is not None
         noise = torch.randn(DRAWS // 2, *state.mean.shape, generator=problem.generator, dtype=torch.float64)
         noise = torch.cat([noise, -noise])  # in pairs, so that their mean is the mean
         draws = state.mean + state.across @ (noise * state.spread.sqrt()) @ known.vectors.mT
