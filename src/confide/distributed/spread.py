@@ -24,10 +24,14 @@ from confide.errors import Refusal
 
 _STATE = "__composable_api_state_key"
 """Beginning of the names under which torch keeps what it knows of a sharded layer."""
-
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_state_dict_pre_hooks", "_state_dict_hooks")
-_HOOKS += ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 def is_spread(module: nn.Module) -> bool:
