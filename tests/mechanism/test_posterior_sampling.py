@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from confide.mechanism.noise import NoiseStream
-from confide.mechanism.posterior_sampling import PosteriorSampling, _LogTarget, _Products
+from confide.mechanism.posterior_sampling import PosteriorSampling, _LogTarget
+from confide.mechanism.sampled_losses import Products
 from confide.privacy.events import PureEvent
 
 MECHANISM = PosteriorSampling(epsilon=2.0, radius=4.0, feature_bound=1.0, prior_scale=1.5)
@@ -150,7 +151,7 @@ class TestProducts:
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(4000, 30, generator=generator, dtype=torch.float64)
         rows *= torch.rand(4000, 30, generator=generator) < 0.1
-        sparse, theta = _Products(rows), torch.randn(3, 30, generator=generator, dtype=torch.float64)
+        sparse, theta = Products(rows), torch.randn(3, 30, generator=generator, dtype=torch.float64)
         assert sparse.sparse is not None
         assert torch.allclose(sparse.with_each(theta), theta @ rows.T)
         assert torch.allclose(sparse.with_each(theta[0]), rows @ theta[0])
@@ -195,14 +196,14 @@ class TestPrivacy:
     def test_hostile_records_count_as_zero_or_within_bounds(self) -> None:
         x = torch.tensor([[math.nan], [math.inf], [1e38], [1e-45]])
         target = _LogTarget(MECHANISM, x, torch.tensor([0, 1, 0, 1]))
-        assert torch.isfinite(target.rows).all()
-        assert target.rows.norm(dim=1).max() <= 1 + 1e-12
-        assert (target.rows[:2] == 0).all()
+        assert torch.isfinite(target.losses.rows).all()
+        assert target.losses.rows.norm(dim=1).max() <= 1 + 1e-12
+        assert (target.losses.rows[:2] == 0).all()
 
     def test_a_label_that_is_no_class_does_not_lengthen_a_row(self) -> None:
         """2 y - 1 in place of the sign would multiply a record by 13 here, and its price with it."""
         target = _LogTarget(MECHANISM, torch.ones(3, 1), torch.tensor([7.0, -5.0, math.nan]))
-        assert target.rows.norm(dim=1).max() <= 1 + 1e-12
+        assert target.losses.rows.norm(dim=1).max() <= 1 + 1e-12
 
     def test_no_records_is_the_prior_on_the_ball(self) -> None:
         stream = NoiseStream(7)

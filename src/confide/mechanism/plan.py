@@ -8,8 +8,9 @@ depends on declared sizes, never on records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from confide import rules
 from confide.errors import Refusal
@@ -44,7 +45,7 @@ class Plan:
 
     @property
     def mechanism(self) -> SampledGaussian:
-        """The first block's mechanism; later blocks differ from it in their noise alone."""
+        """The first block's mechanism; later blocks differ from it in their noise, or in their clip by `with_clips`."""
         return self.blocks[0][0]
 
     @property
@@ -92,6 +93,22 @@ class Plan:
         )
         noisier = replace(mechanism, noise_multiplier=max(found, mechanism.noise_multiplier))
         return replace(self, blocks=((noisier, steps),), counted=counted)
+
+    def with_clips(self, clips: Sequence[float]) -> Plan:
+        """The same plan with clips that change over time: a public schedule, each for an equal part of the steps.
+
+        Noise goes with the clip, so that every block's event is what it was, and the price with it. For methods that
+        ask for gradients; the others are told their unit by the first clip, and refuse.
+        """
+        if len(self.blocks) > 1:
+            raise Refusal(f"blocks={len(self.blocks)}: a schedule of clips is for a plan of one block")
+        ((mechanism, steps),) = self.blocks
+        if not 1 <= len(clips) <= steps:
+            raise Refusal(f"clips={list(clips)}: need at least one and at most one per step, {steps}")
+        ends = [round(steps * place / len(clips)) for place in range(len(clips) + 1)]
+        lengths = [after - before for before, after in pairwise(ends)]
+        blocks = tuple((replace(mechanism, clip=clip), count) for clip, count in zip(clips, lengths, strict=True))
+        return replace(self, blocks=blocks)
 
     def _repr_html_(self) -> str:
         rows: list[tuple[str, object]] = [("records", f"{self.records:,}"), ("steps", f"{self.steps:,}")]

@@ -1,11 +1,12 @@
-"""One posterior sample: a draw from a tempered posterior of logistic regression is differentially private by itself.
+"""One posterior sample: a draw from a tempered posterior of a linear model is differentially private by itself.
 
 Releasing one draw from a posterior is the exponential mechanism (Wang, Fienberg and Smola, ICML 2015). Here
 
     pi(theta) ~ exp( -rho sum_i l_i(theta) - |theta|^2 / (2 s^2) )   on the ball |theta| <= D,
-    l_i(theta) = log(1 + exp(-y_i <x_i, theta>)),   y_i = +-1,   x_i = (features, 1) scaled to norm at most R.
+    l_i a convex loss of the products of x_i = (features, 1), scaled to norm at most R, with theta.
 
-On the ball a record's loss varies by at most W = R D. Adding the record multiplies the density by exp(-rho l_i) and
+On the ball a record's loss varies by at most W: R D for logistic regression, for softmax and squared losses see
+`sampled_losses`. Adding the record multiplies the density by exp(-rho l_i) and
 divides it by the mean of that, so no density ratio leaves [exp(-rho W), exp(rho W)]: the draw is rho W differentially
 private with delta = 0 when a record is added or removed, and 2 rho W when one is replaced.
 
@@ -35,15 +36,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from confide.errors import Refusal
 from confide.mechanism.noise import NoiseStream
+from confide.mechanism.sampled_losses import (
+    SAMPLED_MODELS,
+    AnyLosses,
+    LogisticLosses,
+    SampledModel,
+    SoftmaxLosses,
+    SquaredLosses,
+    loss_width,
+)
 from confide.privacy.events import ADJACENCIES, Adjacency, PureEvent
 
 
@@ -54,6 +62,10 @@ class PosteriorSampling:
     epsilon        of one draw
     radius         D, the largest norm of the coefficients (with the intercept, which comes last)
     feature_bound  R, the largest norm of a record's features with a 1 appended; longer ones are scaled down
+    model          "logistic" for two classes, "softmax" for several, "linear" for numbers
+    classes        of a softmax model
+    noise_scale    of a linear model: standard deviation of the target around it
+    target_bound   B of a linear model: targets are cut to [-B, B]; as encoded they lie in [-1, 1]
     prior_scale    s; None: D / sqrt(number of coefficients), so that the prior fills the ball
     adjacency      of the privacy claim
     tolerance      total variation distance of a draw from the posterior
@@ -65,9 +77,20 @@ class PosteriorSampling:
     prior_scale: float | None = None
     adjacency: Adjacency = "add-remove"
     tolerance: float = 1e-10
+    model: SampledModel = "logistic"
+    classes: int = 2
+    noise_scale: float = 1.0
+    target_bound: float = 1.0
 
     def __post_init__(self) -> None:
         scales = {"epsilon": self.epsilon, "radius": self.radius, "feature_bound": self.feature_bound}
+        scales |= {"noise_scale": self.noise_scale, "target_bound": self.target_bound}
+        if self.model not in SAMPLED_MODELS:
+            raise Refusal(f"model={self.model!r}: must be one of {', '.join(SAMPLED_MODELS)}")
+        if self.classes < 2 or (self.model == "logistic" and self.classes != 2):
+            raise Refusal(
+                f"classes={self.classes}: a {self.model} model has {'2' if self.model == 'logistic' else 'at least 2'}"
+            )
         if self.prior_scale is not None:
             scales["prior_scale"] = self.prior_scale
         for name, value in scales.items():
@@ -85,7 +108,8 @@ class PosteriorSampling:
     @property
     def width(self) -> float:
         """W: by how much one record's loss can vary over the ball."""
-        return self.feature_bound * self.radius
+        reach = self.feature_bound * self.radius
+        return loss_width(self.model, reach, self.classes, self.noise_scale, self.target_bound)
 
     @property
     def temper(self) -> float:
@@ -115,8 +139,16 @@ class PosteriorSampling:
         return min(self.epsilon, self._factor * self.temper * self.width)
 
     def draw(self, x: Tensor, y: Tensor, stream: NoiseStream) -> Tensor:
-        """A draw of the coefficients, intercept last, from features (records, d) and labels 0 or 1. Private inside."""
+        """A draw of the coefficients, intercept last, from features (records, d) and targets. Private inside."""
         return _LogTarget(self, x, y).sample(stream)
+
+    def losses(self, rows: Tensor, y: Tensor) -> AnyLosses:
+        """Of the records, whose rows are bounded already."""
+        if self.model == "softmax":
+            return SoftmaxLosses(rows, y, self.classes)
+        if self.model == "linear":
+            return SquaredLosses(rows, y, self.noise_scale, self.target_bound)
+        return LogisticLosses(rows, y)
 
 
 class _LogTarget:
@@ -128,28 +160,25 @@ class _LogTarget:
         lengths = rows.norm(dim=1, keepdim=True)
         # A record whose length is no number counts as zero.
         scale = torch.where(torch.isfinite(lengths), (mechanism.feature_bound / lengths).clamp(max=1), 0.0)
-        signs = torch.where(y.reshape(-1, 1) > 0, 1.0, -1.0)  # whatever a label is, it does not lengthen a row
-        self.rows = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0) * scale * signs
-        self.products = _Products(self.rows)
-        self.temper, self.radius, self.size = mechanism.temper, mechanism.radius, rows.shape[1]
+        self.losses = mechanism.losses(torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0) * scale, y)
+        self.temper, self.radius, self.size = mechanism.temper, mechanism.radius, self.losses.size
         self.tolerance = mechanism.tolerance
         self.prior_precision = (mechanism.prior_scale or mechanism.radius / math.sqrt(self.size)) ** -2
-        curvatures = torch.linalg.eigvalsh(self.rows.T @ self.rows) * (self.temper / 4)
-        self.total_curvature, self.largest_curvature = curvatures.sum().item(), max(0.0, curvatures[-1].item())
+        self.total_curvature, self.largest_curvature = (self.temper * one for one in self.losses.curvatures())
         self.mode = self.minimiser(torch.zeros(self.size, dtype=torch.float64), 0.0, torch.zeros(()), 2000)
         self.step = self._step()
 
     def energy(self, theta: Tensor) -> Tensor:
         """E = rho sum_i l_i, for one vector or several (draws, size)."""
-        return self.temper * F.softplus(-self.products.with_each(theta)).sum(-1)
+        return self.temper * self.losses.total(theta)
 
     def slope(self, theta: Tensor) -> Tensor:
         return self.tangent(theta)[1]
 
     def tangent(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Height and slope of E at theta."""
-        margins = -self.products.with_each(theta)
-        return self.temper * F.softplus(margins).sum(), -self.temper * self.products.weighted(margins.sigmoid())
+        height, slope = self.losses.tangent(theta)
+        return self.temper * height, self.temper * slope
 
     def minimiser(self, start: Tensor, pull: float, centre: Tensor, most: int) -> Tensor:
         """About the least of E + |theta|^2 / (2 s^2) + (pull/2) |theta - centre|^2 on the ball: projected descent."""
@@ -251,39 +280,9 @@ class _LogTarget:
         return mean + noise / math.sqrt(precision), -(tail - rate).square() / 2
 
 
-class _Products:
-    """Inner products of every row with parameter vectors; for rows that are mostly zeros, in sparse form."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.dense = rows
-        self.sparse: Any = None
-        if rows.numel() >= _WORTH_SPARSE and rows.count_nonzero().item() < 0.3 * rows.numel():
-            from scipy.sparse import csr_array
-
-            self.sparse = csr_array(rows.numpy())
-            self.transposed = csr_array(self.sparse.T)
-
-    def with_each(self, theta: Tensor) -> Tensor:
-        """<row, theta>, of shape (rows) or (vectors, rows)."""
-        if self.sparse is None:
-            return theta @ self.dense.T
-        return torch.from_numpy(self.sparse @ theta.numpy().T).T if theta.ndim > 1 else self._one(theta)
-
-    def _one(self, theta: Tensor) -> Tensor:
-        return torch.from_numpy(self.sparse @ theta.numpy())
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        """The sum of the rows with these weights."""
-        if self.sparse is None:
-            return weights @ self.dense
-        return torch.from_numpy(self.transposed @ weights.numpy())
-
-
 # These decide how long a draw takes, not which law it has.
 _PROPOSALS = 2
 """Tried at once: one pass over the records serves them all."""
 _STEP_IN_BULK = 3.0
 """h times the trace of the likelihood's largest curvature: a third of the proposals or so is kept."""
 _ANCHOR_STEPS = 2  # of Newton: the bound holds at any anchor, and is close to its best after two
-_WORTH_SPARSE = 100_000
-"""Numbers from which on sparse products are worth their overhead."""

@@ -16,6 +16,7 @@ from confide.errors import BudgetExceeded, UnsupportedEvents
 from confide.privacy import accountants
 from confide.privacy.events import Event, GaussianEvent, NonPrivateEvent, PureEvent
 from confide.privacy.ledger import Ledger, Limit
+from confide.wording import remaining, up
 from tests.privacy.ledger.ledger_tools import (
     DELTA,
     FILTERED,
@@ -130,9 +131,9 @@ def test_the_ceiling_admits_exactly_what_fits(ledger: Ledger, price: CountingPri
     assert ledger.remaining() == pytest.approx(1.0 - gaussian_epsilon(math.sqrt(accepted) / 10, FILTERED))
     for part in (
         "1 Gaussian steps",
-        f"{after:.6g} by the gaussian filter",
+        f"{up(after)} by the gaussian filter",
         "epsilon=1",
-        f"{ledger.remaining():.6g} remains",
+        f"{remaining(ledger.remaining())} remains",
         "limit()",
     ):
         assert part in str(refusal)

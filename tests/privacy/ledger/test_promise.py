@@ -18,6 +18,7 @@ from confide.privacy import accountants
 from confide.privacy.events import Event, GaussianEvent, PureEvent, merged
 from confide.privacy.filters.kinds import Filter
 from confide.privacy.ledger import Ledger
+from confide.wording import up
 from tests.privacy.ledger.ledger_tools import (
     DELTA,
     FILTERED,
@@ -268,7 +269,7 @@ def test_the_real_accountant_and_the_ledger_agree() -> None:
     assert ledger.spent(dataset="fixed in advance") == pytest.approx(two, rel=1e-9)
     ledger.charge(run, "first run")
     assert ledger.spent() == pytest.approx(one, rel=1e-9)
-    with pytest.raises(BudgetExceeded, match=rf"by the gaussian filter.*epsilon={two:.6g} if all had been fixed"):
+    with pytest.raises(BudgetExceeded, match=rf"by the gaussian filter.*epsilon={up(two)} if all had been fixed"):
         ledger.charge(run, "second run")
     ledger.limit(1.07 * two, DELTA)
     ledger.charge(run, "second run")

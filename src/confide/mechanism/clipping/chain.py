@@ -15,13 +15,12 @@ ordinary gradients on made-up records; any hook, any other layer, and the engine
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from confide._native.arithmetic import ClipLayer, clip_kernel
 from confide.devices import HOST
@@ -29,7 +28,6 @@ from confide.mechanism.clipping.anatomy import Anatomy, Slot
 from confide.mechanism.clipping.factors import GAMMA, PRECISION, shrunk
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.losses import output_gradient
-from confide.mechanism.clipping.proven import listens
 from confide.mechanism.clipping.rounding import error
 from confide.mechanism.clipping.rules.linear import OuterProduct, linear
 from confide.mechanism.clipping.running import Inputs, Loss, isolated_losses, leaves
@@ -87,13 +85,13 @@ class Link:
 
 
 class LayerChain:
-    """The links of a module in order; `layers` are all its modules, whose hooks would be passed over.
+    """The links of a module in order.
 
     Like the slots it refers to them weakly, for engines live as long as their modules and must not keep them alive.
     """
 
-    def __init__(self, links: list[Link], layers: Iterable[nn.Module], flat: bool) -> None:
-        self.links, self.layers, self.flat = links, [weakref.ref(layer) for layer in layers], flat
+    def __init__(self, links: list[Link], flat: bool) -> None:
+        self.links, self.flat = links, flat
         self.dtype, self.device = links[0].layer.weight.dtype, links[0].layer.weight.device
         self.space = Workspace()
         shapes = [tuple(link.layer.weight.shape) for link in links]
@@ -104,14 +102,12 @@ class LayerChain:
         self.places = (ClipLayer * len(links))(*(ClipLayer(*shape) for shape in shapes))
 
     def fits(self, x: Inputs) -> bool:
-        """Whether this batch may take the chain: no hooks, nothing converted on the way."""
+        """Whether this batch may take the chain: nothing converted on the way. It is proven, so has no hooks."""
         if not isinstance(x, Tensor) or x.dtype != self.dtype or x.device != self.device:
             return False
         return (
             (x.dim() == 2 or (self.flat and x.dim() > 2))
             and not x.requires_grad
-            and not any(layer is None or listens(layer) for reference in self.layers for layer in [reference()])
-            and not _has_any_global_hook()
             and not torch.is_autocast_enabled(self.device.type)
         )
 
@@ -232,7 +228,7 @@ def chain_of(module: nn.Module, anatomy: Anatomy) -> LayerChain | None:
         return None
     if is_half(links[0].layer.weight.dtype):  # the tape widens what it holds; a chain works in the type of its layers
         return None
-    return LayerChain(links, module.modules(), flat or isinstance(module, MLP))
+    return LayerChain(links, flat or isinstance(module, MLP))
 
 
 def _unrolled(module: nn.Module) -> Iterator[nn.Module]:

@@ -95,11 +95,10 @@ class Engine:
         self.views: ParameterViews | None = None
         self.adding = False
 
-    def current_anatomy(self, module: nn.Module, loss: Loss, x: Inputs, y: Any) -> Anatomy:
+    def current_anatomy(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, key: tuple[Any, ...]) -> Anatomy:
         """The anatomy of the module as it is now, examined for inputs of this shape."""
         if self.anatomy is None or self.anatomy.signature != signature_of(module):
             self.anatomy = anatomy_of(module)
-        key = examination_key(loss, x)
         if key not in self.anatomy.examined:
             libraries.tell()
             try:
@@ -123,12 +122,13 @@ class Engine:
 
     def _step(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, bound: ClipBound) -> Tensor:
         check_surroundings()
-        anatomy = self.current_anatomy(module, loss, x, y)
+        key = examination_key(loss, x)
+        anatomy = self.current_anatomy(module, loss, x, y, key)
         check_buffer(bound.out, anatomy)
         records = records_of(x)
         if records == 0:
             return bound.out.new_zeros(0)
-        examined = anatomy.examined[examination_key(loss, x)]
+        examined = anatomy.examined[key]
         asked = Batch(module, loss, x, y)
         dtype = working_type(anatomy.parameters)
         bound = replace(bound, allowed=SHARE[dtype] * (1 - IN_DOUBLE[dtype]))

@@ -1,12 +1,14 @@
 """The way that is always right: a batch of one record after the other, ordinary autograd, everything put back between.
 
 For code that cannot run on all records at once (see `isolation`): branches on a record's values, .item(), numpy,
-gradient hooks, autograd functions of one's own, scripted modules. A record for which it raises counts as zero.
+gradient hooks, autograd functions of one's own, scripted modules. A record for which it raises counts as zero. What it
+prints, logs or warns of private records is dropped (`muted`); on made-up records it is heard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import copy_context
 from typing import Any
 
@@ -18,6 +20,7 @@ from confide.data.trees import called, map_tensors
 from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
 from confide.mechanism.clipping.isolation import clear
+from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
 from confide.mechanism.clipping.sealed import Reachable, collect_young, no_collection
 
@@ -73,6 +76,13 @@ def in_turn(
     strict: bool = False,
 ) -> None:
     """store(place, function(place)) for every place; one that raises is left out, and none finds what another left."""
+    with nullcontext() if strict else muted():
+        _in_turn(owners, count, function, store, strict)
+
+
+def _in_turn(
+    owners: tuple[Any, ...], count: int, function: Callable[[int], Any], store: Callable[[int, Any], None], strict: bool
+) -> None:
     starts = randomness.seeds(count)
     seal = Reachable(*owners)
     if not strict and count == 1 and seal.unsealable:

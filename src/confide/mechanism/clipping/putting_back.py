@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,7 +20,7 @@ class Settings:
     """Torch's and numpy's settings of the process; `restore` says whether one had changed."""
 
     def __init__(self) -> None:
-        self.kept = self._now()
+        self.kept, self.filters = self._now(), list(warnings.filters)
 
     @staticmethod
     def _now() -> tuple[Any, ...]:
@@ -35,6 +36,8 @@ class Settings:
 
     def restore(self) -> bool:
         now = self._now()
+        if warnings.filters != self.filters:  # a part of torch that is loaded late has some too: no reason to be slow
+            _filters()[:] = self.filters
         if now == self.kept:
             return False
         for setting, (value, before) in zip(_SET, zip(now, self.kept, strict=True), strict=True):
@@ -54,8 +57,28 @@ _SET: tuple[Callable[[Any], object], ...] = (
 )
 
 
+def _filters() -> list[Any]:
+    found: Any = warnings.filters
+    return found  # type: ignore[no-any-return]
+
+
 def is_functorch_wrapped(value: Any) -> bool:
     return isinstance(value, Tensor) and bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def view_put_back(value: Tensor, storage: torch.UntypedStorage, form: tuple[Any, ...], size: int) -> bool:
+    """The memory that a tensor shows, and how: `.data`, `set_` and the like exchange it."""
+    if storage.nbytes() != size:
+        storage.resize_(size)
+    elif value.untyped_storage().data_ptr() == storage.data_ptr() and form_of_view(value) == form:
+        return False
+    offset, shape, strides = form
+    value.data = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, offset, shape, strides)
+    return True
+
+
+def form_of_view(value: Tensor) -> tuple[Any, ...]:
+    return value.storage_offset(), value.shape, value.stride()
 
 
 def parts_of_sparse(value: Tensor) -> list[Tensor]:
@@ -85,21 +108,22 @@ def array_put_back(array: Any, kept: Any) -> bool:
     return True
 
 
+# Written by Python itself, when a warning is given or a module is loaded again.
+_OF_PYTHON = frozenset({"__warningregistry__", "__builtins__", "__path__", "__file__", "__cached__", "__spec__"})
+
+
 def put_back_names(owner: Any, kept: dict[str, Any]) -> bool:
     now = vars(owner)
     if len(now) == len(kept) and all(map(operator.is_, now.values(), kept.values())):
         return False
-    changed = False
-    for name, value in list(now.items()):
-        before = kept.get(name, ABSENT)
-        if before is value or name.startswith("__") or isinstance(value, types.ModuleType):
-            continue
-        changed = True
-        if before is ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-    return changed
+    new = [name for name, value in now.items() if name not in kept and not isinstance(value, types.ModuleType)]
+    other = [name for name, value in kept.items() if now.get(name, ABSENT) is not value]
+    new, other = ([name for name in names if name not in _OF_PYTHON] for names in (new, other))
+    for name in new:
+        delattr(owner, name)
+    for name in other:
+        setattr(owner, name, kept[name])
+    return bool(new or other)
 
 
 def quietly(function: Callable[..., object], *arguments: Any) -> bool:

@@ -23,7 +23,6 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,8 +35,10 @@ from confide.mechanism.clipping.containers import CONTAINERS, contents_of, resto
 from confide.mechanism.clipping.origins import (
     attribute_of,
     is_foreign,
+    is_installed,
     is_known,
     is_of_a_package,
+    names_outside,
     names_used,
 )
 from confide.mechanism.clipping.putting_back import (
@@ -45,6 +46,7 @@ from confide.mechanism.clipping.putting_back import (
     Settings,
     array_put_back,
     behind,
+    form_of_view,
     is_functorch_wrapped,
     parts_of_sparse,
     put_back_names,
@@ -54,14 +56,13 @@ from confide.mechanism.clipping.putting_back import (
     set_slot,
     slot_of,
     slots,
+    view_put_back,
     write_anew,
 )
-from confide.mechanism.clipping.unsealable import Suspects, has_hidden_state
+from confide.mechanism.clipping.search import PLAIN, ByName, Kind, NamesOfFile, Search, is_code
 
-# Beyond this many places a search takes longer than anybody would wait for at every step.
-MOST_PLACES = 2_000_000
-_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 _CACHE = type(functools.lru_cache(lambda: None))
+_FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
 
 
 @contextmanager
@@ -104,7 +105,7 @@ class Attributes:
         for value in kept.values() if isinstance(kept, dict) else kept:
             if isinstance(value, CONTAINERS):
                 self._keep(value, seen)
-            elif type(value) not in _PLAIN and not isinstance(value, Tensor | nn.Module | type | types.FunctionType):
+            elif type(value) not in PLAIN and not isinstance(value, Tensor | nn.Module | type | types.FunctionType):
                 inner = attribute_of(value, "__dict__", None)
                 if isinstance(inner, dict) and not is_known(type(value)):
                     self._keep(inner, seen)
@@ -122,47 +123,25 @@ class Reachable:
 
     def __init__(self, *roots: Any, contents: bool = True, apart: frozenset[int] = frozenset()) -> None:
         self.contents, self.apart = contents, apart
-        self.suspects = Suspects()
         self.undo: list[Callable[[], bool]] = [Settings().restore]
         self.onwards: list[Callable[[], object]] = []
         self.storages: set[int] = set()
         self.owners: set[int] = set()
-        seen: dict[int, Any] = {}
-        waiting = [_Reached(root) for root in (*roots, *_hooks_on_all_modules())]
-        while waiting:
-            found = waiting.pop()
-            value = found.value
-            if found.ours and type(value) is types.FunctionType and not is_foreign(value):
-                self.suspects.add(value, found.name)
-            if id(value) in seen or isinstance(value, _PLAIN):
-                continue
-            seen[id(value)] = value
-            waiting.extend(self._led_on(found))
-            if len(seen) > MOST_PLACES:
-                raise Refusal(
-                    f"module: it reaches more than {MOST_PLACES} objects, which cannot all be put back after every "
-                    "record; keep large tables in tensors or arrays"
-                )
-        self.seen = seen  # alive, so that no identity is used twice
+        self.search = Search(self._kept)
+        self.search.go((*roots, *_hooks_on_all_modules()))
 
-    def _led_on(self, found: _Reached) -> Iterator[_Reached]:
-        """What the value leads to. Code of installed packages is theirs, data that they hold for user code is not."""
-        value = found.value
-        code = isinstance(value, types.FunctionType | types.ModuleType | type)
-        kind: Any = type(value)
-        if found.data and not code and has_hidden_state(kind) and not is_functorch_wrapped(value):
-            self.suspects.objects.append(f"an object of type {type(value).__name__}, which keeps what it is given")
-        ours = found.ours and not is_foreign(value)
-        data = found.data and not (is_foreign(value) if code else is_of_a_package(type(value)))
-        by_name = found.name if isinstance(value, property | staticmethod | classmethod) else None
-        for one in self._keep(value):
-            known = isinstance(one, _ByName)
-            yield _Reached(one.value if known else one, ours, data, one.name if known else by_name)
+    def _kept(self, value: Any, again: bool) -> list[Any]:
+        """What the value leads to; `again`: it is kept already."""
+        places, draws = len(self.undo), len(self.onwards)
+        found = list(self._keep(value))
+        if again:
+            del self.undo[places:], self.onwards[draws:]
+        return found
 
     @property
     def unsealable(self) -> str:
         """What code that may run with these roots reaches and nobody can put back; empty if there is nothing."""
-        return self.suspects.reason(("forward", "__call__"))
+        return self.search.reason()
 
     def check(self) -> None:
         if self.unsealable:
@@ -202,7 +181,7 @@ class Reachable:
         if isinstance(value, tuple | frozenset):
             return list(value)
         if isinstance(value, types.ModuleType):
-            return () if is_known(value) else (vars(value),)
+            return () if is_known(value) else self._keep_module(value)
         if isinstance(value, torch.Generator):
             state = value.get_state()
             self.undo.append(lambda: quietly(value.set_state, state))
@@ -213,13 +192,19 @@ class Reachable:
     def _keep_tensor(self, value: Tensor) -> Iterable[Any]:
         if is_functorch_wrapped(value) or value.device.type == "meta":
             return [value.__dict__]
+        spread = sys.modules.get("torch.distributed.tensor")
+        if spread is not None and type(value) is spread.DTensor:  # its numbers are in another tensor, of this rank
+            self._keep_gradient(value)
+            return [value.__dict__, value._local_tensor]  # type: ignore[attr-defined]
         if value.layout != torch.strided:
             return [value.__dict__, *(parts_of_sparse(value) if self.contents and id(value) not in self.apart else ())]
         if id(value) not in self.apart:
             self._keep_gradient(value)
             if self.contents:
                 self._keep_storage(value)
-        return [part for part in (value.__dict__, value._base, value._backward_hooks) if part is not None]
+        hooks: Any = (value._backward_hooks, value._post_accumulate_grad_hooks)
+        beside = (value.__dict__, value._base, *hooks, value.grad if value.is_leaf else None)
+        return [part for part in beside if part is not None]
 
     def _keep_gradient(self, value: Tensor) -> None:
         """What hangs on a tensor beside its numbers."""
@@ -238,6 +223,8 @@ class Reachable:
     def _keep_storage(self, value: Tensor) -> None:
         """All of the memory that a tensor shows a part of, once."""
         storage = value.untyped_storage()
+        if not value.is_inference():
+            self.undo.append(partial(view_put_back, value, storage, form_of_view(value), storage.nbytes()))
         if storage.data_ptr() in self.storages:
             return
         self.storages.add(storage.data_ptr())
@@ -319,7 +306,7 @@ class Reachable:
     def _keep_script(self, value: Any) -> Iterable[Any]:
         """Compiled code: its numbers are tensors that are put back, its attributes are out of reach."""
         if "prim::SetAttr" in str(value.inlined_graph):
-            self.suspects.objects.append(f"{value.original_name}, a scripted module that sets its attributes")
+            self.search.objects.append(f"{value.original_name}, a scripted module that sets its attributes")
         return [*value.parameters(), *value.buffers()]
 
     def _keep_function(self, value: types.FunctionType) -> Iterator[Any]:
@@ -328,13 +315,16 @@ class Reachable:
         yield from value.__defaults__ or ()
         yield value.__kwdefaults__ or ()
         yield value.__dict__
-        for cell in value.__closure__ or ():
-            yield from self._keep_cell(cell)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            for kept in self._keep_cell(cell):
+                yield Kind(kept) if name == "__class__" and isinstance(kept, type) else kept  # super() asks for it
         if is_known(value):  # it may hold a function of the user's; its globals are its own
             return
-        names = names_used(value.__code__)
-        yield from self._keep_names(value.__globals__, names)
-        spaces = [value.__globals__.get(name, sys.modules.get(name)) for name in names]
+        names, outside = names_used(value.__code__), names_outside(value.__code__)
+        if not is_foreign(value):
+            yield NamesOfFile(value.__globals__)
+        yield from self._keep_names(value.__globals__, outside)
+        spaces = [value.__globals__.get(name, sys.modules.get(name)) for name in outside]
         waiting = [found for found in spaces if isinstance(found, types.ModuleType)]
         done: set[int] = set()
         while waiting:
@@ -349,7 +339,16 @@ class Reachable:
                 # its classes may be written to, and a function in its place may be the user's
                 yield from (found for found in inner if isinstance(found, type | types.FunctionType))
             else:
+                if not is_installed(module):
+                    yield NamesOfFile(vars(module), of_a_module=True)
                 yield from self._keep_names(vars(module), names)
+
+    def _keep_module(self, value: types.ModuleType) -> Iterator[Any]:
+        """One that is held as a value. Its names are asked for as any others are."""
+        self._keep_written(value)
+        if not is_installed(value):
+            yield NamesOfFile(vars(value), of_a_module=True)
+        yield from (ByName(name, one, late=True) for name, one in list(vars(value).items()) if name[:2] != "__")
 
     def _keep_written(self, owner: Any) -> None:
         """Names of a package or one of its classes, which have no business to change but when a part is loaded late."""
@@ -385,7 +384,7 @@ class Reachable:
 
         self.undo.append(put_back)
         yield from (
-            _ByName(name, value)
+            ByName(name, value, late=is_code(value) and is_foreign(value))
             for name, value in kept.items()
             if value is not ABSENT and not isinstance(value, types.ModuleType)
         )
@@ -404,15 +403,17 @@ class Reachable:
             return bool(added or changed)
 
         self.undo.append(put_back)
-        yield from (_ByName(name, one) for name, one in kept.items())
-        yield from value.__bases__
-        yield type(value)
+        late = is_foreign(value)
+        yield from (ByName(name, one, late=late and isinstance(one, _FUNCTIONS)) for name, one in kept.items())
+        yield from (Kind(base) for base in value.__bases__)
+        yield Kind(type(value))
 
     def _keep_instance(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, logging.Logger | logging.Handler):  # they remember who asked, not what
+        if isinstance(value, logging.Logger | logging.Handler):
+            yield from self._keep_logger(value)
             return
         of = type(value)
-        yield of
+        yield Kind(of)
         self.undo.append(lambda: type(value) is not of and set_anew(setattr, value, "__class__", of))
         inner = attribute_of(value, "__dict__", None)
         if isinstance(inner, dict) and not isinstance(value, nn.Module) and is_of_a_package(type(value)):
@@ -428,26 +429,23 @@ class Reachable:
                 if found is not ABSENT:
                     yield found
 
+    def _keep_logger(self, value: Any) -> Iterator[Any]:
+        inner = vars(value)
+        kept = {name: one for name, one in inner.items() if name not in _OF_LOGGERS}
+
+        def put_back() -> bool:
+            found = {name: one for name, one in inner.items() if name not in _OF_LOGGERS}
+            return found != kept and quietly(inner.update, kept)
+
+        self.undo.append(put_back)
+        yield from kept.values()
+
+
+# What a logger or a handler has for itself: which levels were asked for, its lock, its way out, all other loggers.
+_OF_LOGGERS = frozenset({"_cache", "lock", "stream", "manager", "root"})
+
 
 def _hooks_on_all_modules() -> list[Any]:
     """What is called with every module, whoever asked for it."""
     home = vars(nn.modules.module)
     return [home[name] for name in home if name.startswith("_global_") and home[name] and isinstance(home[name], dict)]
-
-
-@dataclass(frozen=True, slots=True)
-class _ByName:
-    """A value and the name by which code asks for it."""
-
-    name: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Reached:
-    """A value on the way; `ours`: code that counts as the user's own, `data`: what is held for it."""
-
-    value: Any
-    ours: bool = True
-    data: bool = True
-    name: str | None = None

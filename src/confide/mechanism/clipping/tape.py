@@ -170,7 +170,8 @@ def _given_to_each(region: Region, tensor: Tensor) -> Tensor:
 
 
 def _rows(parameter: Tensor, part: tuple[int, int] | None) -> Tensor:
-    return parameter if part is None else parameter[part[0] : part[1]]
+    found = parameter if part is None else parameter[part[0] : part[1]]
+    return found.flatten(0, 1) if found.dim() == 3 else found  # of a stack of matrices
 
 
 def _version(inputs: tuple[Any, ...]) -> int:

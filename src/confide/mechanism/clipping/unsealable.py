@@ -4,9 +4,8 @@
 queues, memory maps, locks), the interpreter (environment, frames, modules by a computed name), the machine (files,
 clocks, processes, threads). Code that can reach one of these is refused, with the name of what it reaches.
 
-Only code that may run counts: a class has functions that its forward never calls (how it is loaded, how its optimiser
-is made), and what those use is their own. A function may run if it is held as a value, or if a function that may run
-uses its name. Installed packages are not looked through: their state is theirs, and the pages say so.
+Only code that may run counts (`may_run`). Installed packages are not looked through: their state is theirs, and the
+pages say so.
 """
 
 from __future__ import annotations
@@ -23,20 +22,19 @@ import threading
 import types
 from array import array
 from collections import deque
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from confide.mechanism.clipping.origins import is_known, names_used
+from confide.mechanism.clipping.origins import is_known
 
 # Standard modules without a state that a record could leave a trace in, or whose state is put back (random) or tells
 # nothing back (warnings, logging).
 _PLAIN_WORDS = (
     "__future__ abc array base64 binascii bisect cmath collections colorsys contextlib contextvars copy dataclasses "
-    "enum fractions functools hashlib heapq io itertools json keyword logging math numbers operator pickle pprint "
-    "queue random re reprlib statistics string struct textwrap traceback types typing unicodedata uuid warnings "
+    "enum fractions functools hashlib heapq itertools json keyword logging math numbers operator pprint "
+    "queue random re reprlib statistics string struct textwrap traceback types typing unicodedata warnings "
     "weakref zlib"
 )
 _PLAIN_MODULES = frozenset(_PLAIN_WORDS.split())
@@ -45,15 +43,33 @@ _PLAIN_PARTS = {
     "sys": frozenset({"float_info", "maxsize", "version_info", "platform", "byteorder", "int_info"}),
     "inspect": frozenset({"signature", "isclass", "isfunction", "ismethod", "Parameter", "getfullargspec"}),
     "os": frozenset({"PathLike", "fspath", "sep", "linesep", "cpu_count"}),
-    "datetime": frozenset({"timedelta", "timezone", "UTC", "MINYEAR", "MAXYEAR"}),
+    "datetime": frozenset({"timedelta", "timezone", "UTC", "MINYEAR", "MAXYEAR", "date", "datetime", "time", "tzinfo"}),
+    "decimal": frozenset({"Decimal"}),
+    "io": frozenset({"StringIO", "BytesIO"}),
+    "pathlib": frozenset({"PurePath", "PurePosixPath", "PureWindowsPath"}),
+    "pickle": frozenset({"dumps", "HIGHEST_PROTOCOL"}),
+    "threading": frozenset({"local"}),
+    "uuid": frozenset({"UUID", "uuid3", "uuid4", "uuid5"}),
 }
-_BUILTINS = frozenset({"open", "exec", "eval", "compile", "__import__", "globals", "id", "input", "breakpoint"})
-# Ways around the guard of a region, counters inside tensors, and frames.
-_ATTRIBUTE_WORDS = (
-    "_version _functorch get_unwrapped DisableTorchFunction _getframe f_globals f_locals f_back tb_frame gi_frame "
-    "__subclasses__ now utcnow today"
+_BUILTINS = frozenset(
+    {"open", "exec", "eval", "compile", "__import__", "globals", "id", "input", "breakpoint", "__builtins__"}
 )
-_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split())
+# Ways around the guard of a region, counters inside tensors, frames, registers of subclasses, code of computed names.
+_ATTRIBUTE_WORDS = (
+    "_version _functorch get_unwrapped DisableTorchFunction _C _getframe f_globals f_locals f_back tb_frame gi_frame "
+    "__subclasses__ now utcnow today register co_names co_code CodeType loggerDict"
+)
+# Settings of torch that lie in C and are not among those that are put back.
+_KEPT_SETTINGS = frozenset(
+    {"set_default_dtype", "set_grad_enabled", "set_num_threads", "set_autocast_enabled", "set_rng_state"}
+)
+_SETTINGS = frozenset(name for name in dir(torch) if name.startswith(("set_", "_set_"))) - _KEPT_SETTINGS
+_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split()) | _SETTINGS
+# Of torch.backends: what sets something.
+_SWITCH_WORDS = (
+    "enabled benchmark deterministic allow_tf32 flags set_flags fp32_precision enable_flash_sdp enable_math_sdp"
+)
+_SWITCHES = frozenset(_SWITCH_WORDS.split())
 # Python names these types; what they hold is put back, leads on to what is, or never changes.
 _OPEN = frozenset(
     {object, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType}
@@ -115,6 +131,8 @@ def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, st
             before = named
             if step.opname == "IMPORT_NAME":
                 pairs.add((named, ""))
+        elif step.opname == "LOAD_FAST":  # a module that was imported inside
+            before = named
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "STORE_ATTR"):
             attributes.add(named)
             if before:
@@ -141,11 +159,25 @@ def unsealable_in(function: types.FunctionType) -> str:
         imported = sys.modules.get(name) if value is _ABSENT and (name, "") in pairs else value
         if isinstance(imported, types.ModuleType):
             found = _in_module(imported, {attribute for owner, attribute in pairs if owner == name}, attributes)
-            if found:
-                return found
-        elif isinstance(value, types.BuiltinFunctionType) and _is_loose(value.__self__):
-            return f"{value.__module__}.{value.__name__}"
+        else:
+            found = loose_part(value)
+        if found:
+            return found
     return next(iter(sorted(attributes & _ATTRIBUTES)), "")
+
+
+def loose_part(value: Any) -> str:
+    """The name of a function or a class of the standard library that cannot be put back; else an empty text."""
+    if not isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
+        return ""
+    home = value.__self__ if isinstance(value, types.BuiltinFunctionType) else sys.modules.get(value.__module__ or "")
+    if isinstance(value, types.BuiltinFunctionType) and not isinstance(home, types.ModuleType):
+        return ""
+    name, module = value.__name__, getattr(home, "__name__", "")
+    if isinstance(value, types.BuiltinFunctionType) and name in _BUILTINS and module in ("builtins", "io", "_io"):
+        return name
+    loose = module != "builtins" and _is_loose(home) and name not in _PLAIN_PARTS.get(module.lstrip("_"), ())
+    return f"{module}.{name}" if loose else ""
 
 
 def _is_filled(cell: Any) -> bool:
@@ -159,56 +191,23 @@ def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[
     name = module.__name__
     if name == "torch" and "ops" in parts and "aten" not in attributes:
         return "torch.ops, an operator that may keep something"
+    if name == "torch" and "backends" in parts and attributes & _SWITCHES:
+        return "torch.backends"
     if not _is_loose(module):
-        return ""
+        private = sorted(part for part in parts if part[:1] == "_" and part[:2] != "__")
+        standard = name.partition(".")[0] in sys.stdlib_module_names and is_known(module)
+        return f"{name}.{private[0]}" if private and standard else ""
     wrong = sorted(part for part in parts - {""} if part not in _PLAIN_PARTS.get(name, ()))
     return f"{name}.{wrong[0]}" if wrong else ("" if parts - {""} else name)
 
 
 def _is_loose(module: Any) -> bool:
     """A standard module whose state is the interpreter's or the machine's."""
-    if not isinstance(module, types.ModuleType) or module.__name__ == "builtins":
+    if not isinstance(module, types.ModuleType):
         return False
     first = module.__name__.partition(".")[0]
     plain = first in _PLAIN_MODULES or first.lstrip("_") in _PLAIN_MODULES
     return first in sys.stdlib_module_names and not plain and is_known(module)
-
-
-class Suspects:
-    """Functions that use what cannot be put back, and whether any of them may run."""
-
-    def __init__(self) -> None:
-        self.called: dict[int, tuple[types.FunctionType, set[str]]] = {}
-        self.held: set[int] = set()
-        self.objects: list[str] = []
-
-    def add(self, function: types.FunctionType, name: str | None) -> None:
-        """`name`: what it is called by where it was found; None: it is held as a value."""
-        self.called.setdefault(id(function), (function, set()))[1].update(() if name is None else (name,))
-        if name is None:
-            self.held.add(id(function))
-
-    def reason(self, names: Iterable[str]) -> str:
-        """What is used by a function that may run when functions of these names are called; else an empty text."""
-        if self.objects:
-            return self.objects[0]
-        live, waiting = set(names), dict(self.called)
-        while True:
-            ready = [key for key, (_, by) in waiting.items() if key in self.held or by & live or _is_special(by)]
-            for key in ready:
-                function, _ = waiting.pop(key)
-                found = unsealable_in(function)
-                if found:
-                    return f"{found} (in {function.__qualname__})"
-                live |= names_used(function.__code__)
-            if not ready:
-                return ""
-
-
-def _is_special(names: Iterable[str]) -> bool:
-    """Called by Python itself: operators, attributes, properties of the data model; not how an object is made."""
-    made = ("__init__", "__new__", "__repr__", "__str__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-    return any(name.startswith("__") and name.endswith("__") and name not in made for name in names)
 
 
 _ABSENT = object()

@@ -294,10 +294,14 @@ _REMEMBERED = 4096  # Different entries kept as they were read: most ledgers rep
 
 
 def is_real(value: object) -> bool:
+    if type(value) is float or type(value) is int:  # of nearly every number, and ten times as fast as to ask for a kind
+        return True
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
+    if type(value) is int:
+        return True
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -311,6 +315,8 @@ def plain_event(values: dict[str, Any], count: int) -> Event:
     """The event of these values, `count` times over, in plain Python numbers: what is kept is what was meant."""
     plain = dict(values)
     for name, value in plain.items():
+        if type(value) is str or type(value) is int or type(value) is float:
+            continue
         if _is_whole(value):
             plain[name] = int(value)
         elif is_real(value):
@@ -362,3 +368,16 @@ def check_who(who: str) -> str:
     if not isinstance(who, str) or not who.strip() or not who.isprintable():
         raise Refusal(f"who={who!r}: must be a name of printable characters")
     return who
+
+
+def plain_events(events: Sequence[Event]) -> list[Event]:
+    """Each of them once, as an entry holds it."""
+    return [plain_event(event_to_dict(event), 1) for event in events]
+
+
+def asked_limit(ceiling: Limit | None, delta: float | None, adjacency: Adjacency | None) -> Limit:
+    """The delta and the adjacency of a question, those of the ceiling where it leaves them out; its epsilon is none."""
+    if delta is None and ceiling is None:
+        raise Refusal("delta=None: there is no ceiling to take it from, so give a delta")
+    default = ceiling if ceiling is not None else Limit(1.0, 0.5)
+    return Limit(1.0, default.delta if delta is None else delta, adjacency or default.adjacency)

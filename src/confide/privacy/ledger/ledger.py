@@ -7,13 +7,11 @@ data set is known to it by the name the caller gives, and by a sketch that only 
 
 from __future__ import annotations
 
-import getpass
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import count as count_up
-from pathlib import Path
 from typing import Any, NoReturn
 
 from confide.errors import BudgetExceeded, LedgerError, Refusal, StepsClaimed
@@ -24,26 +22,28 @@ from confide.privacy.ledger.entries import (
     Entry,
     Limit,
     Steps,
+    asked_limit,
     check_names,
     check_who,
     is_real,
     names_of,
     plain_event,
+    plain_events,
     steps_of,
     sum_values,
 )
-from confide.privacy.ledger.keys import WHO_VARIABLE, Seal, check_key, sign_head
+from confide.privacy.ledger.keys import Seal, check_key, sign_head
 from confide.privacy.ledger.names import key_of
-from confide.privacy.ledger.places import is_server
+from confide.privacy.ledger.opening import open_store, system_user
 from confide.privacy.ledger.pricing import Pricing
 from confide.privacy.ledger.registry import Registry
-from confide.privacy.ledger.sqlite import SqliteStore
 from confide.privacy.ledger.standing import Standing, refusal
 from confide.privacy.ledger.state import PaidRun
-from confide.privacy.ledger.store import Head, LedgerStore
+from confide.privacy.ledger.store import Head
 from confide.privacy.ledger.table import table
 from confide.privacy.ledger.witness import Witness
-from confide.wording import html_table, up
+from confide.wording import epsilon as epsilon_shown
+from confide.wording import html_table
 
 # A charge is priced outside the lock, so that others can go on. Where others are always quicker, the price
 # of this try is worked out under the lock instead, so that everybody comes to an end.
@@ -93,9 +93,9 @@ class Ledger:
     ) -> None:
         if not (is_real(timeout) and math.isfinite(timeout) and timeout >= 0):
             raise Refusal(f"timeout={timeout!r}: must be a finite number of seconds >= 0")
-        self.who = _system_user() if who is None else check_who(who)
+        self.who = system_user() if who is None else check_who(who)
         self._key = None if key is None else check_key(key)
-        self._store = _open_store(path, float(timeout))
+        self._store = open_store(path, float(timeout))
         seeing = None if witness is None else Witness(witness, self._store.identity, self._key)
         self._book = Book(self._store, seeing, self.who)
         self._pricing = Pricing()
@@ -134,7 +134,7 @@ class Ledger:
         plain = [plain_event(event_to_dict(event), count) for event in events]
         steps = steps_of(run, first_step, last_step)
         check_names(purpose, dataset, partition)
-        uses = _plain(uses)
+        uses = plain_events(uses)
         names = names_of(purpose, dataset, partition, run, steps, uses)
         histories: list[History] = []
         limit: Limit | None = None
@@ -203,7 +203,7 @@ class Ledger:
         steps = steps_of(run, first_step, last_step)
         assert steps is not None
         check_names(purpose, dataset, None)
-        uses = _plain(uses)
+        uses = plain_events(uses)
 
         def claim(head: Head) -> tuple[Entry, ...]:
             if self._book.state.run(run) is None:
@@ -378,7 +378,7 @@ class Ledger:
     def _repr_html_(self) -> str:
         ceiling = "no ceiling" if self.ceiling is None else self.ceiling.words()
         standings = [self.standing(name) for name in self.datasets()]
-        rows = [(one.dataset, one.plans, "-" if one.limit is None else up(one.epsilon)) for one in standings]
+        rows = [(one.dataset, one.plans, "-" if one.limit is None else epsilon_shown(one.epsilon)) for one in standings]
         return html_table(f"{self!r}: {ceiling}", rows, ("data set", "plans charged", "of the ceiling's epsilon"))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -428,11 +428,7 @@ class Ledger:
         return head
 
     def _question(self, delta: float | None, adjacency: Adjacency | None) -> tuple[float, Adjacency]:
-        ceiling = self._book.state.limit
-        if delta is None and ceiling is None:
-            raise Refusal("delta=None: there is no ceiling to take it from, so give a delta")
-        default = ceiling if ceiling is not None else Limit(1.0, 0.5)
-        asked = Limit(1.0, default.delta if delta is None else delta, adjacency or default.adjacency)
+        asked = asked_limit(self._book.state.limit, delta, adjacency)
         return asked.delta, asked.adjacency
 
     def _refuse(
@@ -452,26 +448,3 @@ class Ledger:
             composed = self._pricing.epsilon(together, limit.delta, limit.adjacency)
         message = refusal(events, dataset, limit, verdict, composed, left)
         raise BudgetExceeded(message, verdict.epsilon, limit.epsilon, limit.delta)
-
-
-def _open_store(path: str | os.PathLike[str] | None, timeout: float) -> LedgerStore:
-    if path is not None and is_server(path):
-        from confide.privacy.ledger.postgres import PostgresStore
-
-        return PostgresStore(os.fspath(path), timeout)
-    return SqliteStore(None if path is None else Path(os.path.realpath(path)), timeout)
-
-
-def _system_user() -> str:
-    """The name that the environment gives, or by which the system knows the user; empty where it knows none."""
-    given = os.environ.get(WHO_VARIABLE)
-    if given:
-        return check_who(given)
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no entry in the password file, no variable set
-        return ""
-
-
-def _plain(events: Sequence[Event]) -> list[Event]:
-    return [plain_event(event_to_dict(event), 1) for event in events]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from confide.privacy.events import Event
 from confide.privacy.filters import FIXED, Verdict
 from confide.privacy.ledger.entries import Limit, summary
+from confide.wording import remaining, up
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ def refusal(events: Sequence[Event], dataset: str, limit: Limit, verdict: Verdic
     if verdict.by != FIXED:
         by = (
             f" by the {verdict.by} filter, since a plan charged later may depend on what was released before "
-            f"(epsilon={composed:.6g} if all had been fixed in advance and charged together)"
+            f"(epsilon={up(composed)} if all had been fixed in advance and charged together)"
         )
     return (
         f"charging {' and '.join(map(summary, events))} would bring data set {dataset!r} to "
-        f"epsilon={verdict.epsilon:.6g}{by}, above {limit.words()}, of which {left:.6g} remains; "
-        "charge fewer or noisier steps, or raise the ceiling with limit()"
+        f"epsilon={up(verdict.epsilon)}{by}, above {limit.words()}, of which {remaining(left)} "
+        "remains; charge fewer or noisier steps, or raise the ceiling with limit()"
     )

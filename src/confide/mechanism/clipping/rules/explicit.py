@@ -19,7 +19,7 @@ from confide.mechanism.clipping.rules.registry import lookup
 class Linear(Protocol):
     """inputs @ weight[rows]^T + bias[bias_rows], records on axis 0, the parameters given by name.
 
-    `bias_rows` are the rows of the weight unless given.
+    `bias_rows` are the rows of the weight unless given. Of a stack of matrices one row is one matrix.
     """
 
     def __call__(
@@ -42,6 +42,7 @@ class Explicit:
 
 
 _EXPLICIT: dict[type[nn.Module], Explicit] = {}
+_DESCRIBED: list[Explicit] = []
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
@@ -56,6 +57,18 @@ def explicit_forward_for(*layer_types: type[nn.Module], accepts: Callable[[Any],
     return register
 
 
+def explicit_forward_where(accepts: Callable[[Any], bool]) -> Callable[[Forward], Forward]:
+    """The same for layers of a library that need not be installed, known by what they say about themselves."""
+
+    def register(function: Forward) -> Forward:
+        _DESCRIBED.append(Explicit(function, accepts))
+        return function
+
+    return register
+
+
 def find_explicit(layer: nn.Module) -> Explicit | None:
     explicit: Explicit | None = lookup(_EXPLICIT, layer)
+    if explicit is None and "forward" not in vars(layer):
+        return next((described for described in _DESCRIBED if described.accepts(layer)), None)
     return explicit if explicit is not None and explicit.accepts(layer) else None

@@ -165,6 +165,8 @@ class Rule:
 
 
 _RULES: dict[type[nn.Module], Rule] = {}
+_NAMED: dict[str, Rule] = {}
+"""Rules for layers of libraries that need not be installed, by the full names of their types."""
 
 
 def rule_for(
@@ -185,6 +187,17 @@ def rule_for(
     return register
 
 
+def rule_for_named(*names: str, parameters: Sequence[str], positions: bool = False) -> Callable[[Function], Function]:
+    """Register the decorated function as the rule of the types with these full names, unless one has a rule."""
+
+    def register(function: Function) -> Function:
+        for name in names:
+            _NAMED[name] = Rule(function, frozenset(parameters), positions=positions)
+        return function
+
+    return register
+
+
 def lookup(table: Mapping[type[nn.Module], Any], layer: nn.Module) -> Any:
     """The entry of the layer's type, or of a base whose forward it inherits unchanged; None without one."""
     if "forward" in vars(layer):  # somebody replaced the forward of this very layer
@@ -199,4 +212,6 @@ def lookup(table: Mapping[type[nn.Module], Any], layer: nn.Module) -> Any:
 def find_rule(layer: nn.Module, names: frozenset[str]) -> Rule | None:
     """The rule for the parameters `names` of `layer`, or None: then the fallback serves it."""
     rule: Rule | None = lookup(_RULES, layer)
+    if rule is None and "forward" not in vars(layer):  # by the exact type: what derives from it may do anything
+        rule = _NAMED.get(f"{type(layer).__module__}.{type(layer).__qualname__}")
     return rule if rule is not None and rule.covers(layer, names) else None
