@@ -91,8 +91,8 @@ def main(grid: Grid, context: Context) -> None:
             listeners.append(listener)
             threading.Thread(target=served, args=(nodes, name, listener), daemon=True).start()
         words = [f"{name}={Path(folder) / name}" for name in names]
-        options = ["method", "epsilon", "delta", "trust", "level", "spare", "steps", "hidden", "out", "timeout"]
-        for option in options + ["missing"] * (given["trust"] == "nobody"):  # else the peers file says it
+        options = ["method", "epsilon", "delta", "trust", "level", "spare", "local", "steps", "hidden", "out"]
+        for option in ["timeout", *options] + ["missing"] * (given["trust"] == "nobody"):  # else the peers file says it
             words += [f"--{option}", str(given[option])]
         done = subprocess.run([*str(given["confide"]).split(), "party", "fit", *words], check=False)
         for listener in listeners:

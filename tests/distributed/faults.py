@@ -13,7 +13,7 @@ from torch import Tensor
 from confide.distributed import Ranks
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.sampling import BatchSampler
-from confide.sources import private_data
+from confide.sources import answers, private_data
 
 FAULTS = (
     "noise on every rank",
@@ -38,17 +38,17 @@ def planted(fault: str, ranks: Ranks) -> Iterator[None]:
 
 
 def _patch(fault: str, ranks: Ranks) -> Any:
-    normal, add_up, fill = NoiseStream.normal_, Ranks.add_up, private_data._add_answers
+    normal, add_up, fill = NoiseStream.normal_, Ranks.add_up, answers.add_answers
 
-    def every(self: Ranks, own: Tensor, what: str, finish: Any, parts: Any = None) -> Tensor:
-        finish(own)
-        return add_up(self, own, what, finish, parts)
+    def every(self: Ranks, own: Tensor, what: str, noise: Any, parts: Any = None) -> Tensor:
+        own.add_(noise(len(own)))
+        return add_up(self, own, what, noise, parts)
 
-    def none(self: Ranks, own: Tensor, what: str, finish: Any, parts: Any = None) -> Tensor:
-        return add_up(self, own, what, Tensor.detach, parts)
+    def none(self: Ranks, own: Tensor, what: str, noise: Any, parts: Any = None) -> Tensor:
+        return add_up(self, own, what, own.new_zeros, parts)
 
-    def skipping(self: Ranks, own: Tensor, what: str, finish: Any, parts: Any = None) -> Tensor:
-        return add_up(self, own, what, finish, parts) if own.any() else own
+    def skipping(self: Ranks, own: Tensor, what: str, noise: Any, parts: Any = None) -> Tensor:
+        return add_up(self, own, what, noise, parts) if own.any() else own
 
     def low(self: NoiseStream, out: Tensor, std: float) -> Tensor:
         return normal(self, out, std * math.sqrt(0.97))
@@ -71,5 +71,5 @@ def _patch(fault: str, ranks: Ranks) -> Any:
         ),
         "empty batch skipped": lambda: patch.object(Ranks, "add_up", skipping),
         "every rank charges": lambda: patch.multiple(Ranks, led=charging, leads=True),
-        "divided by a local batch": lambda: patch.object(private_data, "_add_answers", divided),
+        "divided by a local batch": lambda: patch.object(private_data, "add_answers", divided),
     }[fault]()

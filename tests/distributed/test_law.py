@@ -26,6 +26,7 @@ WANTED: Wanted = {
     **{f"noise: {fault}": ("noise", {"fault": fault}) for fault in ("noise on every rank", "noise on none")},
     "noise: a little low": ("noise", {"fault": "noise a little low"}),
     "noise: one key": ("noise", {"fault": "one noise key", "seed": 5}),
+    "ways": ("ways", {}),
     "batches": ("batches", {}),
     "batches: one key": ("batches", {"fault": "one sampling key"}),
     "fit SGLD": ("fit", {"method": "SGLD"}),
@@ -78,6 +79,15 @@ class TestSums:
     @pytest.mark.parametrize("kind", TOLERANCE)
     def test_division_by_a_local_batch_is_caught(self, said: list[Any], folder: Path, kind: str) -> None:
         assert off(folder / "divided", kind) > 100 * TOLERANCE[kind]
+
+    def test_through_memory_in_common_as_over_the_wire(self, said: list[Any]) -> None:
+        found = said[0]["ways"]
+        assert found == said[1]["ways"]
+        bits = [found[way][0] for way in ("memory", "wire", "one is apart")]
+        assert bits[0] == bits[1] == bits[2]
+        assert bits[0][0] == bits[0][2] != bits[0][1]
+        assert [found[way][1] for way in ("memory", "wire", "one is apart")] == [True, False, False]
+        assert found["left"] == 0, "the memory is gone with the last who has it"
 
     @pytest.mark.slow  # four processes on two cores take a minute; two ranks are held above
     def test_four_ranks_and_one(self, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ COMPARED = [
     ("momentum", "tied", "float32"),
     ("momentum", "tied", "float64"),
 ]
-SAMPLED = [("SGLD", "plain"), ("SGHMC", "tied")]
+SAMPLED = [("SGLD", "plain"), ("SGHMC", "tied"), ("SGLD", "reaching")]
 REFUSED = {
     "a parted tie": "first.weight and again.weight hold the same numbers",
     "half a network": "is whole on every rank; call fully_shard on the network itself",
@@ -84,7 +84,7 @@ def test_one_charge_and_draws_on_disk(said: list[Any], folder: Path, label: str)
     assert same
     assert other == [True, []]  # rank 1 has neither ledger nor file, and its network is as it was
     assert [steps for _, steps in charged] == [12]
-    own = problems.foreign("plain" if label.endswith("plain") else "tied")
+    own = problems.foreign("tied" if label == "on a lattice" else label.split()[1])
     posterior = open_draws(folder / label / "draws.safetensors", own)
     assert facts["draws"] == len(posterior.draws) == 6
     assert posterior.draws.shape[1] == sum(p.numel() for p in own.parameters() if p.requires_grad)

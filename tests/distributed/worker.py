@@ -13,16 +13,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import confide
-from confide.distributed import Ranks, start
+from confide.distributed import Ranks, memory, start
 from confide.distributed.spread import SpreadNetwork
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
@@ -101,6 +103,28 @@ def batches(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     save(ranks, folder / "counts.npy", counts)
     ranks.agree({"counts": digest(counts)})
     return digest(counts)
+
+
+@case
+def ways(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """One sum through memory in common, over the wire, and where a rank does not reach the memory; ranks may dawdle."""
+    found: dict[str, Any] = {}
+    for way in ("memory", "wire", "one is apart"):
+        ranks._common, ranks._apart = None, way == "wire"
+        blind = (
+            patch.object(memory, "opened", lambda *_: None) if way == "one is apart" and ranks.rank else nullcontext()
+        )
+        sums = []
+        with blind:
+            for length in (30_001, 70_000, 30_001):
+                own = ranks.blank(length, torch.float32)
+                own += torch.randn(length, generator=torch.Generator().manual_seed(ranks.rank))
+                time.sleep(0.05 * (ranks.rank == length % 2))  # whoever is late is waited for, before and after
+                sums.append(digest(ranks.add_up(own, "ways", torch.ones)))
+        found[way] = [sums, ranks._common is not None]
+    ranks._common, ranks._apart = None, False
+    found["left"] = Path("/proc/self/maps").read_text().count("memfd:confide")
+    return found
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
@@ -262,6 +286,7 @@ def sharded_fit(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     x, y = problems.records(dtype)
     data = ranks.private(x, y, whole=True, schema=problems.SCHEMA, ledger=ledger_of(ranks, folder), name="d")
     network = spread_out(problems.foreign(options["network"]).to(dtype), options["network"] == "plain")
+    problems.SCRIPT["network"] = network
     before = local_parts(network)
     arguments = (problems.METHODS[options["method"]], network, data, problems.sharded_plan(options["method"]))
     run = confide.fit_sharded(*arguments, draws=folder / "draws.safetensors", secure=options.get("secure", False))

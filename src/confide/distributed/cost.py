@@ -5,11 +5,12 @@ A step of one rank on a dense network of d weights with an expected batch B over
     compute    B / R records x d weights x COMPUTE          forward, backward and clipping
     noise      d / R numbers x NOISE                        every rank fills its own part
     exchange   2 (R - 1) / R x 4 d bytes / BANDWIDTH        a ring all-reduce in single precision; none for R = 1
-    fixed      FIXED, and MEETING for R > 1                 calls, sampling; the exchange of hashes before a sum
+    fixed      FIXED, and MEETING for R > 1                 calls, sampling; hashes before and after a sum
 
-The constants were measured by `python -m benchmarks.distributed` on one core of a server and its loopback device
-(docs/scaling.md has the figures). Convolutions use a weight many times a record, so they compute more for the same
-exchange: what the model says of them is on the side of one process.
+The constants were measured by `python -m benchmarks.distributed` with two ranks on one server, which have memory in
+common (docs/scaling.md has the figures); over its loopback device the bandwidth was half of that. Convolutions use a
+weight many times a record, so they compute more for the same exchange: what the model says of them is on the side of
+one process.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from confide.errors import Refusal
 
 COMPUTE = 8e-11  # seconds of a core per record and weight
 NOISE = 2e-9  # seconds per number
-BANDWIDTH = 1e9  # bytes a second between two ranks
+BANDWIDTH = 1e9  # bytes a second between two ranks on one machine, adding up included
 FIXED = 5e-4  # seconds a step
-MEETING = 4e-4  # seconds a meeting
+MEETING = 1e-3  # seconds for the two meetings of a sum
 
 
 @dataclass(frozen=True)

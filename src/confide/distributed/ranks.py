@@ -9,10 +9,11 @@ sum, adds up what it gets, adds the noise to its own part, and sends that to all
 once in every coordinate, after all sums and in one addition; its cost is divided by the ranks; every coordinate is made
 by one rank, so that all hold the same bits; and a rank sends 2 (R - 1) / R times the vector, as in the best all-reduce.
 gloo works on the processors' memory, where the noise is made; its own reduce-scatter is an all-reduce inside, so the
-sums go by an all-to-all.
+sums go by an all-to-all. Ranks on one machine have memory in common (`memory`): what would be sent is read
+there, after a meeting by which all have written, and the result after another.
 
-What goes over the wire are sums without noise: the network between ranks is inside the boundary, like the memory of one
-machine. All ranks belong to one owner.
+What goes over the wire, or stands in that memory, are sums without noise: the network between ranks is inside the
+boundary, like the memory of one machine. All ranks belong to one owner.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from confide._native.process import mark
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.data.table import Table
+from confide.distributed import memory
+from confide.distributed.memory import CommonMemory
 from confide.distributed.shards import check_apart, own_slice
 from confide.errors import RankLost, RanksDisagree, Refusal
 from confide.privacy.ledger import Ledger
@@ -66,6 +69,8 @@ class Ranks(Crew):
         self._calls = 0
         self._lost = ""
         self._over = False
+        self._common: CommonMemory | None = None
+        self._apart = False  # whether the ranks were found to have no memory in common
         self._lock = threading.RLock()
         self._mark = mark()
 
@@ -171,18 +176,27 @@ class Ranks(Crew):
                     dist.broadcast(tensor, 0, group)
         return tensor
 
-    def add_up(self, own: Tensor, what: str, finish: Callable[[Tensor], object], parts: Parts | None = None) -> Tensor:
+    def blank(self, size: int, dtype: torch.dtype) -> Tensor:
+        with self._lock:
+            common = self._memory_for(size * dtype.itemsize)
+            if common is None:
+                return torch.zeros(size, dtype=dtype)
+            return common.stretch(self.rank, dtype, size).zero_()
+
+    def add_up(self, own: Tensor, what: str, noise: Callable[[int], Tensor], parts: Parts | None = None) -> Tensor:
         if parts is not None:
-            return self._add_up_apart(own, what, finish, parts)
+            return self._add_up_apart(own, what, noise, parts)
         wanted = len(own)
         if wanted <= self.size**2:  # so short that a rank could be left without a part
             own = torch.cat([own, own.new_zeros(-wanted % self.size)])
         length = -(-len(own) // self.size)  # of a part; the last one may be shorter
         lengths = [max(0, min(length, len(own) - rank * length)) for rank in range(self.size)]
         with self._lock:
+            if (common := self._memory_for(own.nbytes)) is not None:
+                return self._add_up_in(common, own, what, noise, length)
             self._meet(f"{what} {tuple(own.shape)}")
             mine = own.new_zeros(length)
-            self._add(self._theirs(own, lengths), mine[: lengths[self.rank]], finish)
+            self._add(self._theirs(own, lengths), mine[: lengths[self.rank]], noise)
             total = own.new_empty(length * self.size)
             with self._wire() as group:
                 if group is None:
@@ -190,7 +204,42 @@ class Ranks(Crew):
                 _gather(total, mine, group)
         return total[:wanted]
 
-    def _add_up_apart(self, own: Tensor, what: str, finish: Callable[[Tensor], object], parts: Parts) -> Tensor:
+    def _add_up_in(
+        self, common: CommonMemory, own: Tensor, what: str, noise: Callable[[int], Tensor], length: int
+    ) -> Tensor:
+        """The same, in memory that all have in common."""
+        # Nobody reads a stretch after the second meeting of a sum, or the result after the first of the next one.
+        mine = common.stretch(self.rank, own.dtype, len(own))
+        if mine.data_ptr() != own.data_ptr():  # else it was given out by `blank`
+            mine.copy_(own)
+        self._meet(f"{what} {tuple(own.shape)} in common")
+        part = slice(self.rank * length, min(len(own), (self.rank + 1) * length))
+        rows = [common.stretch(rank, own.dtype, len(own))[part] for rank in range(self.size)]
+        total = common.stretch(self.size, own.dtype, len(own))
+        self._add(rows, total[part], noise)
+        self._meet("added up")
+        return total.clone()
+
+    def _memory_for(self, wanted: int) -> CommonMemory | None:
+        """Memory that all ranks reach, once there is a vector that is worth it; None: what there is to say is sent."""
+        if self.size == 1 or self._apart or not memory.SMALLEST <= wanted <= memory.LARGEST:
+            return None
+        with self._wire():  # not after the end, nor in a fork
+            pass
+        if self._common is None or self._common.capacity < wanted:
+            self._common, capacity = None, memory.capacity_for(wanted)
+            offer = memory.Offer(self.size, capacity) if self.leads else None
+            try:
+                name = self.told(b"" if offer is None else offer.name.encode()).decode()
+                found = memory.opened(name, self.size, capacity)
+                self._apart = b"no" in self.everybody(b"no" if found is None else b"here", "memory")
+            finally:
+                if offer is not None:
+                    offer.close()
+            self._common = None if self._apart else found
+        return self._common
+
+    def _add_up_apart(self, own: Tensor, what: str, noise: Callable[[int], Tensor], parts: Parts) -> Tensor:
         """Stretch by stretch, so that no second vector of that length is needed; this rank keeps its own numbers."""
         if sum(map(sum, parts)) != len(own) or any(len(part) != self.size for part in parts):
             raise Refusal(f"parts: must share {len(own)} numbers out to {self.size} ranks")
@@ -201,7 +250,7 @@ class Ranks(Crew):
             for part in parts:
                 length = part[self.rank]
                 rows = self._theirs(own[start : start + sum(part)], list(part))
-                self._add(rows, mine[place : place + length], finish)
+                self._add(rows, mine[place : place + length], noise)
                 start, place = start + sum(part), place + length
         return mine
 
@@ -234,7 +283,7 @@ class Ranks(Crew):
         One that is still putting tensors away while Python ends is stopped in the middle, and takes the process down.
         """
         with self._lock:
-            self._group, self._over = None, True
+            self._group, self._common, self._over = None, None, True
 
     # -- the wire --------------------------------------------------------------------------------------------------
 
@@ -260,15 +309,15 @@ class Ranks(Crew):
             dist.all_to_all_single(rows, own, [length] * self.size, lengths, group)
         return rows.view(self.size, length)
 
-    def _add(self, rows: Tensor, out: Tensor, finish: Callable[[Tensor], object]) -> None:
-        """Their sum in double precision, finished, in pieces that stay in the cache."""
+    def _add(self, rows: Sequence[Tensor] | Tensor, out: Tensor, noise: Callable[[int], Tensor]) -> None:
+        """Their sum in double precision and its noise, in pieces that stay in the cache; the noise is drawn at once."""
+        drawn = noise(len(out))
         for start in range(0, len(out), PIECE):
-            first, *rest = rows[:, start : start + PIECE]
-            total = first.double()
-            for row in rest:
-                total.add_(row)
-            finish(total)
-            out[start : start + PIECE] = total
+            piece = slice(start, start + PIECE)
+            total = rows[0][piece].double()
+            for row in rows[1:]:
+                total.add_(row[piece].double())  # of one type: adding single to double precision takes longer
+            out[piece] = total.add_(drawn[piece].double())
 
     def _told(self, message: bytes) -> bytes:
         size = torch.tensor([len(message)])

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import torch
@@ -33,7 +33,7 @@ from confide.federated import wire
 from confide.federated.couriers import Courier
 from confide.federated.members import Member, agreed_facts, member_of, raise_refusal, shares_of
 from confide.federated.party import UNKNOWN_RUN, mechanism_to_dict
-from confide.federated.question import BY_DRAW, BY_GRADIENT, Inquiry
+from confide.federated.question import BY_DRAW, BY_GRADIENT, IN_ROUNDS, MOST_AT_ONCE, Inquiry
 from confide.federated.wire import Message
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
@@ -53,6 +53,14 @@ MOST_NOISE = 0.1
 and coordinates, what is learnt is noise. Ten hospitals at epsilon 1 have 0.84 (20 steps, delta 0.01, a secure sum)."""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """What one party answered at a step, and the deviation of its noise."""
+
+    sum: Tensor
+    std: float
+
+
 class Federation:
     """A source over several parties, for `confide.fit`.
 
@@ -62,6 +70,8 @@ class Federation:
     missing   how many parties may be missing at a step; more end the run. Under "sum" the parties' own number
     spare     under "sum": steps that are paid for beside the plan's, in place of those that a missing party spoils
     level     what is protected: "record", one record of a party; "client", everything that a party holds
+    local     steps that every party makes by itself before it hears of the others, where the method knows how (sep for
+              networks, bbp) and nobody is trusted: fewer messages, the same number of steps and the same price
     keys      of the parties, by name, where they have keys
     """
 
@@ -76,9 +86,15 @@ class Federation:
         missing: int | None = None,
         spare: int = 0,
         level: Level = "record",
+        local: int = 1,
         keys: Mapping[str, bytes] | None = None,
     ) -> None:
         count = len(courier.parties)
+        if not 1 <= local <= MOST_AT_ONCE or (local > 1 and (trust, level) != ("nobody", "record")):
+            raise Refusal(
+                f"local={local}: must be from 1 to {MOST_AT_ONCE}, and more than 1 for trust='nobody' and "
+                "level='record' alone, since a party may tell itself only what carries its whole noise"
+            )
         if trust not in get_args(Trust):
             raise Refusal(f"trust={trust!r}: must be one of {', '.join(get_args(Trust))}")
         if missing is not None and not 0 <= missing < count:
@@ -104,6 +120,8 @@ class Federation:
         self._run, self._step = "", 0
         self._last = 0  # step that is paid for
         self._absent: set[str] = set()
+        self._local, self._ahead = local, list[dict[str, Answered]]()
+        self._latest: dict[str, Answered] = {}
 
     @property
     def features(self) -> int:
@@ -170,7 +188,7 @@ class Federation:
         }
         self._everybody(Message({**header, "try": True}))  # who would refuse does so before anybody has paid
         self._opening, self._run, self._step = Message(header), run, 0
-        self._last = sum(steps for _, steps in own)
+        self._last, self._ahead, self._latest = sum(steps for _, steps in own), [], {}
         self._absent.clear()
         self._everybody(self._opening)
         return Receipt(priced(own), parts)
@@ -184,9 +202,11 @@ class Federation:
         if self._shares is not None:
             return self._summed(query, mechanism, self._shares)
         self._step += 1
-        replies = self._answers(self._request(query), list(self.members))
-        self._check_enough(replies)
-        return self._added(replies, query, mechanism)
+        if not self._ahead:
+            self._ahead = self._round(query, mechanism)
+        self._latest = self._ahead.pop(0)
+        self._check_enough(list(self._latest))
+        return self._added(self._latest, query, mechanism)
 
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> NoReturn:
         raise Refusal(f"parties={len(self.members)}: a posterior draw reads all records at once, and no party has them")
@@ -267,23 +287,53 @@ class Federation:
             tensors |= more
         return Message(header, tensors)
 
-    def _answers(self, request: Message, names: Sequence[str]) -> dict[str, Message]:
+    def _answers_to(self, requests: Mapping[str, Message]) -> dict[str, Message]:
         """The answers of those who answered. A party that was started again in between is told the run again."""
-        replies = self._asked(dict.fromkeys(names, request))
+        replies = self._asked(requests)
         forgot = [name for name, reply in replies.items() if reply.header.get("unknown") == UNKNOWN_RUN]
         if forgot:  # what it paid for, and what it answered, stands in its ledger
             assert self._opening is not None
             back = self._asked(dict.fromkeys(forgot, self._opening))
-            replies |= self._asked(dict.fromkeys(back, request))
+            replies |= self._asked({name: requests[name] for name in back})
         return {name: reply for name, reply in replies.items() if "sum" in reply.tensors}
 
-    def _added(self, replies: Mapping[str, Message], query: Query, mechanism: SampledGaussian) -> Release:
-        own = self._own[mechanism]
+    def _round(self, query: Query, mechanism: SampledGaussian) -> list[dict[str, Answered]]:
+        """What everybody answers at this step, and at those after it that they make by themselves."""
+        request, origin, own = self._request(query), query.origin, self._own[mechanism]
+        assert origin is not None
+        count = 1
+        if self._local > 1 and len(origin.problem.plan.blocks) == 1 and origin.method.name in IN_ROUNDS:
+            left = origin.problem.plan.steps - self._step + 1
+            count = min(self._local, left, origin.method.steps_apart(origin.problem, origin.state))
+        if origin.method.name in BY_DRAW and not self._latest:
+            count = 1  # nobody has answered yet
+        requests = dict.fromkeys(self.members, request)
+        if count > 1:
+            requests = {name: self._of_a_round(request, name, count, origin) for name in self.members}
+        found: list[dict[str, Answered]] = [{} for _ in range(count)]
+        for name, reply in self._answers_to(requests).items():
+            std = _deviation(name, reply, own)
+            for place, part in enumerate(_checked(name, reply, query, count).split(query.size)):
+                found[place][name] = Answered(part, std)
+        return found
+
+    def _of_a_round(self, request: Message, name: str, count: int, origin: Origin) -> Message:
+        """The same with the number of steps and, for gradients, what the others answered last."""
+        header, tensors = {**request.header, "steps": count}, dict(request.tensors)
+        if "state" not in header:
+            header["state"], more = wire.state_to_message(origin.state)
+            tensors |= more
+        if origin.method.name in BY_DRAW:
+            others = [answered.sum for other, answered in self._latest.items() if other != name]
+            tensors["others"] = sum(others, torch.zeros_like(origin.problem.position))
+        return Message(header, tensors)
+
+    def _added(self, answers: Mapping[str, Answered], query: Query, mechanism: SampledGaussian) -> Release:
         total, variance = torch.zeros(query.size, dtype=torch.float64), 0.0
-        for name, reply in replies.items():
-            total += _checked(name, reply, query)
-            variance += _deviation(name, reply, own) ** 2
-        return self._release(total, math.sqrt(variance), query, mechanism, list(replies))
+        for answered in answers.values():
+            total += answered.sum
+            variance += answered.std**2
+        return self._release(total, math.sqrt(variance), query, mechanism, list(answers))
 
     def _summed(self, query: Query, mechanism: SampledGaussian, shares: Shares) -> Release:
         """A secure sum over those who are there; where one of them fails in between, once more with a spare step."""
@@ -298,7 +348,7 @@ class Federation:
                 )
             request = self._request(query)
             asked = Message({**request.header, "roster": roster}, request.tensors)
-            replies = self._answers(asked, roster)
+            replies = self._answers_to(dict.fromkeys(roster, asked))
             self._absent |= set(roster) - set(replies)
             if len(replies) == len(roster):
                 break
@@ -375,8 +425,8 @@ class Federation:
         return {name: member_of(name, reply) for name, reply in found.items()}
 
 
-def _checked(name: str, reply: Message, query: Query) -> Tensor:
-    total = reply.tensor("sum", query.size, query.dtype)
+def _checked(name: str, reply: Message, query: Query, steps: int) -> Tensor:
+    total = reply.tensor("sum", steps * query.size, query.dtype)
     if not bool(torch.isfinite(total).all()):
         raise Refusal(f"party {name}: its answer is not finite")
     return total

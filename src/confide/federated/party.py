@@ -16,9 +16,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from confide.data import trees
@@ -26,7 +27,16 @@ from confide.data.schema import Schema
 from confide.errors import BudgetExceeded, Refusal, StepsClaimed
 from confide.federated import wire
 from confide.federated.peers import Peers, facts_of
-from confide.federated.question import BY_DRAW, BY_GRADIENT, MOST_BLOCKS, MOST_STEPS, Inquiry, query_of
+from confide.federated.question import (
+    BY_DRAW,
+    BY_GRADIENT,
+    IN_ROUNDS,
+    MOST_AT_ONCE,
+    MOST_BLOCKS,
+    MOST_STEPS,
+    Inquiry,
+    query_of,
+)
 from confide.federated.wire import Message
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.secure import lattice_for
@@ -176,6 +186,8 @@ class Party:
         opened = self._runs.get(run)
         if opened is None:
             return Message({"unknown": UNKNOWN_RUN})
+        if "steps" in request.header:
+            return self._answer_round(run, step, opened, request)
         mechanism = opened.mechanism(step)
         query = self._query(opened, request)
         cover = self._cover(run, step, opened, request) if opened.trust == "sum" else None
@@ -194,6 +206,37 @@ class Party:
             return Message({"std": std}, {"sum": total.to(query.dtype)})
         release = self._data.answer(query, mechanism, receipt)
         return Message({"std": release.noise_std}, {"sum": release.sum})
+
+    def _answer_round(self, run: str, step: int, opened: OpenRun, request: Message) -> Message:
+        """Several steps, each a release with its own noise, claimed together; meanwhile the others stand still.
+
+        The party tells itself what it has just released, so that everything it asks of its records is a function of
+        releases. Where the message brings what the others answered last, that stands for them.
+        """
+        method, problem = opened.question.method, opened.problem
+        count = request.whole("steps", 1, MOST_AT_ONCE)
+        if method.name not in IN_ROUNDS or opened.trust != "nobody" or opened.level != "record":
+            raise Refusal(f"steps={count}: this run is answered one step at a time")
+        mechanisms = [opened.mechanism(step + place) for place in range(count)]
+        self._query(opened, request)  # whether position and state fit, before anything is claimed
+        others = request.tensors.get("others")
+        if others is not None:
+            others = request.tensor("others", problem.position.numel(), problem.position.dtype)
+        state = self._state(opened, request)
+        parts = tuple((mechanism, 1) for mechanism in mechanisms)
+        try:
+            receipt = self._data.charge((), "federated steps", Stretch(run, (step, step + count - 1), parts))
+        except StepsClaimed:
+            return refused(f"step={step}: was answered before, or one after it was; go on", replayed=True)
+        sums, std, whole = [], 0.0, opened.question.plan.mechanism.expected_batch
+        for place, mechanism in enumerate(mechanisms):
+            release = self._data.answer(method.ask(problem, state), mechanism, receipt)
+            sums.append(release.sum.clone())
+            std = release.noise_std
+            if place + 1 < count:
+                total = release.sum if others is None else release.sum + others
+                state = method.tell(problem, state, replace(release, sum=total, expected_batch=whole))
+        return Message({"std": std}, {"sum": torch.cat(sums)})
 
     # -- what the party holds to -----------------------------------------------------------------------------------
 
@@ -281,11 +324,15 @@ class Party:
         problem.position.copy_(request.tensor("position", problem.position.numel(), problem.position.dtype))
         if method.name in (*BY_GRADIENT, *BY_DRAW):
             return query_of(opened.question, problem, None)
-        state = wire.state_from_message(method.init(problem), request.table("state"), request.tensors.get)
+        state = self._state(opened, request)
         try:
             return query_of(opened.question, problem, state)
         except UNFIT as error:
             raise Refusal(f"message: state does not fit the question ({type(error).__name__})") from None
+
+    def _state(self, opened: OpenRun, request: Message) -> Any:
+        start = opened.question.method.init(opened.problem)
+        return wire.state_from_message(start, request.table("state"), request.tensors.get)
 
 
 def mechanism_of(values: dict[str, Any], records: int) -> SampledGaussian:

@@ -31,6 +31,9 @@ BY_DRAW = ("bbp",)
 """Methods that ask for the gradient at weights drawn around a position; every party makes its own draw."""
 BY_STATE = ("sep",)
 """Methods whose question a party works out itself, from the method's state."""
+IN_ROUNDS = (*BY_DRAW, *BY_STATE)
+"""Methods of which a party can make several steps by itself before it hears of the others."""
+MOST_AT_ONCE = 1000  # steps of one message: their answers are kept until all are made
 MOST_PARAMETERS = 1 << 26  # what a message can carry in single precision
 MOST_LAYERS = 1000  # far more than anybody fits; building a hundred thousand would take minutes
 MOST_BLOCKS = 100  # of a plan; nearly always one
