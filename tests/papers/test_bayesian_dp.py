@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,40 @@ import torch
 from torch import nn
 
 from confide import papers
+from confide.data.published import CIFAR_RECORD, CIFAR_TEST, CIFAR_TRAIN
 from confide.papers import base
 from confide.papers.base import Context, PaperMeasure, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp import examples, images, rules, tables
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import GaussianEvent
+from tests.data.test_published import cifar_archive
 
 QUICK = Context(quick=True, seeds=(0,), noise_seed=11)
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, PaperOutcome]:
-    """Everything, small, without a data directory."""
-    return {item.experiment.name: item.outcome for item in base.run(papers.get("bayesian-dp"), QUICK)}
+@cache
+def outcome(name: str) -> PaperOutcome:
+    """One experiment, small, without a data directory; run when a test first asks for it."""
+    (item,) = base.run(papers.get("bayesian-dp"), QUICK, None, (name,))
+    return item.outcome
+
+
+# The three that price many sequences of records take most of the time.
+EXPERIMENTS = [
+    pytest.param("examples", 1),
+    pytest.param("tables", 1, marks=pytest.mark.slow),
+    pytest.param("scan", 0),
+    pytest.param("images", 1, marks=pytest.mark.slow),
+    pytest.param("weibull", 3, marks=pytest.mark.slow),
+]
+FIGURES = [
+    pytest.param("tables", {"figure9_abalone", "figure10_adult"}, marks=pytest.mark.slow),
+    pytest.param("scan", {"scan"}),
+    pytest.param("images", {"figure5_evolution", "figure6_pairs"}, marks=pytest.mark.slow),
+    pytest.param(
+        "weibull", {"figure1_noise", "figure2_noise", "figure3_steps", "figure4_orders"}, marks=pytest.mark.slow
+    ),
+]
 
 
 def number(cell: object) -> float:
@@ -38,9 +60,9 @@ def column(table: PaperTable, name: str) -> list[object]:
 
 
 class TestExamples:
-    def test_numbers(self, outcomes: dict[str, PaperOutcome]) -> None:
+    def test_numbers(self) -> None:
         """Catches a product rule that is repaired in silence, and a sound rule that has lost its sharpness."""
-        table = outcomes["examples"].tables[0]
+        table = outcome("examples").tables[0]
         counter, worked = table.rows
         _, _, claimed, by_hoelder, sound, dp = (cell if isinstance(cell, float) else 0.0 for cell in counter)
         assert claimed == pytest.approx(0.9190, abs=1e-4)
@@ -75,54 +97,55 @@ class TestExamples:
 
 
 class TestEveryExperiment:
-    def test_no_bayesian_number_stands_alone(self, outcomes: dict[str, PaperOutcome]) -> None:
+    @pytest.mark.parametrize(("name", "tables_with_prices"), EXPERIMENTS)
+    def test_no_bayesian_number_stands_alone(self, name: str, tables_with_prices: int) -> None:
         priced = 0
-        for outcome in outcomes.values():
-            for table in outcome.tables:
-                if "product (paper's rule)" not in table.columns:
-                    continue
-                assert "DP by PLD" in table.columns, table.title
-                assert all(isinstance(cell, PaperMeasure | float) for cell in column(table, "DP by PLD")), table.title
-                priced += 1
-        assert priced >= 8
+        for table in outcome(name).tables:
+            if "product (paper's rule)" not in table.columns:
+                continue
+            assert "DP by PLD" in table.columns, table.title
+            assert all(isinstance(cell, PaperMeasure | float) for cell in column(table, "DP by PLD")), table.title
+            priced += 1
+        assert priced >= tables_with_prices
 
-    def test_sound_is_never_above_dp(self, outcomes: dict[str, PaperOutcome]) -> None:
-        for outcome in outcomes.values():
-            for table in outcome.tables:
-                if "sound" in table.columns:
-                    for sound, dp in zip(column(table, "sound"), column(table, "DP by PLD"), strict=True):
-                        assert number(sound) <= number(dp) + 1e-9, table.title
+    @pytest.mark.parametrize("name", [pytest.param(item.values[0], marks=item.marks) for item in EXPERIMENTS])
+    def test_sound_is_never_above_dp(self, name: str) -> None:
+        for table in outcome(name).tables:
+            if "sound" in table.columns:
+                for sound, dp in zip(column(table, "sound"), column(table, "DP by PLD"), strict=True):
+                    assert number(sound) <= number(dp) + 1e-9, table.title
 
-    def test_stand_ins_say_so_and_cifar_is_accounted_for(self, outcomes: dict[str, PaperOutcome]) -> None:
-        notes = " ".join(outcomes["images"].tables[0].notes)
+    @pytest.mark.slow
+    def test_stand_ins_say_so_and_cifar_is_accounted_for(self) -> None:
+        notes = " ".join(outcome("images").tables[0].notes)
         assert "Stand-in" in notes
         assert "CIFAR-10" in notes
         assert "was not run: no data directory was given." in notes
+        assert any("no DP guarantee" in note for note in outcome("images").tables[0].notes)
 
-    def test_kinds_are_told(self, outcomes: dict[str, PaperOutcome]) -> None:
-        for name in ("images", "tables"):
-            assert any("no DP guarantee" in note for note in outcomes[name].tables[0].notes)
-        free = next(table for table in outcomes["tables"].tables if "Free" in table.title)
+    @pytest.mark.slow
+    def test_kinds_are_told(self) -> None:
+        assert any("no DP guarantee" in note for note in outcome("tables").tables[0].notes)
+        free = next(table for table in outcome("tables").tables if "Free" in table.title)
         assert "without a DP guarantee" in free.title
         assert column(free, "DP by PLD") == [math.inf]
         assert number(column(free, "product, with drift")[0]) > 2 * number(column(free, "product (paper's rule)")[0])
 
-    def test_attacks_stand_side_by_side(self, outcomes: dict[str, PaperOutcome]) -> None:
-        table = next(table for table in outcomes["tables"].tables if table.title.startswith("Attacker"))
+    @pytest.mark.slow
+    def test_attacks_stand_side_by_side(self) -> None:
+        table = next(table for table in outcome("tables").tables if table.title.startswith("Attacker"))
         row = [float(str(cell).rstrip(" %")) for cell in table.rows[0][1:]]
         paper_dp, paper_bayesian, naive, tight, bayesian_naive, bayesian_tight = row
         assert (paper_dp, paper_bayesian) == (99.9, 62.2)  # as printed, from 7.6 and 0.5
         assert naive == pytest.approx(73.1)  # epsilon 1
         assert 50 < bayesian_tight < tight < bayesian_naive < naive
 
-    def test_figures_are_drawn(self, outcomes: dict[str, PaperOutcome], tmp_path: Path) -> None:
-        names = {figure.name for outcome in outcomes.values() for figure in outcome.figures}
-        wanted = {"figure1_noise", "figure2_noise", "figure3_steps", "figure4_orders", "figure5_evolution"}
-        assert wanted | {"figure6_pairs", "figure9_abalone", "figure10_adult", "scan"} <= names
-        for name in ("weibull", "images", "tables"):
-            figure = outcomes[name].figures[0]
-            base.save_figure(figure, tmp_path)
-            assert (tmp_path / f"{figure.name}.png").stat().st_size > 5000
+    @pytest.mark.parametrize(("name", "wanted"), FIGURES)
+    def test_figures_are_drawn(self, name: str, wanted: set[str], tmp_path: Path) -> None:
+        figures = outcome(name).figures
+        assert wanted <= {figure.name for figure in figures}
+        base.save_figure(figures[0], tmp_path)
+        assert (tmp_path / f"{figures[0].name}.png").stat().st_size > 5000
 
 
 class TestParts:
@@ -154,16 +177,12 @@ class TestParts:
         assert torch.allclose(whole.norm(dim=1), torch.full((6,), images.FEATURE_NORM), atol=1e-5)
 
     def test_cifar_is_read_where_it_is(self, tmp_path: Path) -> None:
-        random = np.random.default_rng(0)
-        arrays = {
-            "x_train": random.integers(0, 256, (80, 32, 32, 3), dtype=np.uint8),
-            "y_train": random.integers(0, 10, (80, 1)),
-            "x_test": random.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8),
-            "y_test": random.integers(0, 10, 20),
-        }
-        np.savez(tmp_path / "cifar10.npz", **arrays)
-        split = images.cifar10(tmp_path / "cifar10.npz")
-        assert (split.records, len(split.x_fresh), len(split.x_test)) == (60, 20, 20)
+        rows = np.random.default_rng(0).integers(0, 256, (16, CIFAR_RECORD), dtype=np.uint8)
+        rows[:, 0] %= 10
+        parts = dict.fromkeys((*CIFAR_TRAIN, CIFAR_TEST), rows.tobytes())
+        cifar_archive(tmp_path / "cifar-10-binary.tar.gz", parts)
+        split = images.coloured("cifar10", replace(QUICK, data=tmp_path))
+        assert (split.records, len(split.x_fresh), len(split.x_test)) == (60, 20, 16)
         assert split.y.shape == (60,)
         outcome = images._dataset(split, QUICK, ((0.7, "73 %", 0.51, 8.0),), (8.0,), ("7", "8"))
         assert [figure.name for figure in outcome.figures] == ["figure7_evolution", "figure8_pairs"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from confide.methods.sgld import SGLD
 from confide.models.networks import softmax
 from confide.papers import base
 from confide.papers.base import Context, Finished, PaperMeasure
-from confide.papers.dp_bnn import fits, regression
+from confide.papers.dp_bnn import fits, printed, regression
 from confide.papers.mnist_cnn import FEATURE_SIZE, encoded
 from confide.running.fit import fit, make_problem
 from confide.sources.private_data import PrivateData
@@ -48,6 +49,33 @@ def _rows(item: Finished, table: int = 0) -> dict[str, dict[str, object]]:
     return {str(row[0]): dict(zip(made.columns, row, strict=True)) for row in made.rows}
 
 
+def test_one_experiment_keeps_its_epsilon_and_names_its_stand_in() -> None:
+    (item,) = base.run(papers.get("dp-bnn"), CONTEXT, None, ("mnist-cnn",))
+    for name, row in _rows(item).items():
+        epsilon = row["sound epsilon"]
+        assert isinstance(epsilon, float)
+        assert math.isinf(epsilon) if "not private" in name else 0.99 < epsilon <= 1, name
+    assert all(any(note.startswith("Stand-in") for note in table.notes) for table in item.outcome.tables)
+
+
+@pytest.mark.slow
+def test_the_time_of_an_epoch_and_the_family_of_figure_4(finished: dict[str, Finished]) -> None:
+    """A falling clip costs what a fixed one does, since its noise falls with it."""
+    seconds = _rows(finished["seconds"])
+    assert set(seconds) == {"SGLD", "BBP", "MC dropout", "SGD"}
+    assert seconds["SGLD"]["ours, over SGLD"] == 1.0
+    assert seconds["BBP"]["paper, over SGLD"] == 48.0
+    family = _rows(finished["family"])
+    assert [name for name in family if "falling" in name] == ["SGD, clip falling over 3, 1.5, 0.75"]
+    rows = {name: row for _, name, row in printed._family(Context(data=Path("x")))}
+    images = fits.load(CONTEXT)
+    fixed, falling = (
+        fits.train(replace(row, epochs=1.0), images, CONTEXT, 0) for row in (rows["1.5"], rows["3, 1.5, 0.75"])
+    )
+    assert falling.epsilon == pytest.approx(fixed.epsilon)
+
+
+@pytest.mark.slow
 def test_private_rows_keep_their_epsilon_and_learn(finished: dict[str, Finished]) -> None:
     """Catches noise calibrated to another plan than the one that runs, and a method that does not descend."""
     rows = _rows(finished["mnist-mlp"]) | _rows(finished["mnist-cnn"])
@@ -63,6 +91,7 @@ def test_private_rows_keep_their_epsilon_and_learn(finished: dict[str, Finished]
     assert rows["SGLD, MLP, Gaussian"]["paper"] == 0.90
 
 
+@pytest.mark.slow
 def test_the_stand_in_is_named(finished: dict[str, Finished]) -> None:
     tables = [
         table for name in ("mnist-mlp", "mnist-cnn", "epsilon", "effects") for table in finished[name].outcome.tables
@@ -70,11 +99,13 @@ def test_the_stand_in_is_named(finished: dict[str, Finished]) -> None:
     assert all(any(note.startswith("Stand-in") for note in table.notes) for table in tables)
 
 
+@pytest.mark.slow
 def test_calibration_stands_beside_the_paper(finished: dict[str, Finished]) -> None:
     row = _rows(finished["mnist-mlp"], 1)["BBP, MLP, Gaussian"]
     assert (row["ECE paper"], row["MCE paper"]) == (0.204, 0.641)
 
 
+@pytest.mark.slow
 def test_batches_cost_sgd_and_spare_sgld(finished: dict[str, Finished]) -> None:
     """Catches the paper's first theorem as printed, whose noise would grow with the rate."""
     rows = _rows(finished["effects"])
@@ -85,6 +116,7 @@ def test_batches_cost_sgd_and_spare_sgld(finished: dict[str, Finished]) -> None:
     assert cost["SGD, learning rate 1"] == cost["SGD, learning rate 0.25"]
 
 
+@pytest.mark.slow
 def test_regression_has_the_exact_epsilon(finished: dict[str, Finished]) -> None:
     rows = _rows(finished["regression"])
     assert rows["SGLD, private"]["sound epsilon"] == pytest.approx(4.1944, abs=1e-3)

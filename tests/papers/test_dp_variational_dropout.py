@@ -26,7 +26,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     done = base.run(papers.get("dp-variational-dropout"), CONTEXT, out)
     found = {item.experiment.name: item for item in done}
     names = {path.stem for path in Path(out).glob("*.png")}
-    assert names == {"accuracy-mnist-cnn", "accuracy-mnist", "accuracy-digits", "noise-per-rule", "log-alpha"}
+    assert names == {
+        "accuracy-mnist-cnn",
+        "accuracy-mnist",
+        "accuracy-digits",
+        "noise-per-rule",
+        "log-alpha",
+        "curves-digits",
+    }
     return found
 
 
@@ -45,6 +52,15 @@ def test_every_method_learns_within_its_epsilon(finished: dict[str, Finished], n
         assert 0.99 * target < spent <= target
     stand_in = [note for note in table.notes if note.startswith("Stand-in")]
     assert bool(stand_in) == (name != "digits"), "the embedded digits are DIGITS itself, and not MNIST"
+
+
+def test_as_printed(finished: dict[str, Finished]) -> None:
+    """Both rules and the run without noise, each with its curve; less noise costs more."""
+    outcome = finished["printed-digits"].outcome
+    rows = {str(row[0]): row for row in outcome.tables[0].rows}
+    assert set(rows) == {"AC", "zCDP", "not private"}
+    assert float(rows["AC"][3]) < float(rows["zCDP"][3]) < float(rows["not private"][3])  # type: ignore[arg-type]
+    assert rows["not private"][1] == 0.9535
 
 
 def test_no_sound_rule_asks_for_less_noise_than_pld(finished: dict[str, Finished]) -> None:

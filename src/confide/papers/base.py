@@ -126,12 +126,14 @@ class Experiment:
     """One table or figure of a paper.
 
     minutes   of processor time that one seed of the full run takes, measured; 0: not known
+    quick     whether a quick run has it; one that only repeats another on a larger set need not
     """
 
     name: str
     about: str
     run: Callable[[Context], PaperOutcome]
     minutes: float = 0.0
+    quick: bool = True
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def run(
     jobs     experiments that run at the same time, each in a process of its own
     source   the file of a paper that is not installed: other processes read it again
     """
-    chosen = paper.chosen(only)
+    chosen = tuple(each for each in paper.chosen(only) if only or each.quick or not context.quick)
     done: list[Finished] = []
     for finished in _in_turn(chosen, context) if jobs == 1 else _together(paper, chosen, context, jobs, source):
         done.append(finished)

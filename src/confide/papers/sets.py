@@ -6,7 +6,7 @@ every paper can be tried without a download. Its rows are labelled: they are not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,30 @@ def _made_up_regression(seed: int) -> DataSet:
     y = np.clip(signal + 0.3 * generator.standard_normal(len(x)), 0, 10)
     schema = Schema(MADE_UP_RECORDS, None, "value", target_bounds=(0, 10), columns=_columns(6))
     return _split_table(x, y, "value", schema)
+
+
+def made_up_like(given: Set, records: int, seed: int) -> Set:
+    """A made-up regression set as wide as this one, for trials that cost nothing: smooth, with noise, in [-1, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    features = given.x.shape[1]
+    x = 2 * torch.rand(records + MADE_UP_TEST, features, generator=generator, dtype=torch.float64) - 1
+    lines = torch.randn(features, 3, generator=generator, dtype=torch.float64) / features**0.5
+    bends = x @ lines
+    signal = torch.sin(2 * bends[:, 0]) + bends[:, 1] - bends[:, 1] * bends[:, 2]
+    noise = 0.3 * signal.std() * torch.randn(len(x), generator=generator, dtype=torch.float64)
+    y = ((signal + noise) / 3).clamp(-1, 1).to(given.y.dtype).reshape(-1, *given.y.shape[1:])
+    x = x.to(given.x.dtype)
+    schema = replace(given.schema, records=records)
+    return replace(
+        given,
+        x=x[:records],
+        y=y[:records],
+        x_test=x[records:],
+        y_test=y[records:],
+        schema=schema,
+        scale=1.0,
+        centre=0.0,
+    )
 
 
 def _columns(count: int) -> tuple[Column, ...]:

@@ -48,7 +48,7 @@ PAPER = Paper(
     (
         Experiment("examples", "counter-example to Theorem 1, a worked example, what pairs leave out", run_examples),
         Experiment("weibull", "Figures 1-4: noise, composition and orders on gradients with heavy tails", run_weibull),
-        Experiment("images", "Table I and Figures 5-8: MNIST, and CIFAR-10 if cifar10.npz is there", run_images),
+        Experiment("images", "Table I and Figures 5-8: MNIST, and CIFAR-10 if its file is there", run_images),
         Experiment("scan", "where the sound Bayesian epsilon is below the DP one, by clip and noise", run_scan),
         Experiment("tables", "Table I and Figures 9-10: Adult and Abalone, against DP-VI and DP-SGLD", run_tables),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from confide.papers.base import Experiment, Paper
 from confide.papers.dp_bnn.claims import CLAIMS
 from confide.papers.dp_bnn.mnist import run_cnn, run_effects, run_epsilon, run_mlp
+from confide.papers.dp_bnn.printed import run_family, run_seconds
 from confide.papers.dp_bnn.regression import run_regression
 
 PAPER = Paper(
@@ -17,6 +18,8 @@ PAPER = Paper(
         Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn, minutes=6.3),
         Experiment("effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects),
         Experiment("epsilon", "accuracy against epsilon (figure 1)", run_epsilon),
+        Experiment("family", "clip, noise, epochs and a falling clip (figure 4)", run_family),
+        Experiment("seconds", "time of an epoch on the network as printed (table 2)", run_seconds),
     ),
     CLAIMS,
 )

@@ -101,6 +101,7 @@ class TableRow:
     rate: float | None = None
     noise_multiplier: float | None = None
     clip: float | None = None
+    clips: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,8 @@ def train(row: TableRow, images: Images, context: Context, seed: int) -> Fitted:
     x, x_test = images.inputs(row.network)
     found = images.found
     calibrated = plan_for(row, setting, found.records, images.quick)
+    if row.clips:
+        calibrated = calibrated.with_clips(row.clips)
     module = network(row.network, images.side, found.schema.class_count or 2, seed, row.method == "MC dropout")
     noise_seed = None if context.noise_seed is None else context.noise_seed + seed
     data = PrivateData(x, found.y, schema=found.schema, name=found.name, seed=noise_seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from confide.papers.base import (
@@ -34,6 +35,7 @@ from confide.papers.dp_variational_dropout.fits import (
     quality,
     scattering,
 )
+from confide.papers.dp_variational_dropout.printed import PRINTED, run_printed
 from confide.papers.dp_variational_dropout.rules import run_composition
 from confide.papers.mnist_cnn import DESCRIPTION
 from confide.papers.sets import Set
@@ -186,8 +188,9 @@ def run_features(context: Context) -> PaperOutcome:
     row = ("scattering features, one layer", "epsilon 1", stated, accuracy, spent, ece, measured(found, "sparsity"))
     notes = (
         "Wavelet scattering (81 channels of 7 x 7), a fixed map of each image by itself, less the mean feature of "
-        "scikit-learn's 8 x 8 digits, which are public. Batch 7200, 120 steps, clip 0.5, momentum 0.9 with rate 60; "
-        "chosen with plain DP-SGD on the last 10 000 training records. The paper's network sees pixels.",
+        f"scikit-learn's 8 x 8 digits, which are public. Batch {setting.batch}, {setting.epochs:g} passes, clip "
+        f"{setting.clip:g}, momentum 0.9 with rate {setting.rate:g}; the full run's settings were chosen with plain "
+        "DP-SGD on the last 10 000 training records. The paper's network sees pixels.",
         DIVERGENCE_NOTE,
         *data.notes,
     )
@@ -260,6 +263,15 @@ PAPER = Paper(
         Experiment("digits", "test accuracy on DIGITS at epsilon 10, 1 and 0.1 (table 1)", run_digits),
         Experiment("features", "variational dropout on public features of MNIST", run_features),
         Experiment("composition", "noise that each composition rule asks for (figure 3)", run_composition),
+        *(
+            Experiment(
+                f"printed-{name}",
+                f"as printed on {name}, both composition rules, learning curves (figures 1, 2, 4)",
+                partial(run_printed, name=name),
+                quick=name == "digits",
+            )
+            for name in PRINTED
+        ),
         Experiment("sparsity", "weights that the dropout rates switch off", run_sparsity),
     ),
     CLAIMS,
