@@ -93,6 +93,10 @@ class PrivacyWarning(UserWarning):
     """Something beside the boundary reads records, or weakens what a statement would suggest."""
 
 
+class ColumnsLeftOut(UserWarning):
+    """A frame has columns that nobody declared; the fit does without them."""
+
+
 class CallbackWarning(UserWarning):
     """A callback of the user's raised; the run is paid for and goes on without it."""
 

@@ -167,19 +167,21 @@ def up(value: float, *, decimals: int | None = None, digits: int | None = None) 
 
 
 def epsilon(value: float | None) -> str:
-    """An epsilon as pages show it: rounded up to three decimals, and to two digits where it is smaller than that."""
+    """An epsilon as all pages and commands show it, and as sentences do: rounded up to four digits."""
     if value is None:
         return "none"
-    if not math.isfinite(value):
-        return "∞"
-    return up(value, decimals=max(3, 1 - Decimal(repr(float(value))).adjusted()) if value > 0 else 3)
+    return up(value) if math.isfinite(value) else "∞"
 
 
 def remaining(value: float) -> str:
-    """What is left of a budget: rounded down to three decimals, for it is less that is safe to say."""
+    """What is left of a budget: rounded down to four digits, for it is less that is safe to say."""
     if not math.isfinite(value):
         return "no ceiling"
-    return f"{Decimal(repr(float(value))).quantize(Decimal('0.001'), rounding=ROUND_FLOOR):f}"
+    exact = Decimal(repr(float(value)))
+    if exact <= 0:
+        return "0"
+    kept = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 3), rounding=ROUND_FLOOR, context=_EXACT)
+    return f"{kept.normalize():f}"
 
 
 def share(value: float, decimals: int = 1) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import confide
+import confide.sources.answers as answers
 import confide.sources.private_data as boundary
 from confide import methods
 from confide.auditing import audit, self_test
@@ -74,13 +75,13 @@ def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (certified, rows):
             monkeypatch.setattr(module, "row_factors", lambda sizes, scale, *_: scale)
     elif fault == "clip per layer":
-        right = boundary.clipped_sum  # type: ignore[attr-defined]
+        right = answers.clipped_sum  # type: ignore[attr-defined]
 
         def per_layer(module: Any, *arguments: Any, clip: float, style: str, **options: Any) -> Tensor:
             wide = clip * math.sqrt(anatomy_of(module).groups)
             return right(module, *arguments, clip=wide, style="per-layer", **options)
 
-        monkeypatch.setattr(boundary, "clipped_sum", per_layer)
+        monkeypatch.setattr(answers, "clipped_sum", per_layer)
     elif fault == "same noise":
         monkeypatch.setattr(NoiseStream, "normal_", lambda self, out, std: normal(NoiseStream(5), out, std))
     else:

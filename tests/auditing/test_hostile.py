@@ -215,14 +215,14 @@ class TestTheFuzzingCanFail:
             out.add_((rows.float() * (clip / norms).clamp(max=1)[:, None]).sum(0))
             return norms
 
-        import confide.sources.private_data as boundary
+        import confide.sources.answers as boundary
 
         monkeypatch.setattr(boundary, "clipped_sum_of_rows", naive)
         with pytest.raises(AssertionError):
             check_statistic(self.attack(record=[3e38, 1.0, 1.0], scale=1e38))
 
     def test_a_clip_one_percent_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import confide.sources.private_data as boundary
+        import confide.sources.answers as boundary
 
         def loose(*arguments: Any, clip: float, **options: Any) -> Tensor:
             return clipped_sum(*arguments, clip=1.01 * clip, **options)

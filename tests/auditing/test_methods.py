@@ -17,7 +17,7 @@ from confide.sources.queries import StatisticQuery
 
 every_method = pytest.mark.parametrize("name", methods.names())
 # A whole audit for each kind of method: a descent, a sampler, draws inside of layers, statistics.
-AUDITED = ("sgd", "sgld", "bbp", "sep")
+AUDITED = ("sgld", "sep")
 
 
 @pytest.mark.parametrize(

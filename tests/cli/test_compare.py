@@ -53,6 +53,7 @@ def test_each_fit_is_charged_and_the_total_is_stated(run: Run, files: Path) -> N
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
+@pytest.mark.slow
 def test_repeats_add_the_scatter_of_the_noise(run: Run, files: Path) -> None:
     options = ("--test", files / "test.csv", "--methods", "sgd", "--repeats", 3)
     found = run(*given(files, *options, "--json")).json
@@ -63,6 +64,7 @@ def test_repeats_add_the_scatter_of_the_noise(run: Run, files: Path) -> None:
     assert "the 3 fits of this table together cost epsilon" in " ".join(text.out.split())
 
 
+@pytest.mark.slow
 def test_regression_on_all_methods_that_fit(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(heights(150, 0))
     (tmp_path / "b.csv").write_text(heights(80, 1))

@@ -13,6 +13,7 @@ import pytest
 
 from confide.privacy.events import GaussianEvent
 from confide.privacy.ledger import Ledger
+from confide.wording import remaining, up
 from tests.cli.conftest import Result, is_refusal, patients
 from tests.privacy.ledger.servers import Server, emptied
 
@@ -66,7 +67,8 @@ def test_show_lists_charges_and_what_remains(run: Run, files: Path, monkeypatch:
     assert shown.code == 0
     for word in ("time", "purpose", "data set", "event", "so far", "fit sgld", "train.csv", "remains"):
         assert word in shown.out
-    assert f"{spent:.4f}" in shown.out
+    assert up(spent) in shown.out
+    assert f"{remaining(3 - spent)} remains" in shown.out
     assert max(len(line) for line in shown.out.splitlines() if not line.startswith("Head: ")) <= 80
     assert f"Head: {Ledger(files / 'budget.db').head}" in shown.out.splitlines()
 

@@ -153,6 +153,11 @@ def test_an_interrupted_run_says_which_command_goes_on(
     (line,) = result.err.splitlines()
     again = shlex.split(line.partition("goes on: ")[2])
     assert again[0] == "confide"
+    for elsewhere in (files / "nowhere", kept.parent):  # a misspelt directory neither starts nor pays for a new run
+        wrong = run(*(elsewhere if word == str(kept) else word for word in again[1:]), "--resume", elsewhere)
+        assert is_refusal(wrong)
+        assert "no run is kept there" in wrong.err
+    again[again.index("--checkpoint")] = "--resume"
     finished = run(*again[1:], "--json").json
     assert finished["steps"] == 40
     with Ledger(files / "b.db") as book:

@@ -35,7 +35,8 @@ def write_csv(directory, name: str, rows: int = 20) -> None:
         (directory / part).write_bytes(gzip.compress(text.encode()))
 
 
-TABLES = [name for name in catalogue.names() if name != "mnist"]
+PUBLISHED = ("cifar10", "svhn", "year")
+TABLES = [name for name in catalogue.names() if name not in ("mnist", *PUBLISHED)]
 SPLIT = [name for name in TABLES if name not in ("adult", "abalone")]
 
 
@@ -55,11 +56,11 @@ def directory(tmp_path):
 
 def test_the_names() -> None:
     assert catalogue.names() == (
-        "mnist", "adult", "abalone", "naval", "kin8nm", "power_plant", "wine_red", "protein",
+        "mnist", "adult", "abalone", "naval", "kin8nm", "power_plant", "wine_red", "protein", "cifar10", "svhn", "year",
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", catalogue.names())
+@pytest.mark.parametrize("name", ["mnist", *TABLES])
 def test_every_set_loads_and_encodes(directory, monkeypatch, name: str) -> None:
     monkeypatch.setenv("CONFIDE_DATA", str(directory))
     data = catalogue.load(name)
@@ -79,7 +80,7 @@ def test_the_known_shapes_of_the_inputs() -> None:
     widths = {name: catalogue.schema(name).features for name in catalogue.names()}
     assert widths == {
         "mnist": 784, "adult": 108, "abalone": 10, "naval": 16, "kin8nm": 8, "power_plant": 4, "wine_red": 11,
-        "protein": 9,
+        "protein": 9, "cifar10": 3072, "svhn": 3072, "year": 90,
     }  # fmt: skip
     records = {name: catalogue.schema(name).records for name in catalogue.names()}
     assert records["adult"] == 32_561

@@ -19,7 +19,7 @@ from confide.data.table import Table
 from confide.data.views import KNOWN_BOUNDS, PARTS, bucket_of, moment_of, part_of
 from confide.errors import DataError
 from confide.export.models import _column
-from confide.export.numpy_predictor import encode, viewed
+from confide.export.predictor.rows import encode, viewed
 
 COLUMNS = (
     Column("city", buckets=16, missing="category"),

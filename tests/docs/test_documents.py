@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +22,18 @@ TUTORIALS = [
     ROOT / "docs" / "coming_from.md",
     ROOT / "README.md",
 ]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NEEDS_DATA = {"adult.py"}
 GALLERY = [path for path in sorted((ROOT / "docs" / "gallery").glob("*.py")) if path.name not in NEEDS_DATA]
+# Every script starts torch anew; what a reader tries first is run every time, the others with the long tests.
+ALWAYS = {"README", "quickstart", "own_network"}
+
+
+def cases(paths: list[Path]) -> list[Any]:
+    """Scripts as cases of a test; all but a few are long ones."""
+    return [
+        pytest.param(path, id=path.stem, marks=() if path.stem in ALWAYS else (pytest.mark.slow,)) for path in paths
+    ]
 
 
 def run(script: Path, folder: Path) -> str:
@@ -33,7 +45,7 @@ def run(script: Path, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", cases(TUTORIALS))
 def test_the_blocks_of_a_tutorial_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     assert blocks, f"{page.name} shows no Python"
@@ -42,7 +54,7 @@ def test_the_blocks_of_a_tutorial_run_one_after_the_other(page: Path, tmp_path: 
     run(script, tmp_path)
 
 
-@pytest.mark.parametrize("script", GALLERY, ids=lambda script: script.stem)
+@pytest.mark.parametrize("script", cases(GALLERY))
 def test_a_script_of_the_gallery_runs(script: Path, tmp_path: Path) -> None:
     assert run(script, tmp_path).strip(), f"{script.name} prints nothing"
 
@@ -56,6 +68,47 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     methods = (tmp_path / "site" / "methods.html").read_text(encoding="utf-8")
     assert 'id="sgld"' in methods
     assert "Any torch module" in (tmp_path / "site" / "gallery.html").read_text(encoding="utf-8")
+    for page in (tmp_path / "site").rglob("*.html"):  # nothing that runs comes from elsewhere
+        assert not re.search(r'<script[^>]*src="https?:', page.read_text(encoding="utf-8")), page.name
+
+
+SEARCHING = """<script>addEventListener("load", () => setTimeout(() => {
+  const field = document.querySelector("[data-md-component=search-query]");
+  field.focus();
+  field.value = "zylinder";
+  for (const kind of ["keyup", "input"]) field.dispatchEvent(new Event(kind, { bubbles: true }));
+  setTimeout(() => {
+    document.title = "probe " + document.querySelectorAll(".md-search-result__item").length;
+  }, 20000);
+}, 3000));</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a chromium binary")
+@pytest.mark.parametrize("own", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_search_works_from_a_disk_without_a_network(own: bool, tmp_path: Path) -> None:
+    """Seen: the theme fetches what it needs for that from a server. Without the script of our own nothing is found."""
+    docs = tmp_path / "docs"
+    (docs / "deep").mkdir(parents=True)
+    (docs / "index.md").write_text("# Home\n\nNothing here.\n", encoding="utf-8")
+    (docs / "deep" / "page.md").write_text("# A page\n\nHere is a Zylinder.\n", encoding="utf-8")
+    (docs / "offline_search.js").write_bytes((ROOT / "docs" / "offline_search.js").read_bytes() if own else b"")
+    (tmp_path / "mkdocs.yml").write_text(
+        "site_name: t\nuse_directory_urls: false\ntheme: {name: material, font: false}\nplugins: [search, offline]\n"
+        f"hooks: ['{ROOT / 'docs' / 'pages.py'}']\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-q"], cwd=tmp_path, env=environment, check=True, timeout=120
+    )
+    page = tmp_path / "site" / "deep" / "page.html"
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", SEARCHING), encoding="utf-8")
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=60000")
+    command = [str(CHROMIUM), *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r"<title>probe (\d+)", shown.stdout)
+    assert found is not None
+    assert (int(found[1]) >= 1) == own
 
 
 def test_a_dead_link_is_caught(tmp_path: Path) -> None:
@@ -102,3 +155,31 @@ def test_every_method_of_classes_has_its_picture() -> None:
 
     shown = {path.stem for path in (ROOT / "docs" / "images" / "methods").glob("*.png")}
     assert set(methods.for_task("classification")) - {"features"} == shown
+
+
+def _covered(thing: Any, listed: set[str]) -> bool:
+    """Whether a line of the reference shows it: by itself, or with all of its module."""
+    parts = thing.__module__.split(".")
+    places = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return thing.__module__ in listed or any(f"{place}.{thing.__qualname__}" in listed for place in places)
+
+
+def test_every_public_name_has_its_place_in_the_reference() -> None:
+    """Seen: half of the modules that `import confide` names were not looked up anywhere."""
+    import inspect
+
+    import confide
+
+    page = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
+    listed = set(re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), flags=re.M))
+    absent = []
+    for name in confide.__all__:
+        found = getattr(confide, name)
+        inside = getattr(found, "__all__", ()) if inspect.ismodule(found) else (name,)
+        owner = found if inspect.ismodule(found) else confide
+        for inner in inside:
+            thing = getattr(owner, inner)
+            ours = str(getattr(thing, "__module__", "")).startswith("confide")
+            if (inspect.isclass(thing) or inspect.isfunction(thing)) and ours and not _covered(thing, listed):
+                absent.append(f"{name}: {inner} of {thing.__module__}")
+    assert absent == []

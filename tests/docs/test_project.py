@@ -52,3 +52,29 @@ def test_every_folder_of_tests_has_its_line_and_mirrors_a_room() -> None:
     rooms = {path.stem.lstrip("_") for path in (ROOT / "src" / "confide").iterdir() if path.name != "__pycache__"}
     apart = {"conformance", "docs", "frozen", "fuzz", "hostile", "reference", "statistical"}
     assert folders - rooms == apart, "a folder of tests is named after a room, or belongs to none"
+
+
+def promised_tests(text: str) -> list[tuple[str, str]]:
+    """The files, and tests in them, that the table of promises names."""
+    table = text.partition("## Which test holds which promise")[2]
+    return re.findall(r"`(?:[\w/]+/)?(test_\w+\.py)(?:::(\w+))?`", table)
+
+
+def absent(named: list[tuple[str, str]]) -> set[str]:
+    found: dict[str, str] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        found[path.name] = found.get(path.name, "") + path.read_text(encoding="utf-8")
+    return {f"{file}::{test}" for file, test in named if f"def {test}(" not in found.get(file, "") or file not in found}
+
+
+def test_the_tests_that_hold_a_promise_are_there() -> None:
+    named = promised_tests((ROOT / "tests" / "README.md").read_text(encoding="utf-8"))
+    files = {file for file, test in named if not test}
+    assert len(named) > 40
+    assert absent([one for one in named if one[1]]) == set()
+    assert files <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+def test_a_promise_without_its_test_is_found() -> None:
+    text = "## Which test holds which promise\n| a promise | `running/test_nothing.py::test_is_there` |"
+    assert absent(promised_tests(text)) == {"test_nothing.py::test_is_there"}

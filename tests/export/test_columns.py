@@ -14,7 +14,7 @@ from confide.data.columns import Column
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Schema
 from confide.export.models import export_numpy, export_onnx, export_torch
-from confide.export.numpy_predictor import Predictor
+from confide.export.predictor.main import Predictor
 from confide.models.additive import AdditiveNetwork, additive, blocks_of
 from confide.models.likelihoods import Bernoulli, Calibrated, Categorical, Gaussian
 from confide.models.tabular import tabular

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from confide.cli.app import main
 from confide.data.preprocessing import Encoder
 from confide.export.models import export_numpy, export_program, export_torch, mean_network
-from confide.export.numpy_predictor import Predictor
+from confide.export.predictor.main import Predictor
 from confide.layers.conversion import with_shared_dropout
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Probit
 from confide.models.networks import mlp

@@ -18,7 +18,7 @@ from confide.data.preprocessing import Encoder
 from confide.data.schema import Schema
 from confide.data.table import Table
 from confide.export.models import export_numpy, export_onnx, export_torch
-from confide.export.numpy_predictor import Predictor
+from confide.export.predictor.main import Predictor
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Probit
 from confide.models.networks import mlp
 from confide.posteriors.draws import Draws
@@ -196,7 +196,7 @@ def test_what_has_no_input_is_refused(tmp_path: Path) -> None:
 
 def test_an_encoder_that_forgets_to_clamp_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: rows outside the bounds are among those compared."""
-    from confide.export import numpy_predictor
+    from confide.export.predictor import rows
 
     encoder = Encoder(SCHEMAS["classes"])
     posterior = posterior_of(Categorical(3), 3, encoder.schema.features or 0)
@@ -205,6 +205,6 @@ def test_an_encoder_that_forgets_to_clamp_would_be_seen(tmp_path: Path, monkeypa
     def unclamped(values: Any, low: Any, high: Any, missing: str, where: str) -> Any:
         return ((np.nan_to_num(values) - (low + high) / 2) / ((high - low) / 2)).astype(np.float32)
 
-    monkeypatch.setattr(numpy_predictor, "_scaled", unclamped)
+    monkeypatch.setattr(rows, "_scaled", unclamped)
     with pytest.raises(AssertionError):
         compared(model.predict(ROWS[1:2]), expected_of(posterior, encoder, ROWS[1:2]))

@@ -29,6 +29,7 @@ def grown(planted: bool) -> float:
     return float(found["grown_mb"])
 
 
+@pytest.mark.slow
 def test_flat_over_a_thousand_steps_and_a_leak_is_caught() -> None:
     """A release or batch kept by accident is about as large as the planted 32 kilobytes.
 

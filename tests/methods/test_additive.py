@@ -115,26 +115,57 @@ class TestScale:
 
 
 class TestNoise:
-    def test_the_law_of_the_average_is_the_law_of_its_noise(self) -> None:
-        """Many weights that are quadratic wells: the mean and the variance of their averages are what `after` says."""
+    def test_steps_measure_a_weight_wherever_they_lead(self) -> None:
+        """Many quadratic wells under noise that is walked along: mean and variance are those that `measured` says."""
         generator = torch.Generator().manual_seed(0)
-        many, pull, noise, rate, momentum = 40_000, 0.7, 0.4, 0.3, 0.5
-        weight, velocity, average = (torch.zeros(many, dtype=torch.float64) for _ in range(3))
-        response, covariance = torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64)
-        for step in range(1, 13):
-            share = 1 / max(1, step - 8)
-            kick = noise * torch.randn(many, generator=generator, dtype=torch.float64)
-            velocity = momentum * velocity + pull * (weight - 1) + 0.1 * weight + kick
-            weight = weight - rate * velocity
-            average = torch.lerp(average, weight, share)
-            own = [torch.tensor(value, dtype=torch.float64) for value in (pull, 0.1, noise)]
-            told = parts.NoisyPass(own[0], own[1], own[2], rate, momentum, share)
-            response, covariance = parts.after(told, response, covariance)
-        assert float(average.mean()) == pytest.approx(
-            float(response[2]), abs=4 * float(average.std()) / math.sqrt(many)
-        )
-        assert float(average.var()) == pytest.approx(float(covariance[2, 2]), rel=0.03)
-        assert float(weight.var()) == pytest.approx(float(covariance[0, 0]), rel=0.03)
+        many, pull = 40_000, 0.7
+        weight, velocity = (torch.zeros(1, many, dtype=torch.float64) for _ in range(2))
+        sums = torch.zeros(3, 1, many, dtype=torch.float64)
+        for step in range(12):
+            noise = 0.4 if step < 4 else 0.2  # a look at residuals changes the unit on the way
+            gradient = pull * (weight - 1) + noise * torch.randn(1, many, generator=generator, dtype=torch.float64)
+            sums = sums + parts.told(weight, gradient, noise)
+            velocity = 0.5 * velocity + gradient + 0.1 * weight
+            weight = weight - 0.3 * velocity
+        found, variance = parts.measured(sums, torch.full((1, many), pull, dtype=torch.float64))
+        assert float(found.mean()) == pytest.approx(1.0, abs=4 * float(found.std()) / math.sqrt(many))
+        assert float(found.var()) == pytest.approx(float(variance.mean()), rel=0.03)
+        assert float(found.var()) < 0.6 * float(weight.var())
+
+    def test_shares_are_measured_far_from_where_steps_were_taken(self) -> None:
+        """One class of 3 %, steps near even odds: a plain Newton step would end at 13 %."""
+        start = torch.zeros(2, dtype=torch.float64)
+        gradient = 1000 * 2.0 * torch.tensor([-0.47, 0.47], dtype=torch.float64)
+        shares, spread = parts.shares_of(parts.told(start, gradient, 10.0), start, 2.0, 1000)
+        assert shares.tolist() == pytest.approx([0.97, 0.03], abs=1e-3)
+        level, _ = parts.levels_of(shares, spread, 2)
+        assert float(level.softmax(0)[1]) == pytest.approx(0.03, abs=1e-3)
+        one, _ = parts.shares_of(parts.told(start[:1], gradient[1:], 10.0), start[:1], 2.0, 1000)
+        assert one.tolist() == pytest.approx(shares.tolist())
+
+    @pytest.mark.parametrize("noise", [0.02, 0.3, 1e6])
+    def test_no_share_is_believed_to_be_nothing(self, noise: float) -> None:
+        shares, _ = parts.believed_shares(torch.tensor([1.01, -0.01], dtype=torch.float64), noise)
+        assert 0.002 < float(shares[1]) <= 0.5
+        assert float(shares.sum()) == pytest.approx(1.0)
+
+    def test_a_small_budget_asks_for_the_target_and_a_large_one_for_all_columns(self) -> None:
+        recipe = additive([0] * 10).recipe
+        assert parts.target_share(recipe, 20.0) > 0.8 > parts.target_share(recipe, 2000.0)
+        assert parts.target_share(additive([0] * 10 + [3]).recipe, 20.0) < 0.5
+        query = parts.histogram(recipe, 2, 2.0, 0.9)
+        rows = query.function(torch.rand(50, 10) * 2 - 1, torch.arange(50) % 2)
+        assert torch.allclose(rows.norm(dim=1), torch.full((50,), 2.0).double())
+
+    def test_nothing_to_learn_costs_nearly_nothing(self) -> None:
+        """Columns that fill a part of their range and say nothing, at small budgets: the odds of no learning."""
+        generator = torch.Generator().manual_seed(3)
+        x, y = torch.randn(8, 3000, 10, generator=generator) / 5, torch.randint(0, 2, (8, 3000), generator=generator)
+        for records, worst in ((300, 0.03), (3000, 0.012)):
+            losses = [
+                log_loss(fitted(x[k, :records], y[k, :records], epsilon=0.1).posterior, x[k], y[k]) for k in range(8)
+            ]
+            assert sum(losses) / 8 < math.log(2) + worst
 
     def test_a_column_of_noise_is_shrunk_away_and_a_real_one_is_kept(self) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import confide
 from confide.data.schema import Schema
 from confide.expectation.mixture import MixtureOfGaussians
 from confide.methods import em
-from confide.methods.em import EM
+from confide.methods.em import EM, Start
 from confide.models import networks
 from confide.sources.private_data import PrivateData
 
@@ -71,15 +72,69 @@ def random_start(seed: int, records: int = 300) -> tuple[Tensor, MixtureOfGaussi
     return x, MixtureOfGaussians(4, 4, scale=0.5, spread=1.0, generator=generator)
 
 
-def furthest(seed: int) -> float:
-    x, module = random_start(seed)
-    plan = confide.plan(delta=1e-5, records=len(x), batch=30, steps=100, noise_multiplier=6.0, clip=2.0)
-    return float(fitted(x, module, plan).posterior.mean().reshape(4, 4).norm(dim=1).max())
+def private_run(seed: int, records: int = 300, noise: float = 6.0, **settings: Any) -> tuple[Tensor, Tensor]:
+    """Means that were found, and those of the records by EM from the truth, in the same order."""
+    x, module = random_start(seed, records)
+    data = PrivateData(x, torch.zeros(len(x)), schema=Schema(records=len(x)), seed=seed)
+    plan = confide.plan(delta=1e-5, records=records, batch=records // 10, steps=100, noise_multiplier=noise, clip=2.0)
+    found = confide.fit(EM(**settings), module, data, plan, seed=seed).posterior.mean().reshape(4, 4)
+    return found, x
+
+
+def furthest(seed: int, **settings: Any) -> float:
+    return float(private_run(seed, **settings)[0].norm(dim=1).max())
+
+
+def missed(found: Tensor, x: Tensor) -> float:
+    """How much worse a record is explained than by the best of EM without privacy from several starts."""
+
+    def fit_of(means: Tensor) -> float:
+        return float((-(x[:, None] - means).square().sum(-1) / 0.5).logsumexp(1).mean())
+
+    best = -math.inf
+    for start in range(8):
+        chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(start))[:4]
+        means = x[chosen]
+        for _ in range(60):
+            shares = (-(x[:, None] - means).square().sum(-1) / 0.5).softmax(1)
+            means = shares.T @ x / 0.25 / (1 + shares.sum(0)[:, None] / 0.25)
+        best = max(best, fit_of(means))
+    return best - fit_of(found)
 
 
 def test_no_noise_makes_it_diverge() -> None:
     """Of 12 runs at epsilon 1 with 300 records, 7 to 9 ended above 1e3."""
     assert max(furthest(seed) for seed in range(3)) < 5.0
+
+
+def test_even_a_hundredfold_noise_stays_where_the_prior_is() -> None:
+    """By construction, and not by luck: the ball that holds 0.9999 of the prior has radius 4.85."""
+    assert furthest(0, noise=600.0) < 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("records", "most_bad"), [(300, 15), (1000, 10)])
+def test_a_hundred_runs(records: int, most_bad: int) -> None:
+    """Noise of epsilon 1 with 200 steps. None diverges; a start drawn from the prior left 22 to 26 in a bad optimum."""
+    runs = [private_run(seed, records, noise=5.4 / math.sqrt(2)) for seed in range(100)]
+    assert all(float(found.norm(dim=1).max()) < 5.0 for found, _ in runs)
+    bad = sum(missed(found, x) > 0.5 for found, x in runs)
+    assert bad <= most_bad
+
+
+def test_components_that_begin_together_part() -> None:
+    """Planted: a start far from the records, which "given" keeps to and "together" does not."""
+    x, module = clusters()
+    module.means.data.copy_(torch.tensor([[5.0, 5.0], [5.5, 5.0], [0.0, 0.0]]))
+    plan = confide.plan(delta=1e-5, records=len(x), batch=200, steps=60, epsilon=5.0, clip=2.0)
+
+    def far(start: Start) -> float:
+        data = PrivateData(x, torch.zeros(len(x)), schema=Schema(records=len(x)), seed=1)
+        found = confide.fit(EM(start=start), module, data, plan, seed=1).posterior.mean().reshape(3, 2)
+        return float(torch.cdist(CENTRES, found).amin(1).max())
+
+    assert far("together") < 0.5
+    assert far("given") > 1.0
 
 
 def test_without_bounds_it_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +148,8 @@ def test_without_bounds_it_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"horizon=0: must be a finite number > 0"):
         EM(horizon=0)
+    with pytest.raises(ValueError, match=r"start='anywhere': must be one of together, given"):
+        EM(start="anywhere")  # type: ignore[arg-type]
     x, _ = clusters(20)
     data = PrivateData(x, torch.zeros(20), schema=Schema(records=20), seed=1)
     plan = confide.plan(delta=1e-5, records=20, batch=10, steps=2, noise_multiplier=1.0)

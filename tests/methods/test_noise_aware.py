@@ -169,7 +169,7 @@ def test_errors_are_as_large_as_stated(cell: Cell) -> None:
 @pytest.mark.parametrize(
     ("part", "epsilon", "plan"),
     [
-        ("score_noise", 0.1, {}),
+        pytest.param("score_noise", 0.1, {}, marks=pytest.mark.slow),
         ("curvature_noise", 1.0, {"steps": 1}),
         ("thinning", 30.0, {"sampling": "poisson", "batch": 20, "steps": 20}),
     ],

@@ -22,7 +22,7 @@ from confide.methods.sep import SEP
 from confide.models import networks
 from confide.models.likelihoods import Gaussian, Probit
 from confide.running.fit import make_problem
-from confide.sources import private_data as boundary
+from confide.sources import answers as boundary
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import Release
 
@@ -218,6 +218,20 @@ class TestNetworks:
         outputs = outputs_of_draws(networks.mlp(2, 1, hidden=(10,)).double(), draws, x[:50])[..., 0]
         assert torch.allclose(outputs.mean(0), predictive.mean[:50], atol=0.05)
 
+    @pytest.mark.parametrize(("clip", "learns"), [(None, True), (4.0, False)])
+    def test_the_usual_clip_suits_a_small_budget(self, clip: float | None, learns: bool) -> None:
+        """With twice the clip, as the default once was, noise throws the network about."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(5000, 8, generator=generator) * 2 - 1
+        truth = (5 * torch.sin(3 * x[:, 0]) + 4 * x[:, 1] ** 2 + 3 * x[:, 2].abs() + 2 * x[:, 3] - 4) / 15
+        y = truth + torch.randn(5000, generator=generator) / 15
+        options = {} if clip is None else {"clip": clip}
+        plan = confide.plan(delta=1e-5, records=5000, batch=250, steps=100, epsilon=0.3, **options)
+        data = confide.PrivateData(x, y, schema=confide.Schema(records=5000), seed=1)
+        network = networks.mlp(8, 1, hidden=(50,), generator=generator)
+        found: Any = confide.fit(SEP(), network, data, plan, seed=0).posterior.predict(x)
+        assert (float((found.mean - truth).square().mean().sqrt()) < 1.8 / 15) is learns
+
     def test_closed_form_is_de_normalised(self) -> None:
         x, y = records(200)
         predictive = fitted(SEP(noise="fixed"), x, y, unprotected(200)).posterior.predict(x[:5])
@@ -289,6 +303,20 @@ def test_draws_for_arviz_are_those_of_the_posterior(hidden: tuple[int, ...]) -> 
     deviation = posterior.covariance().diagonal().sqrt()  # type: ignore[attr-defined]
     assert ((mean - posterior.mean()).abs() < 5 * deviation / math.sqrt(4000)).all()
     assert tree.attrs["variant"] == "DP-SEP"
+
+
+def test_a_mixture_has_the_covariances_that_its_budget_pays_for() -> None:
+    """By sizes and noise alone: 300 records at epsilon 1 get scalar ones, a short run and a start that prefers none."""
+    module = MixtureOfGaussians(4, 4, scale=0.5, generator=torch.Generator().manual_seed(0))
+    facts = {}
+    for name, noise, method in (("scarce", 5.4, SEP()), ("ample", 0.5, SEP()), ("given", 5.4, SEP(covariance="full"))):
+        plan = confide.plan(delta=1e-5, records=300, batch=30, steps=200, noise_multiplier=noise, clip=2.0)
+        problem = make_problem(method, module, Schema(records=300), plan)
+        start = method.init(problem)
+        sites = method._sites(problem)
+        places = sites.family.moments(start.theta)[0]
+        facts[name] = (sites.family.covariance, method._horizon(problem), float(places.norm(dim=1).max()) < 0.3)
+    assert facts == {"scarce": ("scalar", 3.0, True), "ample": ("full", 8.0, False), "given": ("full", 8.0, False)}
 
 
 @pytest.mark.parametrize("covariance", COVARIANCES)

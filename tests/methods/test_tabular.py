@@ -51,6 +51,7 @@ def accuracy(outcome: Outcome) -> float:
     return float((found == table.labels).mean())
 
 
+@pytest.mark.slow
 def test_columns_that_say_something_together_are_learnt() -> None:
     """Catches a network that does not learn, or is not asked: effects alone are at chance."""
     found = fitted()

@@ -18,6 +18,7 @@ from confide.errors import Refusal
 from confide.pate.graphs import Neighbours, coordinates, representatives
 from confide.privacy.events import VotesEvent
 from confide.privacy.ledger import Ledger
+from confide.running.artefacts import load_run
 from confide.sources.private_data import PrivateData
 
 CLASSES, RECORDS, PUBLIC = 4, 1200, 240
@@ -175,3 +176,13 @@ class TestCommand:
         assert found["plan"]["queries"] == found["answered"] == 24
         loaded: Any = confide.load_posterior(tmp_path / "out" / "posterior.safetensors")
         assert loaded.predict(torch.zeros(2, 6)).probabilities.shape == (2, CLASSES)
+        predicted = tmp_path / "predicted.csv"
+        assert main(["predict", str(tmp_path / "out"), str(test), "--out", str(predicted)]) == 0
+        rows = predicted.read_text().splitlines()
+        assert len(rows) == 201
+        truth = [line.split(",")[-1] for line in test.read_text().splitlines()[1:]]
+        place = rows[0].split(",").index("predicted")
+        right = sum(row.split(",")[place] == label for row, label in zip(rows[1:], truth, strict=True))
+        assert right / 200 == pytest.approx(found["accuracy"])
+        read = load_run(tmp_path / "out")
+        assert read.privacy.epsilon() == found["privacy"]["epsilon"]["pld"]

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import confide
-from confide import methods
+from confide import callbacks, methods
+from confide.cli.app import main
 from confide.errors import CallbackWarning, Refusal
 from confide.privacy.ledger import Ledger
 from confide.running.callbacks import EarlyStopping, JsonLines, Moment, TensorBoard
 from confide.running.journal import Checkpoints
+from confide.running.live import sparkline
 from tests.conformance.conftest import Case, classification, regression, small_plan
 
 STEPS = 12
@@ -254,3 +259,108 @@ def test_a_second_interrupt_does_not_wait() -> None:
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, before)
+
+
+class TestLiveCurves:
+    """Curves of public records while a run lasts: on a terminal, in a file, in a notebook."""
+
+    def run(self, curves: Any, steps: int = 20) -> None:
+        case = classification()
+        confide.fit(
+            methods.SGLD(), case.module, case.data(), small_plan(case, steps=steps), seed=1,
+            validation=(case.x, case.y), callbacks=[curves],
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+    def test_a_terminal_sees_them_grow_in_place(self, encoding: str) -> None:
+        file = Screen(encoding)
+        self.run(callbacks.LiveCurves(["nll", "accuracy"], every=5, file=file))
+        looks = file.getvalue().split("step ")[1:]
+        assert len([look for look in looks if " of 20" in look]) == 4
+        assert file.getvalue().count("\x1b[3A") == 3  # back to the first of three lines, but for the first look
+        last = file.getvalue().rsplit("\x1b[3A", 1)[1]
+        assert all(len(line) < 80 for line in last.splitlines())
+        assert ("▁" in last) == (encoding == "utf-8")
+        last.encode(encoding)
+
+    def test_a_file_gets_a_line_for_every_look(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.run(callbacks.LiveCurves(every=10))
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.partition(":")[0] for line in lines] == ["step 10 of 20", "step 20 of 20"]
+        assert "nll" in lines[0]
+        assert "accuracy" in lines[0]
+
+    def test_a_notebook_sees_one_picture_that_is_drawn_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown: list[str] = []
+
+        class Handle:
+            def update(self, picture: str) -> None:
+                shown.append(picture)
+
+        def display(picture: str, display_id: bool) -> Handle:
+            assert display_id
+            shown.append(picture)
+            return Handle()
+
+        shell = types.ModuleType("IPython")
+        vars(shell)["get_ipython"] = type("ZMQInteractiveShell", (), {})
+        screen = types.ModuleType("IPython.display")
+        vars(screen).update(HTML=str, display=display)
+        monkeypatch.setitem(sys.modules, "IPython", shell)
+        monkeypatch.setitem(sys.modules, "IPython.display", screen)
+        self.run(callbacks.LiveCurves(every=5))
+        assert len(shown) == 4
+        assert "<polyline" in shown[-1]
+        assert "nll" in shown[-1]
+        assert "<script" not in shown[-1]
+
+    def test_they_need_public_records_and_known_metrics(self) -> None:
+        case = classification()
+        with pytest.raises(ValueError, match="LiveCurves needs public records"):
+            confide.fit(methods.SGLD(), case.module, case.data(), small_plan(case), callbacks=[callbacks.LiveCurves()])
+        with pytest.raises(ValueError, match="metrics='loss'"):
+            callbacks.LiveCurves(["loss"])
+
+    def test_values_that_are_no_numbers_are_blanks(self) -> None:
+        assert sparkline([1.0, float("nan"), 2.0]) == "▁ █"
+        assert sparkline([3.0, 3.0]) == "▁▁"
+        assert sparkline([]) == ""
+
+
+def test_estimators_and_the_command_show_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.uniform(0, 1, (300, 2))
+    y = (x[:, 0] > 0.5).astype(int)
+    seen: list[float] = []
+    model = confide.PrivateBayesClassifier(
+        "sgld", epsilon=5, bounds=(0, 1), classes=2, records=300, steps=20, hidden=(),
+        callbacks=[lambda moment: seen.append(moment.metrics["accuracy"]), callbacks.LiveCurves(every=10)],
+    )  # fmt: skip
+    model.fit(x[:250], y[:250], validation=(x[250:], y[250:]))
+    assert len(seen) == 20
+    assert "step 20 of 20: nll" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"validation=ndarray: must be a pair"):
+        model.fit(x, y, validation=x)
+    for name, rows in (("train", slice(0, 250)), ("public", slice(250, 300))):
+        lines = [f"{a},{b},{c}" for (a, b), c in zip(x[rows].tolist(), y[rows].tolist(), strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,ill", *lines]) + "\n")
+    (tmp_path / "facts.toml").write_text('records = 250\ntarget = "ill"\nclasses = 2\nbounds = [0, 1]\n')
+    words = ["fit", str(tmp_path / "train.csv"), "--facts", str(tmp_path / "facts.toml"), "--epsilon", "5"]
+    words += ["--validation", str(tmp_path / "public.csv"), "--steps", "20", "--method", "sgld"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert "step 20 of 20: nll" in capsys.readouterr().err
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return True

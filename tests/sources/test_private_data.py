@@ -164,7 +164,7 @@ class TestSensitivity:
         assert moved.norm() <= clip * (1 + 1e-4)
 
     def test_a_clip_one_percent_off_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import confide.sources.private_data as boundary
+        import confide.sources.answers as boundary
 
         right = boundary.clipped_sum_of_rows  # type: ignore[attr-defined]
 

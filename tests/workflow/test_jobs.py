@@ -40,6 +40,7 @@ def opened(ledger: Path | None, epsilon: float = 3.0) -> tuple[Request, Table]:
     return request, found.test
 
 
+@pytest.mark.slow
 def test_two_at_a_time_cost_what_one_by_one_costs(tmp_path: Path) -> None:
     reopen = partial(opened, tmp_path / "budget.db")
     shown: list[int] = []

@@ -18,8 +18,7 @@ import confide
 from confide.cli.app import main
 from confide.data.schema import Schema
 from confide.data.table import Table
-from confide.errors import CuratorNote, Refusal
-from confide.export.models import export_numpy
+from confide.errors import CuratorNote
 from confide.workflow.facts import settle, with_pixel_range
 from confide.workflow.request import Request
 from confide.workflow.run import job_of, run_request
@@ -89,7 +88,7 @@ def test_a_module_of_ones_own_sees_pixels_and_a_named_method_the_same_features()
     assert job_of(request, settled).method.name == "features"
 
 
-def test_saved_it_predicts_raw_pictures_in_a_fresh_process_and_export_refuses(model: Any, tmp_path: Path) -> None:
+def test_saved_it_predicts_raw_pictures_in_a_fresh_process(model: Any, tmp_path: Path) -> None:
     x, y = _bars(30, 2)
     out = model.save(tmp_path / "run", test=(x, y))
     assert "features" in (out / "report.html").read_text()
@@ -100,8 +99,6 @@ def test_saved_it_predicts_raw_pictures_in_a_fresh_process_and_export_refuses(mo
         rows = list(csv.DictReader(file))
     found = np.array([float(row["probability_1"]) for row in rows])
     np.testing.assert_allclose(found, model.predict_proba(x)[:, 1], atol=1e-5)
-    with pytest.raises(Refusal, match="features of pictures"):
-        export_numpy(model.posterior_, tmp_path / "e", model.encoder_)
 
 
 def test_colours_odd_sizes_and_a_record_of_another_world_go_through() -> None:

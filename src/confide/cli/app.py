@@ -33,6 +33,7 @@ COMMANDS = {
     "audit": "Attack a method on made-up records and bound its epsilon from below.",
     "ledger": "Show what was spent, set a ceiling on it, check it.",
     "pate": "Learn a classifier from votes of teachers on public records (PATE).",
+    "sample": "Draw from a tempered posterior of a linear model: a draw is private by itself.",
     "party": "Learn from records of several owners who do not pool them.",
     "papers": "Run the experiments of published papers under a sound epsilon.",
 }

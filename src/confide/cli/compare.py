@@ -149,21 +149,10 @@ def compare(
 
 def opened(records: Records, name: str | None, chosen: dict[str, Any]) -> tuple[Request, Table]:
     """The request and the test records; with --jobs called in every process, so that no record travels."""
-    from confide.data.schema import Schema
-    from confide.workflow.request import Request
-
     dataset = records.load()
     if dataset.test is None:
         raise CommandError("--test: missing; a comparison is measured on test records that you declare to be public")
-    request = Request(
-        dataset.train,
-        **chosen,
-        facts=dataset.schema or Schema(),
-        assume_public=records.assume_public,
-        task=records.task,
-        name=name or dataset.name,
-    )
-    return request, dataset.test
+    return records.request(dataset, name, **chosen), dataset.test
 
 
 def _asked(text: str) -> list[str] | None:

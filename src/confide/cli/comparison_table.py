@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from confide.cli.output import one_line, remarks
-from confide.wording import METRICS, up
+from confide.wording import METRICS, epsilon
 
 if TYPE_CHECKING:
     from confide.workflow.compare import Comparison
@@ -41,7 +41,7 @@ def cost_sentence(found: Comparison) -> str:
         return "Seeded: no privacy claim. The noise can be computed by anyone who knows the seed."
     return (
         f"Each fit alone costs epsilon {found.epsilon_each:g}. Comparing reads the records once per fit: the "
-        f"{found.fits} fits of this table together cost epsilon {up(found.total_epsilon, decimals=3)} at delta "
+        f"{found.fits} fits of this table together cost epsilon {epsilon(found.total_epsilon)} at delta "
         f"{found.delta:g}, and that is what was spent."
     )
 

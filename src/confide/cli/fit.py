@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from confide import rules
 from confide.cli import fit_options as given
@@ -13,10 +13,11 @@ from confide.cli import options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
 from confide.cli.output import called_as, emit_json, for_this_command, one_line, output, progress_bar, remarks
-from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory, ledger_by
-from confide.errors import BudgetExceeded, RankLost, Refusal, Unfinished
+from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory, ledger_by, same_file
+from confide.errors import BudgetExceeded, CommandError, RankLost, Refusal, Unfinished
 
 if TYPE_CHECKING:
+    from confide.mechanism.gaussian import ClippingStyle
     from confide.workflow.run import Job
 
 EXAMPLES = (
@@ -41,7 +42,10 @@ def fit(
     epochs: given.Epochs = None,
     steps: given.Steps = None,
     clip: given.Clip = None,
+    clipping: given.ClippingName = "flat",
+    adaptive_clip: given.AdaptiveClipQuantile = None,
     chains: given.Chains = 1,
+    prior: given.PriorName = None,
     prior_scale: given.PriorScale = None,
     noise_scale: given.NoiseScale = None,
     likelihood: given.LikelihoodName = None,
@@ -53,12 +57,15 @@ def fit(
     adjacency: AdjacencyName = rules.ADJACENCY,
     sampling: SamplingName = rules.SAMPLING,
     secure: given.Secure = False,
+    bayesian_holdout: given.HoldOutFile = None,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
     key: given.LedgerKey = None,
     who: given.Who = None,
     out: given.Out,
     checkpoint: given.Checkpoint = None,
+    resume: given.Resume = None,
+    validation: given.ValidationFile = None,
     seed: given.Seed = None,
     as_json: Json = False,
 ) -> None:
@@ -72,44 +79,60 @@ def fit(
     from confide.cli import outcome
     from confide.cli.records import Records
     from confide.cli.settings import method_or_rule
-    from confide.data.schema import Schema
+    from confide.data.loaders import load_table
     from confide.distributed import started_together
+    from confide.running.live import LiveCurves
     from confide.workflow.facts import settle
     from confide.workflow.measure import check_test, measured
-    from confide.workflow.request import Request
     from confide.workflow.run import carry_out, job_of
 
     records = Records.of_parts(train, target, test, facts, assume_public, data, split, options.task(task))
-    chosen = method_or_rule(method, setting or (), prior_scale)
+    chosen = method_or_rule(method, setting or (), prior_scale, prior)
     widths, by_class = options.layers(hidden), options.class_weights(class_weight)
     plan = options.plan_options(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency, noise_scale, chains)
+    options.choice("--clipping", clipping, given.CLIPPING_STYLES)
+    if adaptive_clip is not None:
+        options.number("--adaptive-clip", adaptive_clip, above=0, below=1)
+    if bayesian_holdout is not None and any(
+        same_file(bayesian_holdout, part) for part in (records.train, *records.more)
+    ):
+        raise CommandError(f"--bayesian-holdout={bayesian_holdout}: is the training file; its records are private")
     options.seed(seed)
     records.check()
     check_new_directory("--out", out)
-    check_checkpoint(checkpoint)
+    checkpoint = check_checkpoint(checkpoint, resume)
     for_this_command(ledger_by(ledger, key, who))
     check_ledger(ledger)
 
     dataset = records.load()
-    charged_as = name or dataset.name
+    fresh = (
+        None
+        if bayesian_holdout is None
+        else load_table(bayesian_holdout, dataset.train.target, part="test", schema=dataset.schema)
+    )
+    public = (
+        None if validation is None else load_table(validation, dataset.train.target, part="test", schema=dataset.schema)
+    )
     with options.named(), _interruptible(checkpoint), started_together() as ranks:
-        request = Request(
-            dataset.train,
+        request = records.request(
+            dataset,
+            name,
             **plan,
-            facts=dataset.schema or Schema(),
-            assume_public=assume_public,
-            task=records.task,
+            clipping=cast("ClippingStyle", clipping),
+            adaptive_clip=adaptive_clip,
             method=chosen,
             hidden=widths,
             likelihood=likelihood,
             class_weight=by_class,
+            hold_out=fresh,
             device=device,
             secure=secure,
             checkpoint=checkpoint,
             ledger=ledger,
-            name=charged_as,
             seed=seed,
             ranks=ranks,
+            callbacks=() if public is None else (LiveCurves(),),
+            validation=public,
         )
         request.check()
         settled = settle(request)
@@ -118,7 +141,8 @@ def fit(
         job = job_of(request, settled)
         if ranks is None or ranks.leads:
             _tell_time(job)
-        with progress_bar(f"{job.method.name} on {dataset.name}", ranks is None or ranks.leads) as progress:
+        bar = public is None and (ranks is None or ranks.leads)  # curves say how far the run is
+        with progress_bar(f"{job.method.name} on {dataset.name}", bar) as progress:
             found = carry_out(job, progress)
     if ranks is not None and not ranks.leads:
         return  # rank 0 holds the same run, and writes it
@@ -127,13 +151,17 @@ def fit(
         run,
         out,
         lambda: None if held_out is None else measured(run.posterior, encoder, held_out, records.test_source),
-        outcome.config_of(records, request, found.hidden),
+        outcome.config_of(records, request, found.hidden, found.bayesian),
         encoder,
     )
+    if found.bayesian is not None:
+        summary["bayesian"] = found.bayesian.to_dict()
     if as_json:
         emit_json(summary)
     else:
         outcome.show(output(), run, summary, evaluation)
+        if found.bayesian is not None:
+            output().print(outcome.bayesian_line(found.bayesian))
 
 
 def _tell_time(job: Job) -> None:

@@ -17,6 +17,8 @@ NAMED = (
 )  # fmt: skip
 """The names that `workflow.named_likelihood` knows, written out so that the help needs no torch."""
 
+CLIPPING_STYLES = ("flat", "per-layer", "automatic")  # those of `mechanism.gaussian`, for the same reason
+
 Train = Annotated[
     str,
     typer.Argument(
@@ -151,11 +153,42 @@ Chains = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+ClippingName = Annotated[
+    str,
+    typer.Option(
+        "--clipping",
+        metavar="STYLE",
+        help=f"How answers are cut to --clip: {', '.join(CLIPPING_STYLES)}.",
+        rich_help_panel=RUN,
+    ),
+]
+AdaptiveClipQuantile = Annotated[
+    float | None,
+    typer.Option(
+        "--adaptive-clip",
+        metavar="Q",
+        help="Let the clip follow the norm below which a share Q of the answers lies, by counts that are paid for "
+        "within epsilon; --clip is where it starts.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+PriorName = Annotated[
+    str | None,
+    typer.Option(
+        "--prior",
+        metavar="NAME",
+        help="The prior on the weights: gaussian, laplace, scale-mixture or flat; the method's own if left out.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
 PriorScale = Annotated[
     float | None,
     typer.Option(
         metavar="S",
-        help="Standard deviation of the Gaussian prior on the weights; the method's own if left out.",
+        help="Scale of the prior on the weights, the standard deviation of a Gaussian one; the method's own if left "
+        "out.",
         rich_help_panel=RUN,
         show_default=False,
     ),
@@ -190,6 +223,17 @@ ClassWeight = Annotated[
         help="Public weight of a class; may be repeated, classes not named have 1, and the largest counts as one "
         "record. Weights of records are a column that the facts name: weight, largest_weight.",
         rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
+HoldOutFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--bayesian-holdout",
+        metavar="FILE",
+        help="Fresh records like these that nobody needs to protect, not learnt from: a Bayesian epsilon for records "
+        "drawn like them is told beside the DP one.",
+        rich_help_panel=PRIVACY,
         show_default=False,
     ),
 ]
@@ -264,6 +308,24 @@ Checkpoint = Annotated[
     typer.Option(
         metavar="DIR",
         help="Keep the run there while it lasts: after an interruption the same command goes on with it.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
+ValidationFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Public records like those of TRAIN: curves of the metrics on them are shown while the run lasts.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Go on with the run that --checkpoint kept there; refused, and nothing charged, where there is none.",
         rich_help_panel=OUTPUT,
         show_default=False,
     ),

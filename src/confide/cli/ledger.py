@@ -24,6 +24,8 @@ from confide.privacy.filters import FIXED
 from confide.privacy.ledger import Head, Ledger, Limit, for_reading
 from confide.privacy.ledger.keys import passphrase_of
 from confide.privacy.ledger.places import is_server
+from confide.wording import epsilon as epsilon_shown
+from confide.wording import remaining
 
 SHOW_EXAMPLE = "confide ledger show budget.db"
 LIMIT_EXAMPLE = "confide ledger limit budget.db --epsilon 3 --delta 1e-5"
@@ -322,7 +324,7 @@ def _entry_table(rows: list[dict[str, Any]]) -> Table:
             escape(one_line("all" if row["kind"] == "limit" else row["dataset"])),
             escape(one_line(row["event"])),
             escape(one_line(f"{row['who'] or '(not named)'}, {row['version']}" if row["version"] else row["who"])),
-            "" if so_far is None else f"{so_far:.4f}",
+            "" if so_far is None else epsilon_shown(so_far),
         )
     return table
 
@@ -335,11 +337,11 @@ def _ceiling_words(ceiling: dict[str, Any] | None) -> str:
 
 
 def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | None, delta: float) -> str:
-    spent = "no sound bound" if sums["epsilon"] is None else f"{sums['epsilon']:.4f}"
-    left = "" if ceiling is None else f", {sums['remaining']:.4f} remains"
+    spent = "no sound bound" if sums["epsilon"] is None else epsilon_shown(sums["epsilon"])
+    left = "" if ceiling is None else f", {remaining(sums['remaining'])} remains"
     if sums.get("filter", FIXED) != FIXED and sums["filter_epsilon"] is not None:
         spent += " if all was fixed in advance"
-        left = f"; {sums['filter_epsilon']:.4f} by the {sums['filter']} filter{left}"
+        left = f"; {epsilon_shown(sums['filter_epsilon'])} by the {sums['filter']} filter{left}"
     shown = escape(one_line(name)) if name else "(unnamed)"
     return f"[bold]{shown}[/bold]: epsilon {spent} spent at delta {delta:g}{left}."
 

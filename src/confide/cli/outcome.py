@@ -15,10 +15,11 @@ from confide.cli.privacy_table import epsilon_table
 from confide.cli.records import Records
 from confide.data import Encoder
 from confide.errors import Unfinished
+from confide.privacy.bayesian import BayesianEstimate
 from confide.report import Evaluation
 from confide.running.artefacts import POSTERIOR, RECORD, REPORT, save_run
 from confide.running.fit import Run
-from confide.wording import METRICS
+from confide.wording import METRICS, up
 from confide.workflow.facts import assumed_facts
 from confide.workflow.request import Request
 
@@ -40,7 +41,17 @@ def save(
     return evaluation, summary_of(run, out, evaluation, metrics, encoder)
 
 
-def config_of(records: Records, request: Request, hidden: tuple[int, ...] | None) -> dict[str, Any]:
+def bayesian_line(found: BayesianEstimate) -> str:
+    """The Bayesian epsilon beside the DP one, for people."""
+    shown, dp = found.bayesian.epsilon, found.dp.epsilon
+    if shown is None or dp is None:
+        return f"Bayesian epsilon: none ({found.bayesian.note})"
+    return f"For records drawn like the hold-out ones: Bayesian epsilon {up(shown)}, where DP promises {up(dp)} to all."
+
+
+def config_of(
+    records: Records, request: Request, hidden: tuple[int, ...] | None, bayesian: BayesianEstimate | None = None
+) -> dict[str, Any]:
     """What was typed, and the widths of the network, for the record of the run."""
     return {
         **records.typed(),
@@ -49,6 +60,7 @@ def config_of(records: Records, request: Request, hidden: tuple[int, ...] | None
         "hidden": None if hidden is None else list(hidden),
         "noise_scale": request.noise_scale,
         "seed": request.seed,
+        **({} if bayesian is None else {"bayesian": bayesian.to_dict()}),
     }
 
 

@@ -61,6 +61,15 @@ Spare = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+Local = Annotated[
+    int,
+    typer.Option(
+        metavar="L",
+        help="Steps that every party makes by itself before it hears of the others: methods sep, for networks, and "
+        "bbp, with --trust nobody. Fewer messages at the same price.",
+        rich_help_panel=RUN,
+    ),
+]
 Timeout = Annotated[
     float,
     typer.Option(metavar="S", help="Seconds within which a party must reply.", rich_help_panel=RUN),
@@ -98,6 +107,7 @@ def fit(
     setting: given.Settings = None,
     missing: Missing = None,
     spare: Spare = 0,
+    local: Local = 1,
     timeout: Timeout = 60.0,
     epsilon: EpsilonGoal,
     delta: given.Delta = rules.DELTA,
@@ -120,6 +130,7 @@ def fit(
     values = options.plan_options(epsilon, delta, batch, epochs, steps, clip, "poisson", rules.ADJACENCY, None)
     options.number("--timeout", timeout, above=0, most=1e6)
     how = {"trust": options.choice("--trust", trust, ("nobody", "sum")), "missing": missing, "spare": spare}
+    how["local"] = local
     how["level"] = options.choice("--level", level, ("record", "client"))
     if level == "client" and batch is not None:
         raise CommandError(f"--batch={batch}: with --level client every party answers every step; leave it out")

@@ -78,7 +78,8 @@ def pate(
     """Learn a classifier from votes of teachers on public records (PATE).
 
     Every private record belongs to one teacher, by a coin of its own. All queries are charged before a record is read,
-    answered or not. DIR receives the student's posterior and pate.json with the privacy statement.
+    answered or not. DIR receives the student's posterior and run.json with the privacy statement, which
+    `confide predict` reads.
     """
     from confide.cli.records import Records
     from confide.data import load_table
@@ -166,21 +167,24 @@ def _run(
 
 
 def _saved(run: Any, encoder: Any, test: Any, out: Path) -> dict[str, Any]:
-    """The posterior first: it was paid for."""
+    """A directory like that of `confide fit`; what fails after the posterior is written leaves it there."""
     from dataclasses import asdict
 
     from confide.evaluate.metrics import accuracy
     from confide.models.predictive import of_classes
-    from confide.wording import json_text
+    from confide.running.artefacts import save_posterior
     from confide.workflow.measure import measured
 
-    out.mkdir(parents=True)
-    run.posterior.save(out / "posterior.safetensors")
     score = None
-    if test is not None:
-        found = measured(run.posterior, encoder, test)
-        score = accuracy(of_classes(found.predictive).probabilities, found.y)
-    summary = {
+    about = {"method": {"name": "pate", "parameters": asdict(run.plan.mechanism)}, "answered": run.answered}
+    try:
+        if test is not None:
+            found = measured(run.posterior, encoder, test)
+            score = accuracy(of_classes(found.predictive).probabilities, found.y)
+    finally:  # what was paid for is written, whatever the test part does
+        metrics = {} if score is None else {"accuracy": score}
+        save_posterior(run.posterior, run.privacy, encoder.schema, out, encoder=encoder, metrics=metrics, about=about)
+    return {
         "accuracy": score,
         "plan": asdict(run.plan.mechanism),
         "answered": run.answered,
@@ -188,8 +192,6 @@ def _saved(run: Any, encoder: Any, test: Any, out: Path) -> dict[str, Any]:
         "statement": run.privacy.statement(),
         "encoder": encoder.to_dict(),
     }
-    (out / "pate.json").write_text(json_text(summary) + "\n", encoding="utf-8")
-    return summary
 
 
 def register(app: Any) -> None:

@@ -97,10 +97,22 @@ def ledger_by(path: Path | None, key: Path | None, who: str | None) -> Iterator[
             os.environ.update({} if value is None else {name: value})
 
 
-def check_checkpoint(path: Path | None) -> None:
-    """A directory that exists already is that of an interrupted run, which knows itself whether this is the same."""
+def check_checkpoint(path: Path | None, resume: Path | None = None) -> Path | None:
+    """A directory that exists already is that of an interrupted run, which knows itself whether this is the same.
+
+    resume   the same directory, where a run must have been kept: a name that is misspelt does not start a new one
+    """
+    if resume is not None:
+        from confide.running.journal import JOURNAL
+
+        if path is not None and path != resume:
+            raise CommandError(f"--resume={resume}: --checkpoint names another directory; give one of the two")
+        if not (resume / JOURNAL).is_file():
+            raise CommandError(f"--resume={resume}: no run is kept there; start one with --checkpoint {resume}")
+        path = resume
     if path is None:
-        return
+        return None
     if os.path.lexists(path) and not path.is_dir():
         raise CommandError(f"--checkpoint={path}: is a file; name a directory")
     check_writable("--checkpoint", path / "run")
+    return path

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from confide.wording import accountant, share_up, up
+from confide.wording import accountant, epsilon, share_up, up
 
 
 def show_privacy(console: Console, values: Mapping[str, Any], what: str = "") -> None:
@@ -50,9 +50,8 @@ def attacker_sentence(attacker: Mapping[str, Any] | None) -> str:
 
 
 def shown(values: Mapping[str, Any], name: str) -> str:
-    """An epsilon to four decimals. A bound is rounded up, for a claim must not be better than the bound."""
-    epsilon = values["epsilon"][name]
-    if epsilon is None:
+    """An epsilon as it is written everywhere: rounded up, for a claim must not be better than the bound."""
+    value = values["epsilon"][name]
+    if value is None:
         return "infinite" if values["kind"][name].startswith("infinite") else "-"
-    is_bound = values["kind"][name].startswith("upper bound")
-    return up(epsilon, decimals=4) if is_bound else f"{epsilon:.4f}"
+    return epsilon(value)

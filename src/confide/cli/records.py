@@ -16,6 +16,7 @@ from confide.data.loaders import load_parts
 from confide.data.schema import Task
 from confide.errors import CommandError
 from confide.report.evaluation import PUBLIC, SEPARATE
+from confide.workflow.request import Request
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,12 @@ class Records:
         if self.test is not None:
             held_out = load_table(self.test, target or found.train.target, part="test", schema=facts)
         return DataSet(found.name, found.train, held_out, facts)
+
+    def request(self, dataset: DataSet, name: str | None, **chosen: Any) -> Request:
+        """One fit of the training part, by the facts that were declared or come with it."""
+        facts = dataset.schema or Schema()
+        said: dict[str, Any] = {"facts": facts, "assume_public": self.assume_public, "task": self.task}
+        return Request(dataset.train, **chosen, **said, name=name or dataset.name)
 
     def _names_a_target(self, declared: Schema | None) -> bool:
         several = declared is not None and bool(declared.targets)

@@ -18,18 +18,22 @@ from confide.errors import CommandError
 from confide.methods.base import Method
 from confide.models import priors
 
+PRIORS = ("gaussian", "laplace", "scale-mixture", "flat")
 
-def method_or_rule(name: str, settings: Sequence[str], prior_scale: float | None) -> Method | str:
+
+def method_or_rule(
+    name: str, settings: Sequence[str], prior_scale: float | None, prior: str | None = None
+) -> Method | str:
     """The method of that name with the given settings, or "auto" for the public rule's choice.
 
     Settings or a prior beside "auto" are those of the sampler, which has both.
     """
-    if name == "auto" and not settings and prior_scale is None:
+    if name == "auto" and not settings and prior_scale is None and prior is None:
         return name
-    return make_method(name, settings, prior_scale)
+    return make_method(name, settings, prior_scale, prior)
 
 
-def make_method(name: str, settings: Sequence[str], prior_scale: float | None) -> Method:
+def make_method(name: str, settings: Sequence[str], prior_scale: float | None, prior: str | None = None) -> Method:
     """The method of that name with the given settings, each checked by the method itself; "auto" is the sampler."""
     known = options.choice("--method", name, ("auto", *methods.names()))
     cls = methods.get(rules.SAMPLER if known == "auto" else known)
@@ -46,12 +50,34 @@ def make_method(name: str, settings: Sequence[str], prior_scale: float | None) -
         if key in values:
             raise CommandError(f"--set={text}: {key} is set twice; give it once")
         values[key] = parsed(f"--set={text}", typed, hints[key])
-    if prior_scale is not None:
-        options.number("--prior-scale", prior_scale, above=0, most=1e6)
+    chosen = _prior(prior, prior_scale)
+    if chosen is not None:
         if "prior" not in fields:
-            raise CommandError(f"--prior-scale={prior_scale:g}: {name} has no prior of its own; leave it out")
-        values["prior"] = priors.GaussianPrior(prior_scale)
-    return cls(**values)
+            typed = f"--prior={prior}" if prior is not None else f"--prior-scale={prior_scale:g}"
+            raise CommandError(f"{typed}: {name} has no prior of its own; leave it out")
+        values["prior"] = chosen
+    try:
+        return cls(**values)
+    except TypeError as error:  # a method whose posterior is Gaussian says so, in a sentence of its own
+        if prior is None:
+            raise
+        raise CommandError(f"--prior={prior}: {error}") from None
+
+
+def _prior(name: str | None, scale: float | None) -> priors.Prior | None:
+    """The prior over the weights that was asked for, or None for the method's own."""
+    if scale is not None:
+        options.number("--prior-scale", scale, above=0, most=1e6)
+    if name is None and scale is None:
+        return None
+    known, width = options.choice("--prior", name or "gaussian", PRIORS), 1.0 if scale is None else scale
+    if known == "flat":
+        if scale is not None:
+            raise CommandError(f"--prior-scale={scale:g}: a flat prior has no scale; leave it out")
+        return priors.FlatPrior()
+    if known == "scale-mixture":  # the narrow part a tenth as wide, as by default
+        return priors.ScaleMixturePrior(wide=width, narrow=width / 10)
+    return priors.LaplacePrior(width) if known == "laplace" else priors.GaussianPrior(width)
 
 
 def is_plain(hint: Any) -> bool:

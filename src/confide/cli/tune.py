@@ -165,19 +165,7 @@ def opened(
     records: Records, name: str | None, chosen: dict[str, Any], tries: tuple[str, ...]
 ) -> tuple[Request, list[dict[str, Any]]]:
     """The request and its candidates; with --jobs called in every process, so that no record travels."""
-    from confide.data.schema import Schema
-    from confide.workflow.request import Request
-
-    dataset = records.load()
-    request = Request(
-        dataset.train,
-        **chosen,
-        facts=dataset.schema or Schema(),
-        assume_public=records.assume_public,
-        task=records.task,
-        name=name or dataset.name,
-    )
-    return request, [candidate(text) for text in tries]
+    return records.request(records.load(), name, **chosen), [candidate(text) for text in tries]
 
 
 def register(app: Any) -> None:

@@ -17,13 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from confide.data.columns import Column
+from confide.data.loaders import checked_names
 from confide.data.schema import Schema
 from confide.data.table import listed, quoted
 from confide.errors import DataError
 
 _LONGEST_HEADER = 1 << 20  # bytes; a file without line ends is no table
-_IDENTIFIER = re.compile(r"(^|[_\W])(id|uuid|guid|ssn|e?mail|phone|name|address|passport|iban)($|[_\W])", re.IGNORECASE)
+_IDENTIFIER = re.compile(
+    r"(^|[_\W])(id|uuid|guid|ssn|e?mail|phone|name|address|passport|iban|unnamed)($|[_\W])", re.IGNORECASE
+)
 _DATE = re.compile(r"(^|[_\W])(date|time|timestamp|datetime|dob|birthday)($|[_\W])|_(at|on)$", re.IGNORECASE)
+
+DATE_LINES = ('date = "ISO"                # or a format such as "%d/%m/%Y"', "bounds = [2000-01-01, 2029-12-31]")
+"""How a column of dates is declared."""
 
 
 def header_of(source: str | Path) -> list[str]:
@@ -45,12 +51,12 @@ def header_of(source: str | Path) -> list[str]:
     except (OSError, ValueError, EOFError):
         line = ""
     names = next(csv.reader([line]), [])
-    if not names or any(not one.strip() for one in names) or len(set(names)) < len(names):
-        raise DataError(f"source={quoted(source)}: its first line is no header of different names; write one")
+    if not names:
+        raise DataError(f"source={quoted(source)}: its first line is no header; write one")
     if any(_looks_like_a_number(one) for one in names):
-        # Then it may be the first record. Its cells are quoted nowhere.
+        # Then it may be the first record. Its cells are quoted nowhere, and a draft would write them down.
         raise DataError(f"source={quoted(source)}: its first line holds numbers, so it may be a record; write a header")
-    return names
+    return checked_names(names, f"source={quoted(source)}")
 
 
 def _looks_like_a_number(text: str) -> bool:
@@ -80,7 +86,9 @@ def draft_text(
         raise DataError(f"columns: {listed(unknown)} not in the header of the file; check the spelling")
     named = {target, *numeric, *categorical}
     left_out = [
-        one for one in names if one in ignore or (one not in named and (sounds_like_identifier(one) or _is_date(one)))
+        one
+        for one in names
+        if one in ignore or (one not in named and (sounds_like_identifier(one) or sounds_like_date(one)))
     ]
     lines = [
         "# A draft: what stands behind a # is yours to declare, from public knowledge and not from these records.",
@@ -94,9 +102,11 @@ def draft_text(
             why = (
                 "sounds like an identifier"
                 if sounds_like_identifier(one)
-                else "sounds like a date: make it a number first"
+                else "sounds like a date: to use it, take it out of ignore and declare"
             )
             lines.append(f"# {_comment(one)}: {why}")
+            if not sounds_like_identifier(one):
+                lines += [f"# [columns.{_text(one)}]", *(f"# {line}" for line in DATE_LINES)]
     for one in names:
         if one == target or one in left_out:
             continue
@@ -149,7 +159,7 @@ def sounds_like_identifier(name: str) -> bool:
     return _IDENTIFIER.search(name) is not None
 
 
-def _is_date(name: str) -> bool:
+def sounds_like_date(name: str) -> bool:
     return _DATE.search(name) is not None
 
 
@@ -166,8 +176,11 @@ def _value(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """A basic string of TOML: JSON's escapes are TOML's, but for the one character that JSON lets stand."""
-    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+    """A basic string of TOML: JSON's escapes are TOML's, but for the one character that JSON lets stand.
+
+    Letters of any script stay as they are; JSON would write those beyond 16 bits as two halves, which TOML refuses.
+    """
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _comment(text: str) -> str:

@@ -31,6 +31,7 @@ from confide.errors import DataError
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _KINDS = ".csv, .csv.gz, .parquet, .npz or a folder of pictures"
+UNNAMED = "unnamed"
 
 
 def load_dataset(
@@ -213,7 +214,7 @@ def _npz_table(arrays: dict[str, Array], part: Part, target: str | None, path: P
 
 def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: str) -> Table:
     names = attempt(lambda: list(arrow.column_names), f"{where}: column names are not UTF-8 text", UnicodeError)
-    _check_names(names, where)
+    names = checked_names(names, where)
     if arrow.num_rows == 0:
         raise DataError(f"{where}: has a header but no records")
     if target is not None and target not in names:
@@ -231,20 +232,27 @@ def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: s
     return Table(columns, target=target, labels=labels)
 
 
-def _check_names(names: list[str], where: str) -> None:
-    """None of them is shown: in a file without a header they are the cells of the first record."""
+def checked_names(names: list[str], where: str) -> list[str]:
+    """The names of a header, where a first column without one, as frames write their index, is called "unnamed".
+
+    None of them is shown: in a file without a header they are the cells of the first record.
+    """
+    if len(names) > 1 and not names[0].strip() and UNNAMED not in names:
+        names = [UNNAMED, *names[1:]]
     places: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         places.setdefault(name, []).append(place)
     if len(places) < len(names):
         same = next(found for found in places.values() if len(found) > 1)
         raise DataError(f"{where}: {placed(same)} have the same name; give each column its own, in a header")
-    if "" in places:
-        raise DataError(f"{where}: {placed(places[''])} has no name; name it in the header, or remove it")
+    blank = [place for place, name in enumerate(names) if not name.strip()]
+    if blank:
+        raise DataError(f"{where}: {placed(blank)} without a name; name each in the header, or remove it")
     if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
         raise DataError(f"{where}: the header has no comma but another separator; save the file with commas")
     if _like_a_record(names):
         raise DataError(f"{where}: the first line holds numbers where a header has names; add a line with names")
+    return names
 
 
 def _like_a_record(names: list[str]) -> bool:

@@ -34,7 +34,6 @@ Researchers with plain tensors need one line, `Schema(classes=10, records=60_000
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -43,7 +42,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from confide.data.columns import (
     POLICIES,
-    SOURCES,
     Bounds,
     Column,
     Input,
@@ -57,7 +55,18 @@ from confide.data.columns import (
     known_keys,
     plain,
 )
-from confide.data.labels import LARGEST_LABEL, Label, plain_labels
+from confide.data.fact_values import (
+    class_labels,
+    fact_sources,
+    facts_of_input,
+    is_pair,
+    named_inputs,
+    names_given,
+    record_shape,
+    shared_bounds,
+    whole,
+)
+from confide.data.labels import Label
 from confide.data.payment import Payment
 from confide.data.roles import Targets, check_roles, named_targets
 from confide.data.table import attempt, listed, placed, quoted, shown
@@ -68,8 +77,6 @@ if TYPE_CHECKING:
 
 Task: TypeAlias = Literal["classification", "regression"]
 LEARNT: Source = "learnt privately"
-FACTS = ("records", "classes", "target_bounds", "bounds", "shape")
-MOST_CLASSES = 100_000  # convention: beyond it a target is a number that was taken for a class
 
 __all__ = ["Column", "DataError", "Fact", "Input", "Schema", "Task"]
 
@@ -141,17 +148,17 @@ class Schema:
         largest_weight: float = 1.0,
     ) -> None:
         values: dict[str, Any] = {
-            "records": None if records is None else _whole("records", records, least=2),
-            "classes": _class_labels(classes),
+            "records": None if records is None else whole("records", records, least=2),
+            "classes": class_labels(classes),
             "target": target,
             "target_bounds": None if target_bounds is None else bounds_pair(target_bounds, "target_bounds"),
             "columns": tuple(columns),
-            "bounds": None if bounds is None else _shared_bounds(bounds),
-            "shape": None if shape is None else _record_shape(shape),
+            "bounds": None if bounds is None else shared_bounds(bounds),
+            "shape": None if shape is None else record_shape(shape),
             "missing": missing,
-            "ignore": _names("ignore", ignore),
-            "inputs": _named_inputs(inputs),
-            "sources": _fact_sources(sources),
+            "ignore": names_given("ignore", ignore),
+            "inputs": named_inputs(inputs),
+            "sources": fact_sources(sources),
             "learnt": None if learnt is None else Payment.of(learnt),
             "targets": named_targets(targets),
             "observed": observed,
@@ -183,7 +190,7 @@ class Schema:
         if names and self.shape is not None:
             raise DataError("columns and shape: named columns are for tables, shape is for plain arrays; give one")
         count = len(self.columns) or (self.shape and math.prod(self.shape))
-        if self.bounds and not _is_pair(self.bounds) and count and len(self.bounds) != count:
+        if self.bounds and not is_pair(self.bounds) and count and len(self.bounds) != count:
             raise DataError(f"bounds: {len(self.bounds)} pairs for {count} features; give one pair, or one for each")
 
     @property
@@ -201,7 +208,7 @@ class Schema:
             return sum(column.width for column in self.columns)
         if self.shape is not None:
             return math.prod(self.shape)
-        return len(self.bounds) if self.bounds and not _is_pair(self.bounds) else None
+        return len(self.bounds) if self.bounds and not is_pair(self.bounds) else None
 
     def source_of(self, fact: str) -> Source:
         return dict(self.sources).get(fact, "declared")
@@ -210,7 +217,7 @@ class Schema:
         """The bounds of the feature at this position: its own, or the shared ones."""
         if column is not None and column.bounds is not None:
             return column.bounds
-        if self.bounds is None or _is_pair(self.bounds):
+        if self.bounds is None or is_pair(self.bounds):
             return cast("Bounds | None", self.bounds)
         return cast("tuple[Bounds, ...]", self.bounds)[position]
 
@@ -236,7 +243,7 @@ class Schema:
         places = {name: place for place, name in enumerate(table.names) if name not in settled}
         extra = list(places)
         # Pairs listed one by one belong to features in order, which does not mix with columns by name.
-        shared = self.bounds is not None and (_is_pair(self.bounds) or not self.columns)
+        shared = self.bounds is not None and (is_pair(self.bounds) or not self.columns)
         if extra and not shared:
             raise DataError(
                 f"columns: {placed(places.values())} of the data's features not declared; give bounds or categories, "
@@ -285,7 +292,7 @@ class Schema:
         if self.shape is not None:
             rows.append(Fact("shape", " x ".join(map(str, self.shape)), self.source_of("shape")))
         if self.bounds is not None:
-            pairs = cast("Any", (self.bounds,) if _is_pair(self.bounds) else self.bounds)
+            pairs = cast("Any", (self.bounds,) if is_pair(self.bounds) else self.bounds)
             text = "; ".join(_range(pair) for pair in pairs[:8]) + ("; ..." if len(pairs) > 8 else "")
             rows.append(Fact("bounds", text, self.source_of("bounds")))
         for name, one in self.inputs:
@@ -303,7 +310,7 @@ class Schema:
         result: dict[str, Any] = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
         result["columns"] = [facts_of_column(column) for column in self.columns]
         result["sources"] = dict(self.sources)
-        result["inputs"] = {name: _facts_of(one) for name, one in self.inputs}
+        result["inputs"] = {name: facts_of_input(one) for name, one in self.inputs}
         result["learnt"] = None if self.learnt is None else self.learnt.to_dict()
         if not self.weight and self.largest_weight == 1:
             del result["largest_weight"]
@@ -357,97 +364,6 @@ class Schema:
                 f"{where}: 'source' or 'sources' is {LEARNT!r}, and no [learnt] says what was paid for it; leave it out"
             )
         return attempt(lambda: cls(columns=columns, **rest), f"{where}: a value has the wrong type", TypeError)
-
-
-def _is_pair(bounds: Any) -> bool:
-    return len(bounds) == 2 and all(isinstance(value, float) for value in bounds)
-
-
-def _shared_bounds(bounds: Iterable[Any]) -> Bounds | tuple[Bounds, ...]:
-    values = attempt(lambda: list(bounds), "bounds: must be (low, high), or one such pair per feature", TypeError)
-    if values and all(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
-        return tuple(bounds_pair(value, f"bounds[{position}]") for position, value in enumerate(values))
-    return bounds_pair(values, "bounds")
-
-
-def _class_labels(classes: int | Iterable[Label] | None) -> tuple[Label, ...] | None:
-    if classes is None:
-        return None
-    if isinstance(classes, Iterable):
-        labels = plain_labels(classes, "classes")
-        if len(labels) < 2:
-            raise DataError(
-                f"classes={shown(list(labels))}: classification needs at least two; for regression leave it out"
-            )
-        return labels
-    count = _whole("classes", classes, least=2)
-    if count > MOST_CLASSES:
-        raise DataError(f"classes={count}: at most {MOST_CLASSES}; for regression give target_bounds instead")
-    return tuple(range(count))
-
-
-def _record_shape(shape: int | Iterable[int]) -> tuple[int, ...]:
-    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-    if not sizes:
-        raise DataError("shape=(): must name at least one dimension")
-    return tuple(_whole("shape", size, least=1) for size in sizes)
-
-
-def _fact_sources(
-    sources: Mapping[str, Source] | Iterable[tuple[str, Source]],
-) -> tuple[tuple[str, Source], ...]:
-    complaint = 'sources: must map a fact to its source, such as {"records": "declared"}'
-    pairs: dict[str, Source] = attempt(lambda: dict(sources), complaint, TypeError, ValueError)
-    for fact, source in pairs.items():
-        check_choice("sources: fact", fact, FACTS)
-        check_choice(f"sources: {fact}", source, SOURCES)
-    return tuple((fact, source) for fact, source in sorted(pairs.items()) if source != "declared")
-
-
-def _named_inputs(inputs: Mapping[str, Any] | Iterable[Any] | Input) -> tuple[tuple[str, Input], ...]:
-    """By name; those of a tuple by their place, and a single one is the first."""
-    complaint = 'inputs: must map the name of a tensor to its facts, such as {"input_ids": Input(vocabulary=50257)}'
-    if isinstance(inputs, Input):
-        inputs = (inputs,)
-    if isinstance(inputs, Mapping):
-        pairs = list(inputs.items())
-    else:
-        listed_ = attempt(lambda: list(inputs), complaint, TypeError)
-        named = all(isinstance(one, tuple) and len(one) == 2 for one in listed_)
-        pairs = listed_ if named else [(str(place), one) for place, one in enumerate(listed_)]
-    found = []
-    for name, one in pairs:
-        if isinstance(one, Mapping):
-            one = Input(**known_keys(one, [field.name for field in fields(Input)], f"inputs: {quoted(name)}"))
-        if not isinstance(one, Input) or not isinstance(name, str) or not name:
-            raise DataError(complaint)
-        found.append((name, one))
-    return tuple(found)
-
-
-def _facts_of(one: Input) -> dict[str, Any]:
-    return {name: plain(value) for name, value in vars(one).items() if value is not None}
-
-
-def _names(argument: str, names: Iterable[str]) -> tuple[str, ...]:
-    result = (
-        (names,) if isinstance(names, str) else attempt(lambda: tuple(names), f"{argument}: must be names", TypeError)
-    )
-    if not all(isinstance(name, str) for name in result):
-        raise DataError(f"{argument}: must be a list of column names")
-    return result
-
-
-def _whole(argument: str, value: Any, least: int) -> int:
-    """A whole number, at least `least`; 60_000 or numpy's integers, but neither 3.0 nor True."""
-    if not isinstance(value, bool):
-        try:
-            number = operator.index(value)
-        except TypeError:
-            number = least - 1
-        if least <= number < LARGEST_LABEL:
-            return number
-    raise DataError(f"{argument}={shown(value)}: must be a whole number, at least {least} and below 1e18")
 
 
 def _range(pair: Bounds) -> str:

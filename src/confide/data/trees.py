@@ -54,7 +54,8 @@ def map_tensors(function: Any, tree: Any, *values: Sequence[Any]) -> Any:
 
 def size_of(tree: Any) -> int:
     """How many records there are."""
-    return len(tree) if isinstance(tree, Tensor) else len(tensors_in(tree)[0])
+    first = tree if isinstance(tree, Tensor) else tensors_in(tree)[0]
+    return first.shape[0]  # len() would ask in Python, at every step
 
 
 def rows_of(tree: Any, rows: slice | Tensor) -> Any:

@@ -63,8 +63,13 @@ def or_host(device: str) -> torch.device:
         return HOST
 
 
-def has_doubles(device: torch.device) -> bool:
-    return device.type not in _WITHOUT_DOUBLES
+def check_doubles(device: torch.device) -> None:
+    """Refuse a device without double precision: sums whose rounding is bounded are partly made in it."""
+    if device.type in _WITHOUT_DOUBLES:
+        raise Refusal(
+            f"module: it is on {str(device)!r}, which has no double precision, and the bound on what one record can do "
+            "needs it; fit on the host by module.to('cpu'), and move the posterior's module afterwards to predict there"
+        )
 
 
 def moved(tree: Value, device: torch.device) -> Value:

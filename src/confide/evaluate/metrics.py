@@ -31,6 +31,9 @@ from confide.sources.private_data import PrivateData
 
 BINS = 15  # convention: Guo et al., ICML 2017
 _ELEMENTS_AT_ONCE = 1 << 16  # draws times inputs: stays in the processor's cache, which is four times faster
+SMALLER_IS_BETTER = ("nll", "brier", "ece", "rmse", "crps", "ranked_probability", "class_distance")
+LARGER_IS_BETTER = ("accuracy", "log_likelihood", "label_accuracy", "exact_match", "concordance")
+"""Metrics by which one run is better than another."""
 
 
 def refuse_private(name: str, value: object) -> None:

@@ -6,17 +6,19 @@
     export_program(posterior, path)         any network at the posterior mean as a .pt2 file
 
 Every folder holds predict.py, which reads all three kinds, takes dicts, frames and CSV files by the declared facts, and
-gives probabilities or means with both kinds of uncertainty. The first three average over the same draws as the
-posterior. What is written was released and paid for, or declared public; `to_arviz` and the posterior's own safetensors
-file need no export.
+gives probabilities or means with both kinds of uncertainty. The first three average over the draws of the
+posterior; one that is a law and not a list, such as that of an additive model, is exported as a hundred draws of it, so
+that predictions differ from confide's own by what a hundred draws leave open (some thousandths of a probability). What
+is written was released and paid for, or declared public; `to_arviz` and the posterior's own safetensors file need no
+export.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,8 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confide.data.preprocessing import Encoder
+from confide.data.pictures import channels_last
+from confide.data.preprocessing import Encoder, middle_and_half
 from confide.errors import Refusal
+from confide.export.assembly import predictor_source
 from confide.export.stacked_draws import StackedDraws, stacked_draws
 from confide.models.flat import flatten_
 from confide.models.likelihoods import likelihood_to_dict
@@ -101,7 +105,7 @@ def _written(directory: str | os.PathLike[str], card: str, write: Callable[[Path
         draft = Path(base) / "export"
         draft.mkdir()
         write(draft)
-        shutil.copyfile(Path(__file__).with_name("numpy_predictor.py"), draft / MODULE)
+        (draft / MODULE).write_text(predictor_source(), encoding="utf-8")
         if card:
             (draft / CARD).write_text(card, encoding="utf-8")
         for path in (*draft.iterdir(), draft):
@@ -122,21 +126,34 @@ def about_of(posterior: Posterior, draws: StackedDraws, encoder: Encoder | None)
     if encoder is None:
         return about
     schema = encoder.schema
-    if encoder.layout == "features":
-        raise Refusal(
-            "export: this model sees features of pictures, which exported predictors do not compute; predict with "
-            "confide (`confide predict`), or export without an encoder and give it features"
-        )
-    if schema.classes is None:
-        about |= {"scale": float(encoder.target_scale), "centre": float(encoder.target_centre)}
-    else:
-        about["classes"] = [str(label) for label in schema.classes]
+    about |= _target(encoder)
     if schema.columns:
         about["columns"] = [_column(encoder, place) for place in range(len(schema.columns))]
     else:
-        pairs = [schema.bounds_of(place) for place in range(draws.features)]
-        about |= {"bounds": pairs, "missing": schema.missing}
+        pixels = encoder.layout == "features" and schema.shape is not None
+        count = math.prod(schema.shape or ()) if pixels else draws.features
+        about |= {"bounds": [schema.bounds_of(place) for place in range(count)], "missing": schema.missing}
+        if pixels and schema.shape is not None:
+            about["picture"] = {
+                "shape": list(schema.shape),
+                "last": len(schema.shape) == 3 and channels_last(schema.shape),
+            }
     return about
+
+
+def _target(encoder: Encoder) -> dict[str, Any]:
+    """The labels, or the units of what is predicted."""
+    schema = encoder.schema
+    if schema.classes is not None:
+        return {"classes": [str(label) for label in schema.classes]}
+    if not schema.targets:
+        return {"scale": float(encoder.target_scale), "centre": float(encoder.target_centre)}
+    names, bounds = [name for name, _ in schema.targets], [pair for _, pair in schema.targets]
+    known = [pair for pair in bounds if pair is not None]
+    if not known:  # labels, of which any may hold
+        return {"targets": names}
+    units = [middle_and_half(*pair) for pair in known]
+    return {"targets": names, "scale": [float(half) for _, half in units], "centre": [float(mid) for mid, _ in units]}
 
 
 def _column(encoder: Encoder, place: int) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """All draws and the encoder as one ONNX graph: raw columns in, probabilities or means with both uncertainties out.
 
     inputs    one per declared column, of shape (n, 1): double for numbers, where NaN is missing, and string for
-              categories, spelt as declared; for plain arrays one input, "inputs", of shape (n, features)
-    outputs   centre, epistemic, aleatoric: as in predict.py
+              categories, spelt as declared; for plain arrays one input, "inputs", of shape (n, features); for pictures
+              their features, which predict.py makes
+    outputs   centre, epistemic, aleatoric: as in predict.py (what a likelihood makes of a network is in `onnx_laws`)
 
 A graph cannot refuse: where a column has no input for a missing value, all outputs of that row are NaN.
 """
@@ -20,39 +21,12 @@ from confide.data.labels import category_key
 from confide.data.table import MISSING_TOKENS
 from confide.errors import Refusal
 from confide.export.column_features import ColumnFeatures
+from confide.export.onnx_laws import ROOT_HALF, OnnxGraph, averaged_draws, axes_of
 from confide.export.stacked_draws import LINEAR, StackedDraws
 
 OPSET, OPSET_ML, IR_VERSION = 17, 3, 8
 """Of 2022: read by every runtime since."""
 _LARGEST = float(np.finfo(np.float64).max)
-_TINY = float(np.finfo(np.float32).tiny)
-_ROOT_HALF = math.sqrt(0.5)
-
-
-class _Graph:
-    """Nodes as they are added; every value has a name that no column has."""
-
-    def __init__(self, taken: set[str]) -> None:
-        from onnx import helper
-
-        self._helper = helper
-        self._prefix = "_"
-        while any(name.startswith(self._prefix) for name in taken | {"centre", "epistemic", "aleatoric"}):
-            self._prefix += "_"
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-
-    def add(self, kind: str, *inputs: str, out: str = "", domain: str = "", **attributes: Any) -> str:
-        name = out or f"{self._prefix}{len(self.nodes)}"
-        self.nodes.append(self._helper.make_node(kind, list(inputs), [name], domain=domain, **attributes))
-        return name
-
-    def constant(self, value: Any) -> str:
-        from onnx import numpy_helper
-
-        name = f"{self._prefix}c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
 
 
 def graph_of(draws: StackedDraws, about: Mapping[str, Any]) -> Any:
@@ -63,7 +37,7 @@ def graph_of(draws: StackedDraws, about: Mapping[str, Any]) -> Any:
     except ImportError:
         raise Refusal("to='onnx': needs the package onnx; install it with: pip install confide[onnx]") from None
     columns = about.get("columns")
-    graph = _Graph({column["name"] for column in columns or ()} | {"inputs"})
+    graph = OnnxGraph({column["name"] for column in columns or ()} | {"inputs"})
     if columns is None:
         kind, size = (TensorProto.DOUBLE, draws.features)
         entrances = [helper.make_tensor_value_info("inputs", kind, ["n", size])]
@@ -73,13 +47,10 @@ def graph_of(draws: StackedDraws, about: Mapping[str, Any]) -> Any:
         entrances = [helper.make_tensor_value_info(one["name"], kinds[one["kind"]], ["n", 1]) for one in columns]
         parts = [_number(graph, one) if one["kind"] == "numeric" else _category(graph, one) for one in columns]
         encoded = graph.add("Concat", *parts, axis=1)
-    _averaged(graph, _outputs(graph, draws, encoded), draws, about)
-    classes = about["likelihood"]["name"] in ("categorical", "bernoulli", "probit")
-    exits = [
-        helper.make_tensor_value_info("centre", TensorProto.DOUBLE, ["n", "classes"] if classes else ["n"]),
-        helper.make_tensor_value_info("epistemic", TensorProto.DOUBLE, ["n"]),
-        helper.make_tensor_value_info("aleatoric", TensorProto.DOUBLE, ["n"]),
-    ]
+    averaged_draws(graph, _outputs(graph, draws, encoded), draws, about)
+    centre, doubt = axes_of(about["likelihood"]["name"])
+    axes = {"centre": centre, "epistemic": doubt, "aleatoric": doubt}
+    exits = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, sizes) for name, sizes in axes.items()]
     made = helper.make_graph(graph.nodes, "confide", entrances, exits, graph.constants)
     sets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", OPSET_ML)]
     model = helper.make_model(made, opset_imports=sets, producer_name="confide", ir_version=IR_VERSION)
@@ -91,7 +62,7 @@ def graph_of(draws: StackedDraws, about: Mapping[str, Any]) -> Any:
 # -- the encoder -------------------------------------------------------------------------------------------------------
 
 
-def _scaled(graph: _Graph, name: str, low: Any, high: Any, missing: str) -> tuple[str, str]:
+def _scaled(graph: OnnxGraph, name: str, low: Any, high: Any, missing: str) -> tuple[str, str]:
     """Numbers in [-1, 1] as floats, and which of them are finite."""
     low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     middle, half = low / 2 + high / 2, high / 2 - low / 2
@@ -105,21 +76,21 @@ def _scaled(graph: _Graph, name: str, low: Any, high: Any, missing: str) -> tupl
     return graph.add("Cast", kept, to=1), finite
 
 
-def _scaled_block(graph: _Graph, about: Mapping[str, Any]) -> str:
-    if about.get("bounds") is None:
+def _scaled_block(graph: OnnxGraph, about: Mapping[str, Any]) -> str:
+    if about.get("bounds") is None or "picture" in about:
         return graph.add("Cast", "inputs", to=1)
     pairs = np.asarray(about["bounds"], dtype=np.float64)
     return _scaled(graph, "inputs", pairs[:, 0], pairs[:, 1], about["missing"])[0]
 
 
-def _number(graph: _Graph, column: Mapping[str, Any]) -> str:
+def _number(graph: OnnxGraph, column: Mapping[str, Any]) -> str:
     scaled, finite = _scaled(graph, column["name"], column["low"], column["high"], column["missing"])
     if column["missing"] != "category":
         return scaled
     return graph.add("Concat", scaled, graph.add("Cast", graph.add("Not", finite), to=1), axis=1)
 
 
-def _category(graph: _Graph, column: Mapping[str, Any]) -> str:
+def _category(graph: OnnxGraph, column: Mapping[str, Any]) -> str:
     """One input per declared category; -1 stands for a value that is not declared, -2 for one that is missing."""
     labels = column["categories"]
     places: dict[str, int] = {}
@@ -141,7 +112,7 @@ def _category(graph: _Graph, column: Mapping[str, Any]) -> str:
 # -- the draws ---------------------------------------------------------------------------------------------------------
 
 
-def _outputs(graph: _Graph, draws: StackedDraws, values: str) -> str:
+def _outputs(graph: OnnxGraph, draws: StackedDraws, values: str) -> str:
     """(draws, n, outputs) in double precision."""
     if draws.columns is not None:
         values = _features(graph, draws.columns, values)
@@ -160,7 +131,7 @@ def _outputs(graph: _Graph, draws: StackedDraws, values: str) -> str:
     return graph.add("Cast", values, to=11)
 
 
-def _features(graph: _Graph, columns: ColumnFeatures, values: str) -> str:
+def _features(graph: OnnxGraph, columns: ColumnFeatures, values: str) -> str:
     """Of an additive model; quantiles in double precision, cosines in single, which every runtime knows."""
     parts = [graph.add("Gather", values, graph.constant(columns.categories), axis=1)]
     if len(columns.numbers):
@@ -184,7 +155,7 @@ def _features(graph: _Graph, columns: ColumnFeatures, values: str) -> str:
     return graph.add("Pad", scaled, graph.constant(np.array([0, 1, 0, 0])), graph.constant(first))
 
 
-def _activation(graph: _Graph, name: str, values: str) -> str:
+def _activation(graph: OnnxGraph, name: str, values: str) -> str:
     if name in ("relu", "tanh", "sigmoid"):
         return graph.add(name.capitalize(), values)
     if name == "silu":
@@ -193,78 +164,10 @@ def _activation(graph: _Graph, name: str, values: str) -> str:
         return values
     half, one = graph.constant(np.float32(0.5)), graph.constant(np.float32(1))
     if name == "gelu":
-        inner = graph.add("Erf", graph.add("Mul", values, graph.constant(np.float32(_ROOT_HALF))))
+        inner = graph.add("Erf", graph.add("Mul", values, graph.constant(np.float32(ROOT_HALF))))
     else:
         cube = graph.add("Mul", graph.add("Mul", values, values), values)
         cubed = graph.add("Mul", cube, graph.constant(np.float32(0.044715)))
         slope = graph.constant(np.float32(math.sqrt(2 / math.pi)))
         inner = graph.add("Tanh", graph.add("Mul", graph.add("Add", values, cubed), slope))
     return graph.add("Mul", graph.add("Mul", values, half), graph.add("Add", inner, one))
-
-
-def _averaged(graph: _Graph, outputs: str, draws: StackedDraws, about: Mapping[str, Any]) -> None:
-    likelihood = about["likelihood"]
-    weights = draws.weights.numpy()
-    if likelihood["name"] in ("gaussian", "heteroscedastic-gaussian"):
-        _averaged_numbers(graph, outputs, weights, likelihood, about)
-        return
-    if likelihood["name"] == "categorical":
-        probabilities = graph.add("Softmax", outputs, axis=2)
-    else:
-        first = _first_class(graph, outputs, likelihood["name"])
-        probabilities = graph.add("Concat", graph.add("Sub", graph.constant(1.0), first), first, axis=2)
-    centre = _mean(graph, probabilities, weights[:, None, None], "centre")
-    noise = _mean(graph, _entropy(graph, probabilities, 2), weights[:, None], "aleatoric")
-    doubt = graph.add("Sub", _entropy(graph, centre, 1), noise)
-    graph.add("Max", doubt, graph.constant(0.0), out="epistemic")
-
-
-def _first_class(graph: _Graph, outputs: str, name: str) -> str:
-    if name == "bernoulli":
-        return graph.add("Sigmoid", outputs)
-    # Erf of a runtime may know single precision alone.
-    single = graph.add("Mul", graph.add("Cast", outputs, to=1), graph.constant(np.float32(_ROOT_HALF)))
-    above = graph.add("Add", graph.add("Cast", graph.add("Erf", single), to=11), graph.constant(1.0))
-    return graph.add("Mul", above, graph.constant(0.5))
-
-
-def _averaged_numbers(
-    graph: _Graph, outputs: str, weights: Any, likelihood: Mapping[str, Any], about: Mapping[str, Any]
-) -> None:
-    scale, shift = float(about.get("scale", 1.0)), float(about.get("centre", 0.0))
-    column = weights[:, None]
-    means = graph.add("Gather", outputs, graph.constant(np.int64(0)), axis=2)
-    centre = _mean(graph, means, column)
-    square = _mean(graph, graph.add("Mul", means, means), column)
-    doubt = graph.add("Max", graph.add("Sub", square, graph.add("Mul", centre, centre)), graph.constant(0.0))
-    if likelihood["name"] == "gaussian":
-        # Of the inputs' length, and NaN where they are: 0 * centre.
-        flat = graph.add("Mul", centre, graph.constant(0.0))
-        noise = graph.add("Add", flat, graph.constant(float(likelihood["noise_scale"]) ** 2))
-    else:
-        raw = graph.add("Gather", outputs, graph.constant(np.int64(1)), axis=2)
-        # log(1 + e^x) = max(x, 0) + log(1 + e^-|x|)
-        small = graph.add("Exp", graph.add("Neg", graph.add("Abs", raw)))
-        soft = graph.add(
-            "Add",
-            graph.add("Max", raw, graph.constant(0.0)),
-            graph.add("Log", graph.add("Add", small, graph.constant(1.0))),
-        )
-        spread = graph.add("Add", soft, graph.constant(float(likelihood["smallest"])))
-        noise = _mean(graph, graph.add("Mul", spread, spread), column)
-    graph.add("Add", graph.add("Mul", centre, graph.constant(scale)), graph.constant(shift), out="centre")
-    graph.add("Mul", doubt, graph.constant(scale**2), out="epistemic")
-    graph.add("Mul", noise, graph.constant(scale**2), out="aleatoric")
-
-
-def _mean(graph: _Graph, values: str, weights: Any, out: str = "") -> str:
-    """Over the draws."""
-    weighted = graph.add("Mul", values, graph.constant(np.asarray(weights, dtype=np.float64)))
-    return graph.add("ReduceSum", weighted, graph.constant(np.array([0])), keepdims=0, out=out)
-
-
-def _entropy(graph: _Graph, probabilities: str, axis: int) -> str:
-    # 0 log 0 = 0: the logarithm of what is too small to count is finite.
-    logarithm = graph.add("Log", graph.add("Max", probabilities, graph.constant(_TINY)))
-    terms = graph.add("Mul", probabilities, logarithm)
-    return graph.add("Neg", graph.add("ReduceSum", terms, graph.constant(np.array([axis])), keepdims=0))

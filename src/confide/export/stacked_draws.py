@@ -18,7 +18,11 @@ from confide.posteriors.prediction.stacked import chain_of
 from confide.posteriors.variational import DropoutNetwork
 
 LINEAR = "linear"
-LIKELIHOODS = ("categorical", "bernoulli", "calibrated", "probit", "gaussian", "heteroscedastic-gaussian")
+LIKELIHOODS = (
+    "categorical", "bernoulli", "calibrated", "probit", "ordinal", "multi-label", "gaussian",
+    "heteroscedastic-gaussian", "laplace", "student-t", "poisson", "negative-binomial", "exponential", "weibull",
+    "multi-gaussian",
+)  # fmt: skip
 """Whose predictive distribution the exports know."""
 _ACTIVATIONS = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.SiLU: "silu", nn.Identity: "identity"}
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from confide.export.column_features import ColumnFeatures
 from confide.export.stacked_draws import LINEAR, StackedDraws
+from confide.models.likelihoods import likelihood_from_dict
+from confide.models.predictive import ClassPredictive, LabelPredictive
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -26,12 +28,15 @@ class AveragedDraws(nn.Module):
     """forward(inputs) -> centre, epistemic, aleatoric, in the target's units and double precision."""
 
     weights: Tensor
+    scale: Tensor
+    shift: Tensor
 
     def __init__(self, draws: StackedDraws, about: Mapping[str, Any]) -> None:
         super().__init__()
         self.layers = tuple(draws.layers)
-        self.likelihood: dict[str, Any] = dict(about["likelihood"])
-        self.scale, self.shift = float(about.get("scale", 1.0)), float(about.get("centre", 0.0))
+        self.likelihood = likelihood_from_dict(about["likelihood"])
+        for name, key, usual in (("scale", "scale", 1.0), ("shift", "centre", 0.0)):
+            self.register_buffer(name, torch.tensor(about.get(key, usual), dtype=torch.float64))
         self.register_buffer("weights", draws.weights.clone())
         for place, matrix in draws.matrices.items():
             self.register_buffer(f"weight_{place}", matrix.transpose(1, 2).contiguous())
@@ -57,25 +62,13 @@ class AveragedDraws(nn.Module):
         return self._averaged(values.double())
 
     def _averaged(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        name, weights = self.likelihood["name"], self.weights
-        if name in ("gaussian", "heteroscedastic-gaussian"):
-            means = outputs[:, :, 0]
-            if name == "gaussian":
-                noise = torch.full_like(means[0], self.likelihood["noise_scale"] ** 2)
-            else:
-                spread = self.likelihood["smallest"] + nn.functional.softplus(outputs[:, :, 1])
-                noise = weights @ spread.square()
-            centre = weights @ means
-            doubt = (weights @ means.square() - centre.square()).clamp(min=0.0)
-            return centre * self.scale + self.shift, doubt * self.scale**2, noise * self.scale**2
-        if name == "categorical":
-            probabilities = outputs.softmax(-1)
-        else:
-            first = torch.sigmoid(outputs) if name == "bernoulli" else torch.special.ndtr(outputs)
-            probabilities = torch.cat([1 - first, first], -1)
-        centre = torch.einsum("s,snk->nk", weights, probabilities)
-        noise = weights @ torch.special.entr(probabilities).sum(-1)
-        return centre, (torch.special.entr(centre).sum(-1) - noise).clamp(min=0.0), noise
+        """As the likelihood says; several numbers have uncertainties of their own, in the units of each."""
+        found = self.likelihood.predictive(outputs, self.weights)
+        if isinstance(found, ClassPredictive | LabelPredictive):
+            return found.probabilities, found.epistemic, found.aleatoric
+        centre, noise = (torch.einsum("s,s...->...", self.weights, part) for part in (found.means, found.variances))
+        doubt = torch.einsum("s,s...->...", self.weights, (found.means - centre).square())
+        return centre * self.scale + self.shift, doubt * self.scale**2, noise * self.scale**2
 
 
 class _Columns(nn.Module):

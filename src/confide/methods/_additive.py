@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from confide.mechanism.clipping import Recordwise
 from confide.models.additive import (
     NUMBER,
+    REACH,
     AdditiveNetwork,
     AdditiveRecipe,
     bin_of,
@@ -34,10 +35,22 @@ LEAST_STEPS = 8
 TARGET_SHARE = 0.25
 """Of the square of a record's norm in the histogram belongs to the target: everything starts from its shares, and among
 many columns they would drown in noise."""
+LARGEST_TARGET_SHARE = 0.9
+"""The same where the histogram of the columns would show nothing anyway."""
 TARGET_BINS = 64
 """Of a regression target over its declared range: its mean and spread are all that is read off them."""
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """Of absolute residuals of a target scaled to [-1, 1], from a thousandth of its range up to all of it."""
+
+LEAST_WEIGHT = 1e-60
+"""Of steps that were not taken yet: so little that nothing is believed, and its inverse is still a number."""
+LEGIBLE = 0.05
+"""Noise in the mean of a number, of half its declared range, up to which its bins are read one by one."""
+EXPECTED_MEAN, EXPECTED_SPREAD, SPREAD_DOUBT = 0.4, 0.3, 0.6
+"""What a number is taken for before anything is known, in halves of its declared range: how far its mean may be from
+the middle, its deviation (a range of six or seven of them), and the deviation of the logarithm of that."""
+NOT_NORMAL = 0.1
+"""Part of a count by which numbers and residuals are not quite normal."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +102,31 @@ def histogram_size(recipe: AdditiveRecipe, answers: int) -> int:
     return len(recipe.numbers) * bins(len(recipe.numbers)) + len(recipe.categories) + answers
 
 
-def column_unit(recipe: AdditiveRecipe) -> float:
+def column_unit(recipe: AdditiveRecipe, share: float) -> float:
     """What a column adds to a record's norm, of a norm of 1 in all."""
-    return math.sqrt((1 - TARGET_SHARE) / len(recipe.blocks))
+    return math.sqrt((1 - share) / len(recipe.blocks))
 
 
-def histogram(recipe: AdditiveRecipe, classes: int | None, clip: float) -> StatisticQuery:
+def target_share(recipe: AdditiveRecipe, budget: float) -> float:
+    """Of the square of a record's norm in the histogram: what belongs to the target, by a histogram's n mu.
+
+    Where noise is larger than any difference between halves of a number's range, no scale would be believed (see
+    `smoothed`), and all but a rest goes to the target. Categories are single counts, which show earlier.
+    """
+    if recipe.categories or budget <= 0:
+        return TARGET_SHARE
+    noise = REACH / (budget * column_unit(recipe, TARGET_SHARE))
+    return TARGET_SHARE if noise * math.sqrt(bins(len(recipe.numbers))) / 2 < 0.5 else LARGEST_TARGET_SHARE
+
+
+def histogram(recipe: AdditiveRecipe, classes: int | None, clip: float, share: float = TARGET_SHARE) -> StatisticQuery:
     """Of one record: the bin of every number, its categories, and the bin or class of its target, in norm the clip.
 
-    Every column adds the same to the square of a record's norm at most, and the target adds TARGET_SHARE.
+    Every column adds the same to the square of a record's norm at most, and the target adds that share.
     """
     numbers, categories = torch.tensor(recipe.numbers), torch.tensor(recipe.categories)
     answers = classes or TARGET_BINS
-    unit, weight = clip * column_unit(recipe), clip * math.sqrt(TARGET_SHARE)
+    unit, weight = clip * column_unit(recipe, share), clip * math.sqrt(share)
     each = bins(len(numbers))
     wide = len(numbers) * each
 
@@ -136,20 +161,28 @@ class Scale:
     answers: Tensor
 
 
-def scale_of(recipe: AdditiveRecipe, answers: int, counts: Tensor | None, noise: float, records: float) -> Scale:
+def scale_of(
+    recipe: AdditiveRecipe,
+    classes: int | None,
+    counts: Tensor | None,
+    noise: float,
+    records: float,
+    share: float = TARGET_SHARE,
+) -> Scale:
     """From noisy counts in a record's units; None: what is known without any, which is the plain scale."""
+    answers = classes or TARGET_BINS
     numbers = len(recipe.numbers)
     width = edges(numbers).diff()
     parts = [numbers * bins(numbers), len(recipe.categories), answers]
     if counts is None:
         shares, found = width.repeat(numbers, 1), None
-        told = torch.full((answers,), 1 / answers, dtype=torch.float64)
+        told = answers_told(torch.zeros(answers, dtype=torch.float64), math.inf, records, classes)
     else:
         cells, found, last = counts.double().split(parts)
-        last, told_noise = last / math.sqrt(TARGET_SHARE), noise / math.sqrt(TARGET_SHARE)
-        cells, found, noise = cells / column_unit(recipe), found / column_unit(recipe), noise / column_unit(recipe)
+        told = answers_told(last / math.sqrt(share), noise / math.sqrt(share), records, classes)
+        unit = column_unit(recipe, share)
+        cells, found, noise = cells / unit, found / unit, noise / unit
         shares = smoothed(cells.view(numbers, -1), noise, records, width) if numbers else width.repeat(0, 1)
-        told = smoothed(last[None], told_noise, records, torch.full((answers,), 1 / answers, dtype=torch.float64))[0]
     heights = heights_of(shares)
     mean, variance = wave_moments(shares, heights, recipe.waves)
     present = _present(recipe, found, noise / records, records)
@@ -158,6 +191,49 @@ def scale_of(recipe: AdditiveRecipe, answers: int, counts: Tensor | None, noise:
     centres = torch.cat([torch.zeros(1, dtype=torch.float64), mean.flatten(), present])
     spread = (present * (1 - present)).clamp(min=max(doubt, 1 / records))
     return Scale(heights, centres, torch.cat([torch.ones(1, dtype=torch.float64), variance.flatten(), spread]), told)
+
+
+def answers_told(counts: Tensor, noise: float, records: float, classes: int | None) -> Tensor:
+    """Shares of the classes, or of the bins of a number: those of a normal law where noise would drown single bins."""
+    even = torch.full((len(counts),), 1 / len(counts), dtype=torch.float64)
+    if classes is None and noise * math.sqrt(TARGET_BINS / 3) > LEGIBLE * records:
+        return _normal_shares(counts, noise, records)
+    if classes is None:
+        return smoothed(counts[None], noise, records, even)[0]
+    return even if math.isinf(noise) else believed_shares(counts / records, noise / records)[0]
+
+
+def believed_shares(found: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of shares that were found with such noise, under Jeffreys' prior; means add up to 1.
+
+    A share that noise has made negative is not taken for none: a class that is never expected costs most.
+    """
+    noise = max(noise, 1e-12)
+    places = torch.sigmoid(torch.linspace(-9, 9, 721, dtype=torch.float64))
+    chance = (places * (1 - places)).log() / 2 - ((found[:, None] - places) / noise).square() / 2
+    chance = chance.softmax(1)
+    mean = chance @ places
+    spread = (chance @ places.square() - mean.square()).clamp(min=0).sqrt()
+    inside = (found > 4 * noise) & (found < 1 - 4 * noise)  # where no end is near, and finer than the places are
+    mean, spread = torch.where(inside, found, mean), torch.where(inside, torch.full_like(spread, noise), spread)
+    return mean / mean.sum(), spread
+
+
+def _normal_shares(counts: Tensor, noise: float, records: float) -> Tensor:
+    """Of the bins of a number, under the likeliest mean and deviation with a prior; see `residual_scale`."""
+    means = torch.linspace(-0.9, 0.9, 37, dtype=torch.float64)
+    scales = torch.logspace(math.log10(0.03), math.log10(0.6), 27, dtype=torch.float64)
+    places = torch.linspace(-1, 1, TARGET_BINS + 1, dtype=torch.float64)
+    below = torch.special.ndtr((places - means[:, None, None]) / scales[:, None])
+    shares = below.diff(dim=-1)
+    shares = shares / shares.sum(-1, keepdim=True)
+    off = (means / EXPECTED_MEAN).square()[:, None] + ((scales / EXPECTED_SPREAD).log() / SPREAD_DOUBT).square()
+    if math.isfinite(noise):
+        expected = records * shares
+        variance = noise**2 + expected + (NOT_NORMAL * expected).square()
+        off = off + ((counts - expected).square() / variance + variance.log()).sum(-1)
+    best: Tensor = shares.reshape(-1, TARGET_BINS)[off.flatten().argmin()]
+    return best
 
 
 def _present(recipe: AdditiveRecipe, counts: Tensor | None, doubt: float, records: float) -> Tensor:
@@ -208,66 +284,76 @@ def residual_scale(counts: Tensor, noise: float, records: float, guess: float) -
     """
     scales, shares = _candidates()
     expected = records * shares
-    variance = noise**2 + expected + (0.1 * expected).square()
+    variance = noise**2 + expected + (NOT_NORMAL * expected).square()
     misfit = ((counts.double() - expected).square() / variance + variance.log()).sum(1) / 2
     return float(scales[(misfit + (scales / guess).log().square() / 2).argmin()])
 
 
-# -- the law of the method's own noise --------------------------------------------------------------------------------
+# -- what steps have measured -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NoisyPass:
-    """One step in the eyes of its noise: every weight for itself, curvature as assumed.
+def told(position: Tensor, gradient: Tensor, noise: float) -> Tensor:
+    """What one step says of every weight: (3, outputs, features), to be added up over steps.
 
-    pull     the share of a weight's distance that the gradient takes back, H / D
-    decay    the same for the prior, P / D
-    noise    standard deviation of the step, relative to its rate
+    A gradient is curvature times (position - where the weight belongs) + noise, wherever steps may have led: the weight
+    1 / noise^2 of the step, and its position and gradient with it.
     """
-
-    pull: Tensor
-    decay: Tensor
-    noise: Tensor
-    rate: float
-    momentum: float
-    averaging: float
+    found = torch.stack([torch.ones_like(position), position, gradient])
+    return found / noise**2 if noise > 0 else found
 
 
-def after(step: NoisyPass, response: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (..., 3) and covariance (..., 3, 3) of (weight, velocity, running average) after one more step.
+def measured(sums: Tensor, curvature: Tensor, alike: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Where every weight belongs by all steps that were added up, and the variance of that by their noise.
 
-    The mean is that of a weight whose data would have it at 1 and that started from 0: what it reaches. With both, an
-    average of positions is a measurement of where the weight belongs, of known gain and known noise.
+    Each step by itself says position - gradient / curvature, whose noise does not depend on the way before it. Columns
+    that move together by a factor `alike` meet a curvature that is sharper by as much.
     """
-    rate, a = step.rate, step.averaging
-    total = step.pull + step.decay
-    zero, one = torch.zeros_like(total), torch.ones_like(total)
-    velocity = torch.stack([total, step.momentum * one, zero], -1)
-    weight = torch.stack([1 - rate * total, -rate * step.momentum * one, zero], -1)
-    average = torch.cat([a * weight[..., :2], ((1 - a) * one)[..., None]], -1)
-    move = torch.stack([weight, velocity, average], -2)
-    way = torch.tensor([-rate, 1.0, -a * rate], dtype=torch.float64)
-    response = (move @ response[..., None])[..., 0] - step.pull[..., None] * way
-    kick = step.noise[..., None] * way
-    return response, move @ covariance @ move.mT + kick[..., :, None] * kick[..., None, :]
+    weight, position, gradient = sums / sums[0].clamp(min=LEAST_WEIGHT)
+    weight, curvature = sums[0].clamp(min=LEAST_WEIGHT), curvature.clamp(min=1e-12)
+    return position - gradient / (curvature * alike), 1 / (weight * curvature.square())
+
+
+def shares_of(sums: Tensor, start: Tensor, feature: float, records: float) -> tuple[Tensor, Tensor]:
+    """Shares of the classes and their deviations, from sums (3, outputs) of steps about the weights of the constant.
+
+    Its gradient is the difference between the shares that the positions expect and those of the records. So steps
+    measure the shares, which may lie far from where a first step was taken.
+    """
+    weight = sums[0].clamp(min=LEAST_WEIGHT)
+    logits = start + sums[1] / weight * feature
+    residual = sums[2] / weight / (records * feature)
+    if len(logits) == 1:  # of two classes the second has an output
+        logits, residual = torch.cat([0 * logits, logits]), torch.cat([-residual, residual])
+    # Shares are at most one: a deviation of ten says nothing, and before the first step it would be no number.
+    return believed_shares(logits.softmax(0) - residual, min(10.0, float(weight[0].rsqrt() / (records * feature))))
+
+
+def levels_of(shares: Tensor, spread: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
+    """Outputs of a softmax, or the logit of the second class, that give such shares, and their variances."""
+    doubt = (spread / (shares * (1 - shares))).square()
+    if outputs == 1:
+        return torch.logit(shares[1:]), doubt[1:]
+    return shares.log() - shares.log().mean(), doubt / 4
 
 
 def shrunk(found: Tensor, variance: Tensor, groups: list[slice], usual: float) -> tuple[Tensor, Tensor, Tensor]:
     """Posterior means and variances of weights (outputs, features) from measurements, and the scale of every group.
 
-    Weights of one column are N(0, tau^2), and tau is half-Cauchy around the scale that all columns have in common,
-    which is half-Cauchy around `usual` and taken at its mode. The tau of a column is integrated out over a grid: a
-    column that says nothing beyond its noise is shrunk away, whatever the others say.
+    Weights of one column are N(0, tau^2), and tau has a heavy tail (half a Student's t of three degrees) around the
+    scale that all columns have in common, which is half-normal with deviation `usual` and taken at its mode. The tau of
+    a column is integrated out over a grid: a column that says nothing beyond its noise is shrunk away, whatever the
+    others say.
     """
     mean, doubt = found.clone(), variance.clone()
     scales = torch.zeros(len(groups), dtype=torch.float64)
     every = torch.cat([torch.arange(group.start, group.stop) for group in groups])
     grid = usual * torch.logspace(-3, 1, 41, dtype=torch.float64)
-    common = float(grid[_log_posterior(grid, found[:, every], variance[:, every], usual).argmax()])
+    chance = _evidence(grid, found[:, every], variance[:, every]) + grid.log() - (grid / usual).square() / 2
+    common = float(grid[chance.argmax()])
     grid = common * torch.logspace(-2, 1.5, 36, dtype=torch.float64)
     for place, group in enumerate(groups):
         value, error = found[:, group], variance[:, group]
-        chance = _log_posterior(grid, value, error, common).softmax(0)
+        chance = (_evidence(grid, value, error) + grid.log() - 2 * (1 + (grid / common).square()).log()).softmax(0)
         square = grid.square()[:, None, None]
         gain = square / (square + error)
         weights = chance[:, None, None]
@@ -277,11 +363,14 @@ def shrunk(found: Tensor, variance: Tensor, groups: list[slice], usual: float) -
     return mean, doubt.clamp(min=0), scales
 
 
-def _log_posterior(grid: Tensor, value: Tensor, error: Tensor, around: float) -> Tensor:
-    """Of every tau of an even grid of logarithms, given measurements with such error variances."""
+def _evidence(grid: Tensor, value: Tensor, error: Tensor) -> Tensor:
+    """Of every tau, given measurements (outputs, features) with such error variances.
+
+    Outputs of a softmax add up to zero, so that one of them says nothing that the others have not said.
+    """
     total = grid.square()[:, None] + error.flatten()
-    evidence = -(total.log() + value.flatten().square() / total).sum(1) / 2
-    return evidence + grid.log() - (1 + (grid / around).square()).log()
+    free = 1.0 if len(value) == 1 else 1 - 1 / len(value)
+    return -free * (total.log() + value.flatten().square() / total).sum(1) / 2
 
 
 def network_for(module: nn.Module, waves: int) -> AdditiveNetwork | None:

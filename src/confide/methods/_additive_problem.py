@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.methods._additive import TARGET_BINS
+from confide.methods._additive import EXPECTED_MEAN, TARGET_BINS
 from confide.methods.base import Problem
 from confide.models.additive import AdditiveNetwork
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Probit
@@ -18,8 +18,15 @@ CLIP, CLIP_GROWTH, LEAST_CLIP, MOST_CLIP = 0.7, 0.15, 0.65, 1.5
 of a number. It grows with that power of n mu: noise counts less, and what the clip takes off counts more. A residual of
 a half, with which two classes start, must pass whole for most records, or gradients would not follow the weights."""
 
-NEAR = 0.7
-"""Logits within which a sigmoid's slope is near that of its middle: within a tenth."""
+RECORDS_PER_WAVE = 6.0
+"""n mu that pays for one more wave in every column."""
+HOPELESS = 3.0
+"""n mu for a column at which noise in its effect is as large as the effect that is expected, by the clip and the number
+of columns that share a record's norm."""
+UNKNOWN_START, START_SHIFT = 2.0, 1.0
+"""Standard deviations of a constant, in logits: nothing is known of it, or the odds over all records are."""
+LEAST_COUNTED, MOST_COUNTED, COUNTED_GROWTH = 0.25, 0.75, 3.0
+"""Share of the steps that count as measurements, from little noise to a sixth of what is expected of a column."""
 CUT = 1.0
 """Deviations of a number at which its residual is cut, times the share of the clip."""
 
@@ -60,10 +67,6 @@ def classes_of(likelihood: Likelihood) -> int | None:
     return likelihood.classes if isinstance(likelihood, Categorical) else 2
 
 
-def answers_of(problem: Problem) -> int:
-    return classes_of(problem.likelihood) or TARGET_BINS
-
-
 def curvature_weights(likelihood: Likelihood, shares: Tensor) -> Tensor:
     """Curvature of the loss in each output where nothing but the shares of the answers is known."""
     if isinstance(likelihood, Gaussian):
@@ -79,6 +82,66 @@ def curvature_weights(likelihood: Likelihood, shares: Tensor) -> Tensor:
     return one * (1 - one)
 
 
+def start_of(problem: Problem, shares: Tensor) -> tuple[Tensor, float]:
+    """The constant of every output as the answers' shares give it, and the deviation of a number."""
+    likelihood = problem.likelihood
+    if isinstance(likelihood, Gaussian):
+        middles = (torch.arange(TARGET_BINS, dtype=torch.float64) + 0.5) / TARGET_BINS * 2 - 1
+        mean = (shares * middles).sum()
+        spread = float((shares * (middles - mean).square()).sum().sqrt())
+        return mean[None], max(spread, 1e-3)
+    shares = shares.clamp(min=1 / problem.records)
+    if isinstance(likelihood, Categorical):
+        return shares.log() - shares.log().mean(), 1.0
+    one = shares[1:] / shares.sum()
+    return torch.special.ndtri(one) if isinstance(likelihood, Probit) else torch.logit(one), 1.0
+
+
+def start_doubt(problem: Problem, shares: Tensor, doubt: float) -> float:
+    """How far the constant may be from its start, at most as far as one that is not known at all.
+
+    Shares have the noise of the release; and the odds of a class over all records are not those of a record
+    whose columns add nothing, from which they differ by about START_SHIFT.
+    """
+    if isinstance(problem.likelihood, Gaussian):
+        # Of a mean over bins that are a noisy release each, within [-1, 1].
+        spread = start_of(problem, shares)[1]
+        return min(EXPECTED_MEAN, math.hypot(doubt * math.sqrt(TARGET_BINS / 3), spread / 3))
+    least = float(curvature_weights(problem.likelihood, shares).min())
+    return min(UNKNOWN_START, math.hypot(doubt / least, START_SHIFT))
+
+
+def amplitudes_of(problem: Problem, smoothness: float) -> Tensor:
+    """Of all features; 0 for waves beyond what the budget pays for."""
+    recipe = network_of(problem).recipe
+    rare = max(1.0, recipe.outputs / 2)  # of several classes each has fewer records to learn from
+    affordable = min(budget_of(problem) / (RECORDS_PER_WAVE * rare * len(recipe.blocks)), recipe.waves)
+    order = torch.arange(1, recipe.waves + 1, dtype=torch.float64)
+    waves = order**-smoothness * (order <= max(1, int(affordable)))
+    ones = torch.ones(len(recipe.categories), dtype=torch.float64)
+    first = torch.tensor([constant_of(problem)], dtype=torch.float64)
+    return torch.cat([first, waves.repeat(len(recipe.numbers)), ones])
+
+
+def hopeless(problem: Problem) -> float:
+    """Noise in the effect of a column over the effect that is expected, about."""
+    return HOPELESS * len(network_of(problem).recipe.blocks) / budget_of(problem)
+
+
+def constant_of(problem: Problem) -> float:
+    """The constant feature, 1 unless columns cannot be learnt anyway: then more of a record's norm is its own."""
+    return math.hypot(1.0, hopeless(problem))
+
+
+def counted_share(problem: Problem) -> float:
+    """Share of the steps, the last ones, that count as measurements.
+
+    Under much noise nearly all; under little those at the end, since what is learnt bends sigmoids, and columns that
+    say the same have to settle first.
+    """
+    return min(LEAST_COUNTED + COUNTED_GROWTH * hopeless(problem), MOST_COUNTED)
+
+
 def within(likelihood: Likelihood, gradient: Tensor) -> tuple[Tensor, float]:
     """A noisy gradient (outputs, features) without what can only be noise, and the part of its deviation that is left.
 
@@ -89,17 +152,12 @@ def within(likelihood: Likelihood, gradient: Tensor) -> tuple[Tensor, float]:
     return gradient - gradient.mean(0), math.sqrt(1 - 1 / likelihood.classes)
 
 
-def wander(variances: Tensor, error: Tensor, unit: float) -> float:
-    """How much harder than the data the prior pulls while steps are taken, where noise would carry outputs far off.
+def tremor(variances: Tensor, noise: float, pull: Tensor, divisor: Tensor) -> float:
+    """Variance that the noise of steps gives to an output in the long run, the largest, for a rate of 1.
 
-    Far off a sigmoid is flat and residuals are cut, and nothing is as the law of the noise has it. The pull is a part
-    of that law.
-
-    error   of every weight (outputs, features), as noise alone would have it after all steps, in units of its prior
-    unit    of the prior, in logits or in deviations of a number around the effects
+    Of a step x' = x - rate (pull x + noise) / divisor, of every weight by itself.
     """
-    carried = math.sqrt(float((variances * error.nan_to_num(posinf=1.0).clamp(max=1.0).square()).sum(1).max()))
-    return max(0.0, unit * carried / NEAR - 1)
+    return float((variances * noise**2 / (2 * divisor * pull.clamp(min=1e-300))).sum(1).max())
 
 
 def passed(problem: Problem) -> float:

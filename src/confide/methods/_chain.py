@@ -48,6 +48,7 @@ class Chain(Method):
     burn_in: float = 0.5
     thinning: int | None = None
     may_stop: ClassVar[bool] = True
+    follows_clip: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.step_size is not None and not (math.isfinite(self.step_size) and self.step_size > 0):

@@ -21,8 +21,8 @@ from confide.errors import Refusal
 from confide.methods._noise_aware_inputs import denoised
 from confide.methods.base import Problem
 from confide.models.flat import trainable
-from confide.models.likelihoods import Gaussian, logits_of
-from confide.models.networks import LastLayerNetwork
+from confide.models.likelihoods import Gaussian
+from confide.models.networks import FeatureNetwork, LastLayerNetwork
 from confide.models.priors import GaussianPrior
 from confide.sources.queries import GradientQuery, Release
 
@@ -145,18 +145,6 @@ def head_of(problem: Problem) -> LinearHead:
 
 
 # -- what is asked ---------------------------------------------------------------------------------------------------
-
-
-class FeatureNetwork(nn.Module):
-    """The frozen part of a network, with the identity as a trainable layer behind it."""
-
-    def __init__(self, frozen: nn.Module, identity: nn.Linear) -> None:
-        super().__init__()
-        self.frozen, self.identity = frozen, identity
-
-    def forward(self, *inputs: Any, **named: Any) -> Tensor:
-        found: Tensor = self.identity(logits_of(self.frozen(*inputs, **named)))
-        return found
 
 
 def feature_network(module: nn.Module) -> nn.Module:

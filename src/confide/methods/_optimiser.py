@@ -44,6 +44,7 @@ class Descent(Method):
     prior          over all parameters, outside the clip
     optimiser      "sgd", "momentum" or "adam" (Kingma and Ba, ICLR 2015)
     learning_rate  None: by a public rule, see `rate`
+    decay          step t has the rate eta_0 / t^decay, eta_0 the learning rate; 0: the same at every step
     momentum       averaging weight of the momentum optimiser
     """
 
@@ -51,7 +52,9 @@ class Descent(Method):
     optimiser: OptimiserName = "sgd"
     learning_rate: float | None = None
     momentum: float = 0.9
+    decay: float = 0.0
     may_stop: ClassVar[bool] = True
+    follows_clip: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.optimiser not in OPTIMISERS:
@@ -59,29 +62,41 @@ class Descent(Method):
         rate = self.learning_rate
         if rate is not None and not (math.isfinite(rate) and rate > 0):
             raise Refusal(f"learning_rate={rate}: must be a finite number > 0, or None for the optimiser's own")
+        if not 0 <= self.decay <= 1:
+            raise Refusal(f"decay={self.decay}: must be in [0, 1]; steps that fall faster add up to a finite way")
         if not 0 <= self.momentum < 1:
             raise Refusal(f"momentum={self.momentum}: must be in [0, 1)")
 
     def rate(self, problem: Problem) -> float:
-        """The learning rate, from the plan alone where none is given.
+        """The learning rate of the first step, from the plan alone where none is given.
 
         T plain steps of rate a leave noise of standard deviation a (s/b) sqrt(T) in every parameter (s the release's
         noise, b the expected batch): the rate is the largest at which that stays below LARGEST_NOISE and a clipped
         gradient moves the parameters by at most LARGEST_STEP; a loss more curved than the logistic one bounds it
-        further. Momentum adds up 1 / (1 - momentum) steps.
+        further. Momentum adds up 1 / (1 - momentum) steps. Steps that fall leave the noise of fewer: T is then the
+        sum of t^(-2 decay).
         """
         if self.learning_rate is not None:
             return self.learning_rate
         plan = problem.plan
         if self.optimiser == "adam":
-            return min(ADAM_RATE, ADAM_WALK / math.sqrt(plan.steps))
+            return min(ADAM_RATE, ADAM_WALK / math.sqrt(self._noisy_steps(plan.steps)))
         clip, noise = plan.mechanism.clip, plan.mechanism.noise_std
         rate = LARGEST_STEP / clip if math.isfinite(clip) else UNCLIPPED_RATE
         if problem.curvature > 1:
             rate = min(rate, 0.5 / problem.curvature)
         if noise > 0:
-            rate = min(rate, LARGEST_NOISE * plan.expected_batch / (noise * math.sqrt(plan.steps)))
+            rate = min(rate, LARGEST_NOISE * plan.expected_batch / (noise * math.sqrt(self._noisy_steps(plan.steps))))
         return rate * (1 - self.momentum) if self.optimiser == "momentum" else rate
+
+    def rate_at(self, problem: Problem, step: int) -> float:
+        """The learning rate of step t, counted from 1."""
+        return self.rate(problem) / math.pow(step, self.decay)
+
+    def _noisy_steps(self, steps: int) -> float:
+        if self.decay == 0:
+            return float(steps)
+        return float((torch.arange(1, steps + 1, dtype=torch.float64) ** (-2 * self.decay)).sum())
 
     def start(self, problem: Problem) -> DescentState:
         """The state before the first step."""
@@ -93,7 +108,7 @@ class Descent(Method):
     def descend(self, problem: Problem, state: DescentState, gradient: Tensor) -> DescentState:
         """Move the position against `gradient`, which may be used as scratch."""
         step = state.step + 1
-        problem.position.add_(self._direction(state, gradient, step), alpha=-self.rate(problem))
+        problem.position.add_(self._direction(state, gradient, step), alpha=-self.rate_at(problem, step))
         return DescentState(step, state.first, state.second)
 
     def descend_on_sum(self, problem: Problem, state: DescentState, release: Release) -> DescentState:
@@ -104,7 +119,7 @@ class Descent(Method):
             problem.prior(self.prior).add_energy_gradient_(position, gradient, factor=1 / records)
             return self.descend(problem, state, gradient)
         # Plain steps need no vector of their own.
-        rate = self.rate(problem)
+        rate = self.rate_at(problem, state.step + 1)
         problem.prior(self.prior).add_energy_gradient_(position, position, factor=-rate / records)
         position.add_(release.sum, alpha=-rate / release.expected_batch)
         return DescentState(state.step + 1)

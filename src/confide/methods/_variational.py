@@ -54,6 +54,10 @@ class MeanField(Descent):
         self.add_prior_(problem, gradient, self.divergence_weight(problem, state.step + 1) / problem.records)
         return self.descend(problem, state, gradient)
 
+    def steps_apart(self, problem: Problem, state: DescentState) -> int:
+        """Any number: a party takes the gradients of the others to be what they were."""
+        return problem.plan.steps
+
     def divergence_weight(self, problem: Problem, step: int) -> float:
         """What the divergence is multiplied by at that step: 1 is the evidence lower bound."""
         return 1.0

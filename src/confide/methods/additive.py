@@ -12,39 +12,45 @@ from torch import Tensor, nn
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
-    TARGET_BINS,
-    TARGET_SHARE,
-    NoisyPass,
+    LEAST_WEIGHT,
     Scale,
     Schedule,
-    after,
     histogram,
     histogram_size,
+    levels_of,
+    measured,
     network_for,
     residual_scale,
     residuals,
     scale_of,
+    shares_of,
     shrunk,
+    target_share,
+    told,
 )
 from confide.methods._additive_problem import (
     CUT,
-    answers_of,
+    amplitudes_of,
     budget_of,
     check_likelihood,
     classes_of,
     clip_of,
     clip_share,
+    constant_of,
+    counted_share,
     curvature_weights,
     flatness,
     network_of,
     own_noise,
     passed,
-    wander,
+    start_doubt,
+    start_of,
+    tremor,
     within,
 )
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
-from confide.models.likelihoods import Categorical, Gaussian, Likelihood, Probit
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.posteriors.additive import AdditiveGaussian
 from confide.sources.queries import GradientQuery, Query, Release
 
@@ -56,17 +62,15 @@ RATE, MOMENTUM, HORIZON = 0.3, 0.5, 4.8
 """Of the steps; where there are many, rates are such that they add up to HORIZON."""
 STABLE = 2.4
 """Rate times sharpest curvature that momentum bears with some room: the limit is 2 (1 + momentum)."""
-AVERAGED = 0.25
-"""Share of the steps, the last ones, whose positions are averaged."""
-LEAST_GAIN = 0.5
-"""Of the average as a measurement. What moved less is taken for less: where columns say the same, they have moved
-together and further than each by itself would have, and dividing by a small gain would count that many times over."""
-RECORDS_PER_WAVE = 6.0
-"""n mu that pays for one more wave in every column."""
-UNKNOWN_START, START_SHIFT = 2.0, 1.0
-"""Standard deviations of a constant, in logits: nothing is known of it, or the odds over all records are."""
-USUAL_EFFECT = 0.5
-"""Size of a column's weights that is expected beforehand: in logits, or in deviations of the target."""
+TREMOR = 0.2
+"""How far noise may carry outputs while steps are taken, in logits or deviations: further off a sigmoid is flat and
+residuals are cut, and what a step says of a weight would depend on the way to it."""
+PINNED = 4.0
+"""Weights are held back by the square of this times their final noise over what is expected of them: a step measures as
+much where little moves, and noise that is walked along is taken for curvature that is not there."""
+USUAL_EFFECT, EXPLAINED = 0.5, 0.2
+"""Size of a column's weights that is expected beforehand, in logits or in deviations of the target; and the square of
+what all columns together are expected to explain, in the same units: of many columns each says less."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,7 @@ class AdditiveState:
     unit        by which features are multiplied, so that the plan's clip is the one that is wanted
     start       where the constant of every output started, with the standard deviation of what it was read off
     velocity    of the weights, in units of features that are not multiplied
-    average     of the last positions
-    response, covariance    of each weight's own dynamics, see `after`
+    sums        of what the last steps have told of every weight, see `told`
     deviation   of the target around the network, for numbers
     before      position and gradient of the step before, for the curvature along the way
     sharpest    curvature of the two steps before in units of the assumed one, at most
@@ -96,9 +99,7 @@ class AdditiveState:
     start_doubt: float
     deviation: float
     velocity: Tensor = field(repr=False)
-    average: Tensor = field(repr=False)
-    response: Tensor = field(repr=False)
-    covariance: Tensor = field(repr=False)
+    sums: Tensor = field(repr=False)
     before: tuple[Tensor, ...] = field(default=(), repr=False)
     sharpest: tuple[float, ...] = ()
     alike: float = 1.0
@@ -117,10 +118,11 @@ class Additive(Method):
         g = clipped, noisy gradient of all records,    v' = v / 2 + g / D,    theta' = theta - rate v'.
 
     The rate follows from the number of columns, within which the curvature stays whatever the correlations, and then
-    from the curvature that releases show along the way. A step's noise is known and the model is linear, so the law of
-    the averaged positions is too: they are a measurement of the weights, of known gain and noise. The posterior
-    follows in closed form, weights of one column sharing a prior scale that is fitted; a column that says nothing
-    beyond its noise is shrunk away.
+    from the curvature that releases show along the way. Every step measures the weights: theta - g / H is where they
+    belong, with the noise of that step alone, wherever steps have led. The posterior follows in closed form from the
+    mean of these, weights of one column sharing a prior scale that is fitted; a column that says nothing beyond its
+    noise is shrunk away. Where a budget is small, weights are held near their start, for steps that follow noise
+    measure worse, and more of a record's norm belongs to the constant, so that odds over all records come out first.
 
     Papers: Nori et al., ICML 2021 (private additive models); Wood, Generalized Additive Models, 2017 (smooth effects);
     Dong, Roth and Su, JRSS B 2022 (full-batch Gaussian releases compose exactly).
@@ -180,13 +182,14 @@ class Additive(Method):
     def init(self, problem: Problem) -> AdditiveState:
         check_likelihood(problem.likelihood)
         recipe = network_of(problem).recipe
-        return self._scaled(problem, scale_of(recipe, answers_of(problem), None, 0.0, problem.records), math.inf)
+        scale = scale_of(recipe, classes_of(problem.likelihood), None, 0.0, problem.records)
+        return self._scaled(problem, scale, math.inf)
 
     def ask(self, problem: Problem, state: AdditiveState) -> Query:
         network, clip = network_of(problem), clip_of(problem)
         phase, _, _ = self._schedule(problem).at(state.step)
         if phase == "scale":
-            return histogram(network.recipe, classes_of(problem.likelihood), clip)
+            return histogram(network.recipe, classes_of(problem.likelihood), clip, self._target_share(problem))
         self.show(problem, state)
         if phase == "look":
             return residuals(network, clip)
@@ -213,7 +216,7 @@ class Additive(Method):
             "waves": used,
             "smoothness": self.smoothness,
             "quantile_scale": self._schedule(problem).phases[0][0] == "scale",
-            "columns_in_use": int((scales > USUAL_EFFECT / 10 * self._spread(problem, state)).sum()),
+            "columns_in_use": int((scales > self._usual(problem, state) / 10).sum()),
         }
         likelihood = problem.likelihood
         if isinstance(likelihood, Gaussian) and self._looks(problem):
@@ -247,19 +250,25 @@ class Additive(Method):
         recipe = network_of(problem).recipe
         noise = release.noise_std * math.sqrt(count) * unit
         if phase == "scale":
-            scale = scale_of(recipe, answers_of(problem), counts, noise, problem.records)
-            doubt = noise / math.sqrt(TARGET_SHARE) / problem.records
+            share = self._target_share(problem)
+            scale = scale_of(recipe, classes_of(problem.likelihood), counts, noise, problem.records, share)
+            doubt = noise / math.sqrt(share) / problem.records
             return replace(self._scaled(problem, scale, doubt), step=state.step)
         # What is left to explain is no more than there was.
         spread = self._spread(problem, state)
         found = min(spread, residual_scale(counts, noise, problem.records, state.deviation))
         return self._ready(problem, replace(state, deviation=found))
 
+    def _target_share(self, problem: Problem) -> float:
+        (_, count), *_ = self._schedule(problem).phases
+        return target_share(network_of(problem).recipe, budget_of(problem) * math.sqrt(count / problem.plan.steps))
+
     def _scaled(self, problem: Problem, scale: Scale, doubt: float) -> AdditiveState:
         """The state at the start of learning, with features of a known scale and shares with that much noise."""
         recipe = network_of(problem).recipe
-        start, deviation = self._start(problem, scale)
-        variances = scale.variances * self._amplitudes(problem).square()
+        start, deviation = start_of(problem, scale.answers)
+        start = start / constant_of(problem)
+        variances = scale.variances * amplitudes_of(problem, self.smoothness).square()
         usual = math.sqrt(float(variances.sum()))
         unit = 1 / usual
         if not isinstance(problem.likelihood, Gaussian):
@@ -271,55 +280,17 @@ class Additive(Method):
         problem.position.copy_((weights / unit).flatten())
         return AdditiveState(
             0, scale.heights, scale.centres, variances, scale.answers, unit, start,
-            self._start_doubt(problem, scale, doubt), deviation,
+            start_doubt(problem, scale.answers, doubt), deviation,
             velocity=torch.zeros(shape, dtype=torch.float64),
-            average=weights.clone(),
-            response=torch.zeros(*shape, 3, dtype=torch.float64),
-            covariance=torch.zeros(*shape, 3, 3, dtype=torch.float64),
+            sums=torch.zeros(3, *shape, dtype=torch.float64),
         )  # fmt: skip
-
-    def _start(self, problem: Problem, scale: Scale) -> tuple[Tensor, float]:
-        """The constant of every output as the answers' shares give it, and the deviation of a number."""
-        shares, likelihood = scale.answers, problem.likelihood
-        if isinstance(likelihood, Gaussian):
-            middles = (torch.arange(TARGET_BINS, dtype=torch.float64) + 0.5) / TARGET_BINS * 2 - 1
-            mean = (shares * middles).sum()
-            spread = float((shares * (middles - mean).square()).sum().sqrt())
-            return mean[None], max(spread, 1e-3)
-        shares = shares.clamp(min=1 / problem.records)
-        if isinstance(likelihood, Categorical):
-            return shares.log() - shares.log().mean(), 1.0
-        one = shares[1:] / shares.sum()
-        return torch.special.ndtri(one) if isinstance(likelihood, Probit) else torch.logit(one), 1.0
-
-    def _start_doubt(self, problem: Problem, scale: Scale, doubt: float) -> float:
-        """How far the constant may be from its start, at most as far as one that is not known at all.
-
-        Shares have the noise of the release; and the odds of a class over all records are not those of a record
-        whose columns add nothing, from which they differ by about START_SHIFT.
-        """
-        if isinstance(problem.likelihood, Gaussian):
-            # Of a mean over bins that are a noisy release each, within [-1, 1].
-            return min(1.0, math.hypot(doubt * math.sqrt(TARGET_BINS / 3), self._start(problem, scale)[1] / 3))
-        least = float(curvature_weights(problem.likelihood, scale.answers).min())
-        return min(UNKNOWN_START, math.hypot(doubt / least, START_SHIFT))
-
-    def _amplitudes(self, problem: Problem) -> Tensor:
-        """Of all features; 0 for waves beyond what the budget pays for."""
-        recipe = network_of(problem).recipe
-        rare = max(1.0, recipe.outputs / 2)  # of several classes each has fewer records to learn from
-        affordable = min(budget_of(problem) / (RECORDS_PER_WAVE * rare * len(recipe.blocks)), recipe.waves)
-        order = torch.arange(1, recipe.waves + 1, dtype=torch.float64)
-        waves = order**-self.smoothness * (order <= max(1, int(affordable)))
-        ones = torch.ones(len(recipe.categories), dtype=torch.float64)
-        return torch.cat([torch.ones(1, dtype=torch.float64), waves.repeat(len(recipe.numbers)), ones])
 
     def show(self, problem: Problem, state: AdditiveState) -> None:
         """Put the scale into the network."""
         features = network_of(problem).features
         features.heights.copy_(state.heights)
         features.centres.copy_(state.centres)
-        features.amplitudes.copy_(self._amplitudes(problem) * state.unit)
+        features.amplitudes.copy_(amplitudes_of(problem, self.smoothness) * state.unit)
 
     # -- learning --------------------------------------------------------------------------------------------------
 
@@ -342,19 +313,18 @@ class Additive(Method):
         noise = release.noise_std * gain * share
         curvature, prior, divisor = self._curvatures(problem, state, noise)
         sharpest, alike = self._sharpness(state, position, gradient, divisor, noise)
-        rate = self._rate(problem, sharpest, curvature / divisor)
+        unit = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
+        shaken = tremor(state.variances, noise, curvature + prior, divisor) / (1 - MOMENTUM) / unit
+        rate = min(self._rate(problem, sharpest, curvature / divisor), TREMOR**2 / max(shaken, 1e-30))
         done = self._schedule(problem).learnt(state.step) + 1
-        counted = done - int((1 - AVERAGED) * self._schedule(problem).learning)
-        averaging = 1 / max(1, counted)
-        velocity = MOMENTUM * state.velocity + (gradient + prior * (position - self._origin(state))) / divisor
-        moved = position - rate * velocity
-        taken = NoisyPass(curvature / divisor, prior / divisor, noise / divisor, rate, MOMENTUM, averaging)
-        response, covariance = after(taken, state.response, state.covariance)
-        problem.position.copy_((moved / state.unit).flatten())
+        away = position - self._origin(state)
+        counts = done > int((1 - counted_share(problem)) * self._schedule(problem).learning)
+        sums = state.sums + told(away, gradient, noise) if counts else state.sums
+        velocity = MOMENTUM * state.velocity + (gradient + prior * away) / divisor
+        problem.position.copy_(((position - rate * velocity) / state.unit).flatten())
         state = replace(
-            state, step=state.step + 1, velocity=velocity, average=torch.lerp(state.average, moved, averaging),
-            response=response, covariance=covariance, before=(position, gradient, own_noise(noise, rate, divisor)),
-            sharpest=sharpest, alike=alike,
+            state, step=state.step + 1, velocity=velocity, sums=sums, sharpest=sharpest, alike=alike,
+            before=(position, gradient, own_noise(noise, rate, divisor)),
         )  # fmt: skip
         return self._ready(problem, state)
 
@@ -373,7 +343,8 @@ class Additive(Method):
         spread = self._spread(problem, state)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         error = noise / math.sqrt(self._schedule(problem).learning) / curvature
-        prior = square / spread**2 + wander(state.variances, error / spread, spread / math.sqrt(square)) * curvature
+        pinned = (PINNED * error / self._usual(problem, state)).square()
+        prior = square / spread**2 + pinned.clamp(max=1e6) * curvature
         prior[:, 0] = 0.0  # where the constant belongs nobody knows beforehand
         return curvature, prior, curvature + prior + noise / spread
 
@@ -381,7 +352,12 @@ class Additive(Method):
         """Of what the model has to explain: about one logit, or the deviation of the target."""
         if not isinstance(problem.likelihood, Gaussian):
             return 1.0
-        return self._start(problem, _only(state))[1]
+        return start_of(problem, state.answers)[1]
+
+    def _usual(self, problem: Problem, state: AdditiveState) -> float:
+        """Size of a column's weights that is expected beforehand."""
+        every = math.sqrt(EXPLAINED / max(float(state.variances[1:].sum()), 1e-12))
+        return min(USUAL_EFFECT, every) * self._spread(problem, state)
 
     def _origin(self, state: AdditiveState) -> Tensor:
         origin = torch.zeros_like(state.velocity)
@@ -425,30 +401,41 @@ class Additive(Method):
     def _belief(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and variance of all weights (outputs, features), and the scale of every column."""
         curvature, _, _ = self._curvatures(problem, state, 0.0)
+        constant, origin = constant_of(problem), self._origin(state)
+        shares = self._shares(problem, state)
+        if shares is not None:  # the curvature where the records are, and not where it was first taken for granted
+            now, then = (curvature_weights(problem.likelihood, value) for value in (shares[0], state.answers))
+            curvature = curvature * (now / then)[:, None]
+        reached = state.sums[1] / state.sums[0].clamp(min=LEAST_WEIGHT) + origin
+        curvature = curvature * flatness(problem.likelihood, state.variances, reached)
+        found, noise = measured(state.sums, curvature, state.alike)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
-        gain = state.response[..., 2].clamp(min=LEAST_GAIN)
-        origin = self._origin(state)
-        found = (state.average - origin) / gain
         sampling = square * passed(problem) / curvature.clamp(min=1e-12)
-        noise = state.covariance[..., 2, 2] / gain.square()
-        groups = network_of(problem).recipe.groups()
-        usual = USUAL_EFFECT * self._spread(problem, state)
-        flat = flatness(problem.likelihood, state.variances, state.average)
-        sampling, noise = sampling / flat, noise / flat**2
-        variance = sampling + noise
+        groups, usual, variance = network_of(problem).recipe.groups(), self._usual(problem, state), sampling + noise
         # Records say more of columns that move together than of each by itself: the former decides how much of them
         # is believed, the latter how wide a band is. Noise is alike for all.
         mean, _, scales = shrunk(found, sampling / state.alike + noise, groups, usual)
         _, doubt, _ = shrunk(found, variance, groups, usual)
         unused = state.variances == 0
         mean[:, unused], doubt[:, unused] = 0.0, 0.0
-        gain = state.start_doubt**2 / (state.start_doubt**2 + variance[:, 0])
-        mean[:, 0], doubt[:, 0] = gain * found[:, 0], gain * variance[:, 0]
+        if shares is None:
+            before = (state.start_doubt / constant) ** 2
+            gain = before / (before + variance[:, 0])
+            mean[:, 0], doubt[:, 0] = gain * found[:, 0], gain * variance[:, 0]
+            return mean + origin, doubt, scales
+        # Shares are to come out as measured on average over what columns are believed to add, and its doubt.
+        level, error = levels_of(*shares, len(mean))
+        after = flatness(problem.likelihood, state.variances, (mean.square() + doubt).sqrt())
+        wider = max(1.0, flatness(problem.likelihood, state.variances, reached) / after)
+        mean[:, 0], doubt[:, 0] = wider * level / constant - origin[:, 0], error / constant**2
         return mean + origin, doubt, scales
 
-
-def _only(state: AdditiveState) -> Scale:
-    return Scale(state.heights, state.centres, state.variances, state.answers)
+    def _shares(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor] | None:
+        """Shares of the classes by all steps that count, and their deviations."""
+        if not isinstance(problem.likelihood, Categorical | Bernoulli):
+            return None
+        constant = constant_of(problem)
+        return shares_of(state.sums[:, :, 0], state.start * constant, constant, problem.records)
 
 
 __all__ = ["Additive", "AdditiveState", "histogram_size"]

@@ -107,6 +107,8 @@ class Method(ABC):
     name    the method's name on the command line; a class without one is a base of others and is not listed
     tasks   what it can learn, in the words of the command line; the first one that an audit knows is audited
     may_stop   whether `posterior` means what it says after any step, so that a run may end before its last one
+    follows_clip   whether it may have another clip at every step: one that asks for gradients and takes its noise from
+               the release; a method whose units are those of the first clip may not
     on_host    whether it computes on the host, in double precision, wherever the module is: for methods whose state is
                not the network's own vector; predictions are made where the module is all the same
     """
@@ -115,6 +117,7 @@ class Method(ABC):
     tasks: ClassVar[tuple[str, ...]] = ("classification", "binary", "regression")
     may_stop: ClassVar[bool] = False
     on_host: ClassVar[bool] = False
+    follows_clip: ClassVar[bool] = False
 
     @abstractmethod
     def init(self, problem: Problem) -> Any:
@@ -131,6 +134,14 @@ class Method(ABC):
     @abstractmethod
     def posterior(self, problem: Problem, state: Any) -> Posterior:
         """The result after the last step."""
+
+    def steps_apart(self, problem: Problem, state: Any) -> int:
+        """How many steps from this state on the parties of a federation may make before they hear of each other.
+
+        A party tells itself its own answers meanwhile, so that what it asks of a record next must mean the same to the
+        server, who is told the answers of all. 1: no step beyond the one that is asked.
+        """
+        return 1
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """The network that is trained: given a copy of the user's own, before anything else happens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -17,10 +17,13 @@ from confide.methods.base import Method, Problem
 from confide.posteriors.natural import NaturalGaussian
 from confide.sources.queries import Release, StatisticQuery
 
+Start: TypeAlias = Literal["together", "given"]
 LEAST_COUNT = 0.5
 """A component keeps at least this part of the records that its weight promises: below it noise decides, not records."""
 LIKELY = 0.9999
 """Means stay where the prior has so much of its mass; one that noise carries out of there does not come back."""
+TOGETHER = 0.03
+"""How far from the prior's centre, in parts of their distance, components begin that begin together."""
 WARM_PART = 0.5
 """Part of the steps in which responsibilities are softened. (Ueda and Nakano, Neural Networks 1998.)"""
 
@@ -39,7 +42,7 @@ class EmState:
 class EM(Method):
     """Expectation maximisation for the means of a mixture with known covariances S_j and weights.
 
-    init       the module's means; each component holds the share of records that its weight promises
+    init       the components near the prior's centre; each holds the share of records that its weight promises
     ask        r_j, the responsibilities of the record, and r_j S_j^(-1/2) (x - mean_j), about the present means
     tell       with a release R of a batch expected to hold b records, running averages per record
 
@@ -51,14 +54,22 @@ class EM(Method):
     posterior  N(mean_j, (P + n count_j S_j^-1)^-1): the curvature of the expected log posterior
 
     The statistics are clipped together, in units of sqrt(features + 1), about the norm of a record that belongs to one
-    component. a falls linearly to 0 and adds up to `horizon`; a = 1 with full batches is EM itself. In the first half
-    of a private run responsibilities are softened, so that where the means start from matters less.
+    component. a falls linearly to 0 and adds up to `horizon`; a = 1 with full batches is EM itself.
+
+    A start drawn from the prior ends in a local optimum in a quarter of the runs, whatever the budget. So a private run
+    begins where it knows least: all components together, with responsibilities so soft that none is preferred; in the
+    first half of the steps they harden, and components part where the records do. This reads nothing and costs
+    nothing but those steps.
+
+    horizon   sum of all a
+    start     "together", or "given": from the module's means, which is what a run without noise always does
 
     Papers: Dempster, Laird and Rubin, JRSS B 1977; Cappe and Moulines, JRSS B 2009 (running averages); Park, Foulds,
     Chaudhuri and Welling, AISTATS 2017 (DP-EM).
     """
 
-    horizon: float = 8.0
+    horizon: float = 12.0
+    start: Start = "together"
     name: ClassVar[str] = "em"
     on_host: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("mixture",)
@@ -66,10 +77,14 @@ class EM(Method):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.horizon) and self.horizon > 0):
             raise Refusal(f"horizon={self.horizon}: must be a finite number > 0")
+        if self.start not in get_args(Start):
+            raise Refusal(f"start={self.start!r}: must be one of {', '.join(get_args(Start))}")
 
     def init(self, problem: Problem) -> EmState:
         module = _mixture(problem)
         means, counts = module.means.detach().to(torch.float64).clone(), module.weights.to(torch.float64)
+        if self.start == "together" and problem.plan.mechanism.private:
+            means = torch.lerp(module.centre.to(torch.float64).expand_as(means), means, TOGETHER)
         return EmState(0, means, counts, counts[:, None] * means)
 
     def ask(self, problem: Problem, state: EmState) -> StatisticQuery:

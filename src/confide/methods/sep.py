@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias, get_args
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from confide import rules
 from confide.errors import Refusal
 from confide.expectation.approximation import AnySites, noise_of, sites_for, starting_point
 from confide.expectation.metric import (
@@ -44,6 +46,13 @@ LEAST_PRECISION = 20.0  # of a network's weights under noise, in prior precision
 # See `horizon`; of networks where records are ample, and of a single layer.
 NETWORK_HORIZON, SIMPLE_HORIZON = 20.0, 8.0
 EXCESS = 0.2  # See `excess`; where records are ample.
+# Of mixtures whose budget is scarce. Scalar covariances have the fewest numbers that noise falls on, and steps that add
+# up to 3 leave e^-3 of the start: a twentieth, less than the noise of a longer run. See docs/protocols.md.
+SCARCE_HORIZON = 3.0
+AFFORDED = 3.0  # records * mu for each number of an answer, from which on a mixture's covariances are full
+# Where the components of such a mixture begin, in parts of their distance from the prior's centre: a run that is too
+# short to leave a wrong start begins at none.
+TOGETHER = 0.03
 AMPLE = 2000.0  # records * mu, mu as in Gaussian differential privacy; budgets below it get shorter runs: `_scarcity`
 
 
@@ -54,7 +63,7 @@ class SepState:
     gathered  moments of the inputs, as far as they have been released; centre: their means
     inputs    the public map of the inputs: of many features onto few directions, and what standardises them, once it is
               known; spread: a root of their covariance under it
-    root      of the metric; reach: its unit of length
+    root      of the metric; reach: its unit of length, of which the usual clip makes the median norm of an answer
     """
 
     step: int
@@ -88,28 +97,31 @@ class SEP(Method):
     coordinates="natural" clips theta_i - theta_f as it stands, as the paper does. coordinates="local" (the default)
     first passes to public coordinates at the present q, in which all records and all directions count alike: see
     LocalChart for simple models and NetworkChart for networks. The clip of the plan is then in units of the median norm
-    that an answer has once the posterior is reached, so that 1 suits every model. A run with private=False is SEP
-    itself (clip=math.inf) or clipped SEP.
+    that an answer has once the posterior is reached, for networks of half of it, so that the clip that plans have where
+    none is given, 2, cuts their answers at the median: with twice as much, noise throws a network to another place at
+    every run. A run with private=False is SEP itself (clip=math.inf) or clipped SEP.
 
     Papers: Vinaroz and Park, TMLR 2022 (DP-SEP); Li, Hernandez-Lobato and Turner, NeurIPS 2015 (SEP); Hernandez-Lobato
     and Adams, ICML 2015 (moments of networks).
 
     prior           N(0, scale^2) on all weights; with hidden layers divided by the inputs of the unit. Mixtures have
                     their own
-    covariance      "diagonal" for networks; also "full" or "scalar" for linear models and mixtures
+    covariance      "diagonal" for networks; also "full" or "scalar" for linear models and mixtures. None: diagonal, but
+                    for mixtures full where the budget pays for so many numbers, else scalar
     noise           "learnt": the noise of a network's Gaussian target has a Gamma posterior, whose rate is released in
                     the same clipped vector; "fixed": it is the likelihood's noise_scale
     inputs          "standardised": where their moments can be had precisely enough, a few steps go to them, and
                     networks see features of mean 0 and covariance 1; "raw": features as they are
     damping         a at every step; None: falls linearly to 0, adding up to `horizon`
-    horizon         sum of all dampings; None: 8 for simple models, 20 for networks, less where the budget is small
+    horizon         sum of all dampings; None: 8 for simple models, 3 for mixtures whose budget is small, 20 for
+                    networks, less where the budget is small
     excess          largest mean squared error, in noise variances, that noise may add to a network's predictions; None:
                     0.2, less where the budget is small
     double_damping  the update as printed in the paper, which divides a by the number of records once more
     """
 
     prior: GaussianPrior = field(default_factory=GaussianPrior)
-    covariance: Covariance = "diagonal"
+    covariance: Covariance | None = None
     coordinates: Coordinates = "local"
     noise: Noise = "learnt"
     inputs: Inputs = "standardised"
@@ -129,7 +141,7 @@ class SEP(Method):
         choices = {"covariance": COVARIANCES, "coordinates": get_args(Coordinates)}
         choices |= {"noise": get_args(Noise), "inputs": get_args(Inputs)}
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
+            if getattr(self, name) not in allowed and not (name == "covariance" and self.covariance is None):
                 raise Refusal(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         for name in ("damping", "horizon", "excess"):
             value = getattr(self, name)
@@ -142,7 +154,11 @@ class SEP(Method):
         # starts as uncertain as its prior: soft responsibilities find the clusters that a sharp start would miss.
         certainty = 1.0 if isinstance(sites, MixtureSites) else 1 + problem.records / 10
         inputs = self._directions_of_inputs(problem)
-        state = SepState(0, starting_point(sites, problem.position, certainty, problem.generator), inputs=inputs)
+        position = problem.position
+        if isinstance(sites, MixtureSites) and self.covariance is None and not self._affords(problem):
+            centre = problem.module.centre.to(position).repeat(len(sites.weights))  # type: ignore[operator]
+            position = torch.lerp(centre, position, TOGETHER)
+        state = SepState(0, starting_point(sites, position, certainty, problem.generator), inputs=inputs)
         if isinstance(sites, NetworkSites) and any(self._warm_up(problem, sites)):
             return replace(state, gathered=torch.zeros(InputMoments(sites.features).sizes[0], dtype=torch.float64))
         return self._measured(problem, state)
@@ -176,7 +192,7 @@ class SEP(Method):
         noise = noise_of(sites, state.theta, problem.likelihood)
         facts = {
             "variant": self._variant(problem),
-            "covariance": self.covariance,
+            "covariance": sites.family.covariance,
             "coordinates": self.coordinates,
             "horizon": self._horizon(problem),
             "standardised_inputs": state.spread is not None,
@@ -186,6 +202,18 @@ class SEP(Method):
         found = NaturalGaussian(problem.module, problem.likelihood, natural, noise, state.inputs, facts)
         problem.position.copy_(found.mean())
         return found
+
+    def steps_apart(self, problem: Problem, state: SepState) -> int:
+        """Networks, until their metric is computed anew: it is the same for all, and so are the coordinates.
+
+        Nobody sees how far the others close the gap meanwhile, so that dampings add up to 1 at most: not beyond it.
+        """
+        if state.gathered is not None or state.root is None or self.coordinates == "natural":
+            return 1
+        every = max(1, problem.plan.steps // REFRESHES)
+        ahead = range(state.step + 1, state.step + 1 + every - state.step % every)
+        closed = itertools.accumulate(self._damping(problem, step) for step in ahead)
+        return max(1, sum(total <= 1 for total in closed))
 
     @property
     def learns_noise(self) -> bool:
@@ -206,7 +234,7 @@ class SEP(Method):
             problem.likelihood,
             problem.records,
             scale=self.prior.scale,
-            covariance=self.covariance,
+            covariance=self._covariance(problem),
             learn_noise=self.noise == "learnt",
             inputs=self._directions_of_inputs(problem) if state is None else state.inputs,
         )
@@ -214,7 +242,7 @@ class SEP(Method):
     def _directions_of_inputs(self, problem: Problem) -> Tensor | None:
         """The low-rank chart of a network with many features: public directions that its first layer sees."""
         recipe = recipe_of(problem.module)
-        if recipe is None or self.covariance != "diagonal" or self.coordinates == "natural":
+        if recipe is None or self._covariance(problem) != "diagonal" or self.coordinates == "natural":
             return None
         return public_directions(recipe.features)
 
@@ -246,8 +274,25 @@ class SEP(Method):
     def _horizon(self, problem: Problem) -> float:
         if self.damping is not None:
             return self.damping * problem.plan.steps
-        simple = isinstance(problem.module, MixtureOfGaussians) or not problem.module.recipe.hidden  # type: ignore[union-attr]
+        mixture = isinstance(problem.module, MixtureOfGaussians)
+        if mixture and self.horizon is None and self.covariance is None and not self._affords(problem):
+            return SCARCE_HORIZON
+        simple = mixture or not problem.module.recipe.hidden  # type: ignore[union-attr]
         return self.horizon or (SIMPLE_HORIZON if simple else NETWORK_HORIZON * self._scarcity(problem) ** 0.5)
+
+    def _covariance(self, problem: Problem) -> Covariance:
+        if self.covariance is not None or not isinstance(problem.module, MixtureOfGaussians):
+            return self.covariance or "diagonal"
+        return "full" if self._affords(problem) else "scalar"
+
+    def _affords(self, problem: Problem) -> bool:
+        """Whether the budget pays for full covariances of a mixture.
+
+        An answer's noise has length sqrt(numbers) / mu in units of the clip, against n / clip of all records together;
+        every number then has a share n mu / numbers of the signal. Public sizes alone.
+        """
+        numbers = MixtureSites.of(problem.module, "full").size
+        return problem.records * _budget(problem) >= AFFORDED * numbers
 
     def _excess(self, problem: Problem) -> float:
         return self.excess or EXCESS * self._scarcity(problem) ** 1.5
@@ -296,15 +341,16 @@ class SEP(Method):
         else:
             directions = self._directions(problem, sites)
             metric = gauss_newton(sites, state.theta, problem.records, directions, state.spread)
-        return replace(state, root=metric.root, reach=metric.reach)
+        return replace(state, root=metric.root, reach=metric.reach / rules.CLIP)
 
     def _directions(self, problem: Problem, sites: NetworkSites) -> int:
         """Directions of a network's weights that the budget can pay for: see the module `metric`."""
         mechanism = problem.plan.mechanism
         if mechanism.noise_multiplier == 0 or sites.weights > LARGEST:
             return sites.weights
+        clip = mechanism.clip / rules.CLIP
         most = affordable_directions(
-            problem.records, _budget(problem), mechanism.clip, self._horizon(problem), self._excess(problem)
+            problem.records, _budget(problem), clip, self._horizon(problem), self._excess(problem)
         )
         return max(1, int(min(most, sites.weights)))
 

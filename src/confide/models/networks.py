@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.errors import Refusal
+from confide.models.tokens import logits_of
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
@@ -146,6 +147,18 @@ class LastLayerNetwork(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         outputs: Tensor = self.head(self.features(*inputs, **named))
         return outputs
+
+
+class FeatureNetwork(nn.Module):
+    """The frozen part of a network, with the identity as a trainable layer behind it."""
+
+    def __init__(self, frozen: nn.Module, identity: nn.Linear) -> None:
+        super().__init__()
+        self.frozen, self.identity = frozen, identity
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        seen: Tensor = self.identity(logits_of(self.frozen(*inputs, **named)))
+        return seen
 
 
 def pooled(output: Any, mask: Tensor | None = None) -> Tensor:

@@ -25,7 +25,7 @@ from confide.models.networks import MLP, Recipe
 from confide.models.programs import Program
 from confide.models.tabular import TabularNetwork, TabularRecipe
 from confide.posteriors.base import Posterior
-from confide.posteriors.frozen import frozen_of, with_frozen
+from confide.posteriors.frozen import check_frozen, frozen_of, kept_apart, with_frozen
 
 NUMBERS = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.float16)}
 NUMBERS["bfloat16"] = torch.bfloat16
@@ -59,17 +59,23 @@ def save_posterior(
     own = _network_to_dict(posterior.module, prepare) is None
     everything = {**tensors, **_tensors_of(posterior.module), **(frozen_of(posterior.module) if own else {})}
     contiguous = {name: tensor.detach().contiguous().cpu() for name, tensor in everything.items()}
-    save_file(contiguous, str(path), metadata={"confide": description_of(posterior, prepare)})
+    about = description_of(posterior, prepare, kept_apart(posterior.module) if own else None)
+    save_file(contiguous, str(path), metadata={"confide": about})
 
 
-def description_of(posterior: Posterior, prepare: Prepare | None = None) -> str:
-    """What is needed beside the tensors to build a posterior again, as JSON."""
+def description_of(posterior: Posterior, prepare: Prepare | None = None, frozen: str | None = None) -> str:
+    """What is needed beside the tensors to build a posterior again, as JSON.
+
+    frozen   the fingerprint of frozen parameters that the file does not hold
+    """
     about = {
         "kind": posterior.kind,
         "likelihood": likelihood_to_dict(posterior.likelihood),
         "network": _network_to_dict(posterior.module, prepare),
         "facts": dict(posterior.facts),
     }
+    if frozen is not None:
+        about["frozen"] = frozen
     place = device_of(posterior.module)
     if place != HOST:
         about["device"] = str(place)
@@ -100,6 +106,7 @@ def network_of(about: Mapping[str, Any], given: nn.Module | None, tensors: Mappi
     if network is not None and network["type"] == "program":
         return _program(network, given)
     if given is not None:
+        check_frozen(given, about.get("frozen"))
         return with_frozen(given, tensors)
     if network is None:
         raise Refusal("module=None: this posterior belongs to a network of your own; pass it as module=")

@@ -1,17 +1,25 @@
-"""What of a network of one's own is no part of the draws: frozen parameters and buffers, kept in the posterior's file.
+"""What of a network of one's own is no part of the draws: frozen parameters, buffers, and what lies about.
 
 Draws hold trainable parameters alone. A network that its user builds anew in another process may have other random
-features or other statistics, and would answer with other numbers without a word. So the file holds them, in the order
-in which the network lists them, and `load_posterior` puts them back into a copy of the network that it is given. The
-network of a posterior never saw a record, so they are as public as when they were given to the fit.
+features, another backbone or other statistics, and would answer with other numbers without a word.
+
+    buffers, loose tensors     stand in the posterior's file, in the order in which the network lists them;
+                               `load_posterior` puts them back into a copy of the network that it is given
+    few frozen parameters      do so too: the random features of a small network are nowhere else
+    more frozen parameters     are a backbone, which its user has already. The file holds their fingerprint, a hash of
+                               shapes, types and values, and `load_posterior` refuses a network with another one
+
+The network of a posterior never saw a record, so all of it is as public as when it was given to the fit.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from confide.errors import Refusal
@@ -22,11 +30,41 @@ FROZEN = "frozen."
 LOOSE = "loose."
 """The same for tensors that are plain attributes of a layer, which torch does not list."""
 
+FEW = 4096
+"""Frozen parameters that a file holds, 16 kB in single precision: no network that anybody trained before is so small,
+and a draw weighs more."""
+
 
 def frozen_of(module: nn.Module) -> dict[str, Tensor]:
-    """The frozen parameters and buffers by their place, each with memory of its own."""
+    """What a file holds of it, by place, each with memory of its own."""
     listed = {f"{FROZEN}{place}": value.detach().clone() for place, value in enumerate(_values(module))}
     return listed | {f"{LOOSE}{name}": value.detach().clone() for name, value in _loose(module).items()}
+
+
+def fingerprint_of_frozen(module: nn.Module) -> str | None:
+    """A hash of the frozen parameters, in order, wherever they are; None without any."""
+    parameters = _parameters(module)
+    if not parameters:
+        return None
+    found = hashlib.sha256()
+    for value in parameters:
+        found.update(f"{tuple(value.shape)} {value.dtype};".encode())
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def kept_apart(module: nn.Module) -> str | None:
+    """The fingerprint of frozen parameters that are too many for a file; None where the file holds them."""
+    return None if _are_few(module) else fingerprint_of_frozen(module)
+
+
+def check_frozen(module: nn.Module, fingerprint: str | None) -> None:
+    """Refuse a network whose frozen parameters are not those that a posterior was fitted on."""
+    if fingerprint is not None and fingerprint_of_frozen(module) != fingerprint:
+        raise Refusal(
+            f"module={type(module).__name__}: its frozen parameters are not those of the network that was fitted, of "
+            "which the file holds a fingerprint alone; pass that network, its weights, types and frozen layers the same"
+        )
 
 
 def with_frozen(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -59,8 +97,16 @@ def frozen_in(path: str | Path) -> dict[str, Tensor]:
         return {name: archive.get_tensor(name) for name in names}
 
 
+def _parameters(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if not parameter.requires_grad]
+
+
+def _are_few(module: nn.Module) -> bool:
+    return sum(parameter.numel() for parameter in _parameters(module)) <= FEW
+
+
 def _values(module: nn.Module) -> list[Tensor]:
-    fixed = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    fixed: list[nn.Parameter] = _parameters(module) if _are_few(module) else []
     return [value for value in (*fixed, *module.buffers()) if not value.is_complex()]
 
 

@@ -106,6 +106,49 @@ def save_run(
     return target
 
 
+def save_posterior(
+    posterior: Posterior,
+    privacy: Privacy,
+    schema: Schema,
+    directory: str | os.PathLike[str],
+    *,
+    encoder: Encoder | Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write what did not come out of the loop, such as a student of PATE, so that `load_run` and its commands read it.
+
+    about   settings of whatever made it, kept beside it
+    """
+    target = Path(directory)
+    check_new(target)
+    with _draft_of(target) as draft:
+        posterior.save(draft / POSTERIOR)
+        bounds = bounds_of(privacy)
+        record = {
+            "format": FORMAT,
+            **dict(about or {}),
+            "events": [event_to_dict(event) for event in privacy.events],
+            "delta": privacy.delta,
+            "adjacency": privacy.adjacency,
+            "epsilon": {name: bound.epsilon for name, bound in bounds.items()},
+            "kind": {name: bound.kind for name, bound in bounds.items()},
+            "statement": statement_of(privacy),
+            "assumptions": list(privacy.assumptions),
+            "ledger": {"proven": privacy.ledger, "head": None},
+            "seeded": privacy.seeded,
+            "metrics": dict(metrics or {}),
+            "posterior": {"kind": posterior.kind, "facts": dict(posterior.facts)},
+            "schema": schema.to_dict(),
+            "encoder": encoder.to_dict() if isinstance(encoder, Encoder) else encoder,
+            "versions": versions(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "sha256": {POSTERIOR: sha256(draft / POSTERIOR)},
+        }
+        _write_record(record, draft)
+    return target
+
+
 def measured_on(posterior: Posterior, test: Any, public: bool = False) -> Evaluation:
     """Predictions for a pair (inputs as the network sees them, labels or values), beside the truth."""
     if not (isinstance(test, tuple | list) and len(test) == 2):

@@ -19,22 +19,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeAlias
+from typing import Any, ClassVar, Protocol, TextIO, TypeAlias
 
 import torch
 from torch import Tensor
 
 from confide.errors import CallbackWarning, Refusal
-from confide.evaluate.metrics import evaluate, refuse_private
+from confide.evaluate.metrics import LARGER_IS_BETTER, SMALLER_IS_BETTER, evaluate, refuse_private
 from confide.methods.base import Method, Problem
 from confide.models.predictive import Predictive
 from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
+from confide.running.live import LiveCurves
 from confide.wording import plain
 
+__all__ = ["Callback", "EarlyStopping", "JsonLines", "LiveCurves", "Moment", "TensorBoard", "Validation"]
+
 USUAL_LOOKS = 20  # in a run: as often as checkpoints are written
-SMALLER_IS_BETTER = ("nll", "brier", "ece", "rmse", "crps", "ranked_probability", "class_distance")
-LARGER_IS_BETTER = ("accuracy", "log_likelihood", "label_accuracy", "exact_match", "concordance")
 
 Validation: TypeAlias = tuple[Any, Tensor]
 
@@ -116,6 +117,7 @@ class EarlyStopping:
     metric: str = "nll"
     patience: int = 3
     every: int | None = None
+    needs_validation: ClassVar[bool] = True
     best: float = field(default=math.inf, init=False)
     waited: int = field(default=0, init=False)
 
@@ -187,8 +189,8 @@ def check_callbacks(callbacks: Sequence[Any], validation: Any, method: Method, a
     for one in callbacks:
         if not callable(one):
             raise TypeError(f"callbacks: {one!r} must be a function of a confide.callbacks.Moment")
-        if isinstance(one, EarlyStopping) and validation is None:
-            raise Refusal("callbacks: EarlyStopping needs public records to look at; give validation=(x, y)")
+        if getattr(one, "needs_validation", False) and validation is None:  # a plain function has no such word
+            raise Refusal(f"callbacks: {_name(one)} needs public records to look at; give validation=(x, y)")
         if isinstance(one, EarlyStopping) and not method.may_stop:
             raise Refusal(
                 f"method={method.name!r}: its posterior belongs to all of its steps, so it cannot stop early; leave "

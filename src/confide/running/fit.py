@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from confide.data.schema import Schema
-from confide.devices import HOST, device_of, on_host
+from confide.devices import HOST, check_doubles, device_of, on_host
 from confide.errors import Refusal, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
 from confide.layers.programs import program_of
@@ -283,7 +283,12 @@ def make_problem(
     device   where the copy is; None: where the module is
     """
     check_initialised(module)
+    clips = {mechanism.clip for mechanism, _ in plan.blocks}
+    if len(clips) > 1 and not method.follows_clip:
+        raise Refusal(f"clips={sorted(clips)}: {method.name} has one unit for all steps; give a plan with one clip")
     where = device_of(module)
+    if not method.on_host and device is None:
+        check_doubles(where)
     own = method.prepare(uncompiled(module).to(HOST)).train()  # what a method puts in is made on the host
     own.to(HOST if method.on_host else where if device is None else device)
     if device is not None or method.on_host:  # nothing is evaluated with it but what a posterior is made of

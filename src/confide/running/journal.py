@@ -41,6 +41,7 @@ from confide.errors import LedgerError, Refusal, StepsClaimed
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
+from confide.posteriors.frozen import fingerprint_of_frozen
 from confide.privacy.events import Event, event_from_dict, event_to_dict
 from confide.privacy.ledger import Head
 from confide.running.checkpoint_files import TENSORS, Tensors, locked, names_in, sealed, unpacked, unsealed, write
@@ -407,6 +408,9 @@ def fingerprint_of(method: Method, problem: Problem, source: Source, closing: Se
         "buffers": [[name, str(value.dtype), _digest(value)] for name, value in module.named_buffers()],
         "data": [source.name, source.seeded],
     }
+    frozen = fingerprint_of_frozen(module)
+    if frozen is not None:
+        facts["frozen"] = frozen  # no checkpoint holds them, and on another backbone the position means nothing
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""One posterior sample and hybrid posterior sampling for logistic regression (Wang, Fienberg and Smola, ICML 2015).
+"""One posterior sample and hybrid posterior sampling for linear models (Wang, Fienberg and Smola, ICML 2015).
 
 These two do not ask for noisy sums. A draw from a tempered posterior is private by itself, so the boundary makes the
 draw, by `mechanism.posterior_sampling.PosteriorSampling`, and the cost is a pure epsilon. They serve as the baselines
@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from confide.errors import Refusal
 from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.models.flat import flatten_
-from confide.models.likelihoods import Bernoulli
-from confide.models.networks import logistic
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from confide.models.networks import linear, logistic, softmax
 from confide.posteriors.draws import Draws
 from confide.privacy.accountants.bound import slack
 from confide.privacy.events import Adjacency, PureEvent
@@ -47,19 +48,35 @@ class Sampled:
 def one_posterior_sample(
     data: Source, features: int, mechanism: PosteriorSampling, *, delta: float, draws: int = 1
 ) -> Sampled:
-    """`draws` independent draws of a logistic regression on so many features; the cost adds up over them."""
+    """`draws` independent draws of the mechanism's model on so many features; the cost adds up over them."""
     if draws < 1:
         raise Refusal(f"draws={draws}: must be at least 1")
     event = mechanism.event(draws)
     _check_delta(delta, event, mechanism.adjacency)
-    network, likelihood = logistic(features), Bernoulli()
+    network, likelihood = _model(mechanism, features)
     data.rehearse(GradientQuery(network, likelihood.loss))  # another number of features fails before the charge
-    drawn = [data.draw(mechanism, purpose="one posterior sample") for _ in range(draws)]
+    drawn = [_flat(data.draw(mechanism, purpose="one posterior sample"), mechanism) for _ in range(draws)]
     facts = {"draws": draws, "temper": mechanism.temper, "radius": mechanism.radius}
-    # The network's flat vector is the coefficients with the intercept last, as the mechanism draws them.
     weights = torch.full((draws,), 1 / draws)
     posterior = Draws(network, likelihood, torch.stack(drawn).float(), weights, facts)
     return Sampled(posterior, Privacy((event,), delta, mechanism.adjacency, seeded=data.seeded))
+
+
+def _model(mechanism: PosteriorSampling, features: int) -> tuple[nn.Module, Likelihood]:
+    """The network that the draws are of, and how its outputs explain the target."""
+    if mechanism.model == "softmax":
+        return softmax(features, mechanism.classes), Categorical(mechanism.classes)
+    if mechanism.model == "linear":
+        return linear(features), Gaussian(mechanism.noise_scale)
+    return logistic(features), Bernoulli()
+
+
+def _flat(drawn: Tensor, mechanism: PosteriorSampling) -> Tensor:
+    """The draw as the network's flat vector, all weights before all intercepts; the mechanism goes class by class."""
+    if mechanism.model != "softmax":
+        return drawn  # one class: the intercept is last already
+    rows = drawn.reshape(mechanism.classes, -1)
+    return torch.cat([rows[:, :-1].reshape(-1), rows[:, -1]])
 
 
 def _check_delta(delta: float, event: PureEvent, adjacency: Adjacency) -> None:
@@ -80,10 +97,10 @@ def hybrid(
 
     if mechanism.adjacency != plan.adjacency:
         raise Refusal(f"adjacency={mechanism.adjacency!r}: the plan's is {plan.adjacency!r}; claim one of the two")
-    module = logistic(features)
-    rehearse(method, module, data, plan, likelihood=Bernoulli(), seed=seed)  # what fit refuses, before the draw is paid
+    module, likelihood = _model(mechanism, features)
+    rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)  # what fit refuses, before the draw is paid
     start = one_posterior_sample(data, features, mechanism, delta=plan.delta)
     flatten_(module).copy_(start.posterior.draws[0])
-    run = fit(method, module, data, plan, likelihood=Bernoulli(), seed=seed)
+    run = fit(method, module, data, plan, likelihood=likelihood, seed=seed)
     events = (*start.privacy.events, *run.privacy.events)
     return replace(run, privacy=replace(run.privacy, events=events))

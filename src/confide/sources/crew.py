@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, distributed
 
 from confide import errors
@@ -53,16 +54,18 @@ class Crew:
         """Overwritten by the first member's."""
         return tensor
 
-    def add_up(self, own: Tensor, what: str, finish: Callable[[Tensor], object], parts: Parts | None = None) -> Tensor:
-        """The sum over all members, finished, the same bits for each, once all agree on what it is.
+    def blank(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Zeros on which a member makes its own sum for `add_up`, and which last until then."""
+        return torch.zeros(size, dtype=dtype)
+
+    def add_up(self, own: Tensor, what: str, noise: Callable[[int], Tensor], parts: Parts | None = None) -> Tensor:
+        """The sum over all members with noise on it, the same bits for each, once all agree on what it is.
 
         Every member has a part of the coordinates: it gets the sums of the others there, adds them up in double
-        precision, and `finish` is called with the result to add the noise. Then the parts are put together; where
-        `parts` says whose they are, every member keeps its own instead.
+        precision, and adds what `noise` gives for so many numbers. Then the parts are put together; where `parts` says
+        whose they are, every member keeps its own instead.
         """
-        total = own.double()
-        finish(total)
-        return total.to(own.dtype)
+        return (own.double() + noise(len(own))).to(own.dtype)
 
 
 ALONE = Crew()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, cast
 from weakref import WeakSet
 
 import torch
@@ -35,10 +35,7 @@ from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.data.table import Table
 from confide.data.trees import Tree
-from confide.devices import moved
 from confide.errors import Refusal
-from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
-from confide.mechanism.clipping.rounding import LARGEST_BATCH, Tally, room_for_sums, working_type
 from confide.mechanism.clipping.workspace import keep_pages
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
@@ -51,20 +48,13 @@ from confide.mechanism.votes import Teacher, Votes, VotesAnswers, rehearse_votes
 from confide.privacy.events import Event, NonPrivateEvent, merged
 from confide.privacy.ledger import Ledger
 from confide.privacy.ledger.places import is_server
+from confide.sources.answers import Drawn, add_answers, check_batch, check_range, summed_in_double
 from confide.sources.base import Part, Receipt, Stretch, leased, priced
 from confide.sources.crew import ALONE, Crew, check_alone
+from confide.sources.features import FeatureStore, LastPart
 from confide.sources.queries import GradientQuery, Query, Release
 from confide.sources.records import as_records, as_weights
 
-LARGEST_CLIP = 1e30
-"""Stands for an infinite clip, which only a run marked as not private may have."""
-USUAL_CLIPS = (1e-20, 1e20)
-"""Below, squares and shares of C fall among numbers that single precision holds with few digits or as zero, so that a
-record could move a sum by more than C, and noise could vanish; above, sums of many records overflow."""
-SMALLEST_RATE = 2.0**-32
-"""Of Poisson sampling by 53 bits: a record is then drawn with this probability to a part in 2^21."""
-ANSWER_BYTES = 8 << 20
-"""Statistics are computed for so many bytes of answers at a time."""
 ROOM_FOR_RANKS = 2.0**-20
 """What adding up the sums of several processes may take of C. Two data sets give sums of R terms in double precision of
 which each is off by at most (R - 1) 2^-53 B C, for B records in the batch: within this for R B up to MOST_TERMS."""
@@ -72,8 +62,6 @@ MOST_TERMS = 1 << 32  # 2 (R - 1) B 2^-53 is within 2^-20 up to here
 SEEDED = "noise from a seed, which anybody can make again: no privacy"
 """What a ledger says of releases that a test made reproducible."""
 _DOOR = ForkAwareLock()
-Drawn: TypeAlias = tuple[Tree, Tensor, Tensor | None]
-"""The records of a batch: features, targets and, where there are any, weights."""
 
 
 class PrivateData:
@@ -128,7 +116,7 @@ class PrivateData:
         self.__registered = False
         self.seeded = seed is not None
         self.crew, self.assumptions = crew, tuple(vouched)
-        self.__features = features
+        self.__features, self.__seen = features, FeatureStore()
         self.__targets = targets
         self.__weights, weighty = as_weights(weights, len(targets))
         self.__valid = valid if weighty is None else valid & weighty
@@ -193,7 +181,7 @@ class PrivateData:
         """
         for mechanism, _ in (*parts, *(() if stretch is None else stretch.parts)):
             self.__check(mechanism)
-            _check_batch(mechanism)
+            check_batch(mechanism)
         events = priced(parts)
         what = (events, purpose, None if stretch is None else (stretch.claim, stretch.parts, stretch.beside))
         with _DOOR.held():
@@ -208,7 +196,7 @@ class PrivateData:
 
     def __check(self, mechanism: SampledGaussian) -> None:
         """Refuse batches that cannot be drawn. How many records each of several processes holds stays private."""
-        _check_range(mechanism)
+        check_range(mechanism)
         if self.crew.size == 1:
             self.__sampler.check(mechanism)
         elif mechanism.sampling not in ("poisson", "full-batch"):
@@ -253,7 +241,10 @@ class PrivateData:
             y[-1] = self.schema.class_count - 1  # a network with too few outputs fails here, not at such a record
         trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
         total = torch.zeros(query.size, dtype=query.dtype, device=query.device)
-        _add_answers(query, (x, y, None), trial, total, rehearsal=True)
+        last = LastPart.of(query)
+        if last is not None:
+            query, x = last.asked, last.features(x, rehearsal=True)
+        add_answers(query, (x, y, None), trial, total, rehearsal=True)
 
     def answer(
         self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
@@ -261,7 +252,7 @@ class PrivateData:
         """One release: pay, then read. An answer that was not paid in advance is charged here. The sum is yours."""
         with _DOOR.held():
             self.__pay(mechanism, receipt, purpose)
-            batch = self.__batch(mechanism)
+            query, batch = self.__batch(query, mechanism)
             total, std, norms = self.__summed(query, batch, mechanism)
             if self.__watch is not None:
                 self.__watch(mechanism, norms)
@@ -293,7 +284,7 @@ class PrivateData:
     def __hidden(self, query: Query, mechanism: SampledGaussian, receipt: Receipt, as_one: int | None = None) -> Tensor:
         """A paid sum in double precision that has not met its noise yet. Inside the door."""
         self.__pay(mechanism, receipt, "")
-        hidden = _summed_in_double(query, self.__batch(mechanism), mechanism)[0]
+        hidden = summed_in_double(*self.__batch(query, mechanism), mechanism)[0]
         if as_one is not None:
             hidden.div_(as_one)
             norm = float(torch.linalg.vector_norm(hidden))
@@ -306,37 +297,51 @@ class PrivateData:
             return self.__summed_together(query, batch, mechanism)
         total, std = torch.empty(query.size, dtype=query.dtype, device=query.device), mechanism.noise_std
         if mechanism.secure:  # nobody holds the sum before its noise is on it
-            hidden, norms = _summed_in_double(query, batch, mechanism)
+            hidden, norms = summed_in_double(query, batch, mechanism)
             std = self.__lattice.add_(hidden, mechanism)
             total.copy_(hidden)
         else:
             self.__noise.normal_(total, std)
-            norms = _add_answers(query, batch, mechanism, total)
+            norms = add_answers(query, batch, mechanism, total)
         return total, std, norms
 
     def __summed_together(self, query: Query, batch: Drawn, mechanism: SampledGaussian) -> tuple[Tensor, float, Tensor]:
         """The same on several processes: their sums are added up, and then meet the noise in one addition."""
         std, what = mechanism.noise_std, f"answer {type(query).__name__} {query.dtype} {mechanism}"
-        hidden = torch.zeros(query.size, dtype=torch.float64 if mechanism.secure else query.dtype, device=query.device)
-        norms = _add_answers(query, batch, mechanism, hidden, room=1 - ROOM_FOR_RANKS)
-        hidden = hidden.cpu()  # ranks speak through the host
         parts = query.parts if isinstance(query, GradientQuery) else None
+        hidden = self.__blank(query, torch.float64 if mechanism.secure else query.dtype, parts is None)
+        norms = add_answers(query, batch, mechanism, hidden, room=1 - ROOM_FOR_RANKS)
+        hidden = hidden.cpu()  # ranks speak through the host
         if mechanism.secure:
             lattice = self.__lattice.place_(hidden, mechanism, self.crew.size)
-            places = self.crew.add_up(hidden, what, lambda part: self.__lattice.add_whole_(part, lattice.sigma), parts)
+
+            def whole(count: int) -> Tensor:
+                return self.__lattice.add_whole_(torch.zeros(count, dtype=torch.float64), lattice.sigma)
+
+            places = self.crew.add_up(hidden, what, whole, parts)
             return places.mul_(lattice.spacing).to(query.device, query.dtype), lattice.std, norms
 
-        def add_noise(part: Tensor) -> None:
-            part.add_(self.__noise.normal_(torch.empty(len(part), dtype=query.dtype), std))
+        def normal(count: int) -> Tensor:
+            return self.__noise.normal_(torch.empty(count, dtype=query.dtype), std)
 
-        return self.crew.add_up(hidden, what, add_noise, parts).to(query.device), std, norms
+        return self.crew.add_up(hidden, what, normal, parts).to(query.device), std, norms
+
+    def __blank(self, query: Query, dtype: torch.dtype, together: bool) -> Tensor:
+        """Zeros for the sum of this process: where the others reach it, if that is on the host and put together."""
+        if together and query.device.type == "cpu":
+            return self.crew.blank(query.size, dtype)
+        return torch.zeros(query.size, dtype=dtype, device=query.device)
 
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
-        """One draw from the tempered posterior of a logistic regression on two classes: pay, then read all records."""
+        """One draw from the tempered posterior of a linear model: pay, then read all records."""
         if self.crew.size > 1:
             raise Refusal(f"ranks={self.crew.size}: a posterior draw reads all records at once; use one process")
-        if self.schema.class_count != 2:
-            raise Refusal(f"classes={self.schema.classes}: a posterior draw needs a schema with two classes")
+        if mechanism.model == "linear":
+            if self.schema.class_count is not None or self.__targets.ndim != 1:
+                raise Refusal(f"classes={self.schema.classes}: a draw of a linear model needs numbers as targets")
+        elif self.schema.class_count != mechanism.classes:
+            count = "two" if mechanism.classes == 2 else str(mechanism.classes)
+            raise Refusal(f"classes={self.schema.classes}: a posterior draw needs a schema with {count} classes")
         if self.__weights is not None:
             raise Refusal("weights: a posterior draw takes all records alike; leave them out, or use another method")
         features = self.__features
@@ -386,11 +391,16 @@ class PrivateData:
                 "in the process that paid, not in a fork of it: charge again"
             )
 
-    def __batch(self, mechanism: SampledGaussian) -> Drawn:
+    def __batch(self, query: Query, mechanism: SampledGaussian) -> tuple[Query, Drawn]:
+        """The records that were drawn; if the query ends in a last layer, their features and a query of that layer."""
         rows = torch.from_numpy(self.__sampler.draw(mechanism))
         rows = rows[self.__valid[rows]]
         weights = None if self.__weights is None else self.__weights[rows]
-        return trees.rows_of(self.__features, rows), self.__targets[rows], weights
+        last = LastPart.of(query)
+        seen = None if last is None else self.__seen.rows(last, self.__features, rows)
+        if last is not None and seen is not None:
+            return last.asked, (seen, self.__targets[rows], weights)
+        return query, (trees.rows_of(self.__features, rows), self.__targets[rows], weights)
 
     def __repr__(self) -> str:
         return f"PrivateData({self.name!r}, records hidden)"
@@ -404,69 +414,3 @@ class PrivateData:
 def _seed_of(seed: int, rank: int) -> int:
     """The streams of a seeded test on several ranks: apart from each other, like those of the operating system."""
     return int.from_bytes(hashlib.sha256(f"seed {seed} of rank {rank}".encode()).digest()[:7])
-
-
-def _check_range(mechanism: SampledGaussian) -> None:
-    """Refuse numbers at which the arithmetic itself gives way; a server that is not trusted may choose them."""
-    if not mechanism.private:
-        return
-    low, high = USUAL_CLIPS
-    if not (low <= mechanism.clip <= high and low <= mechanism.noise_std <= LARGEST_CLIP):
-        raise Refusal(
-            f"clip={mechanism.clip:g}, noise {mechanism.noise_std:g}: the rounding of sums is bounded for clips from "
-            f"{low:g} to {high:g} and noise up to {LARGEST_CLIP:g}; scale what is asked"
-        )
-    if mechanism.sampling == "poisson" and mechanism.rate < SMALLEST_RATE:
-        raise Refusal(
-            f"rate={mechanism.rate:g}: batches are drawn by numbers of 53 bits, exactly enough for rates from "
-            f"{SMALLEST_RATE:g}; use larger batches"
-        )
-
-
-def _check_batch(mechanism: SampledGaussian) -> None:
-    if mechanism.private and mechanism.expected_batch > LARGEST_BATCH:
-        raise Refusal(
-            f"expected_batch={mechanism.expected_batch}: the rounding of sums is bounded up to {LARGEST_BATCH} "
-            "records; use smaller batches"
-        )
-
-
-def _summed_in_double(query: Query, batch: Drawn, mechanism: SampledGaussian) -> tuple[Tensor, Tensor]:
-    """The clipped sum on the host, in double precision, and the norms."""
-    hidden = torch.zeros(query.size, dtype=torch.float64, device=query.device)
-    norms = _add_answers(query, batch, mechanism, hidden)
-    return hidden.cpu(), norms
-
-
-def _add_answers(
-    query: Query,
-    batch: Drawn,
-    mechanism: SampledGaussian,
-    total: Tensor,
-    rehearsal: bool = False,
-    room: float = 1.0,
-) -> Tensor:
-    """Add every record's clipped answer onto `total`, which is touched once; the norms before clipping stay inside."""
-    x, y, weights = moved(batch, query.device)
-    clip = min(mechanism.clip, LARGEST_CLIP)
-    if mechanism.private:  # what a sum loses to rounding is inside the clip that was charged for
-        asked = query.module.parameters() if isinstance(query, GradientQuery) else ()
-        clip = room * room_for_sums(clip, working_type(value for value in asked if value.requires_grad))
-    if isinstance(query, GradientQuery):
-        options: dict[str, Any] = {"style": mechanism.clipping, "rehearsal": rehearsal}
-        options |= {} if weights is None else {"weights": weights}
-        given, targets = trees.in_type(x, query.inputs), trees.in_type(y, query.dtype)
-        return clipped_sum(query.module, query.loss, given, targets, clip=clip, out=total, **options)
-    if not len(y):
-        return total.new_zeros(0)
-    rows = max(1, ANSWER_BYTES // (8 * query.size))
-    with torch.no_grad():
-        # No record sees another, so that pieces of a batch give what the batch gives.
-        sums, norms = Tally([query.size], total.device), []
-        for part in (slice(start, start + rows) for start in range(0, len(y), rows)):
-            answer = isolated_rows(query.function, trees.rows_of(x, part), y[part], query.size, rehearsal)
-            each: dict[str, Any] = {} if weights is None else {"weights": weights[part]}
-            norms.append(clipped_sum_of_rows(answer, clip=clip, out=sums.open, **each))
-            sums.added()
-        total.add_(sums.total())
-        return torch.cat(norms)

@@ -113,6 +113,7 @@ def _draft(request: Request, records: int) -> Plan:
         clip=rules.CLIP if request.clip is None else request.clip,
         sampling=request.sampling,
         adjacency=request.adjacency,
+        clipping=request.clipping,
     )
     mechanism, steps = draft.blocks[0]
     return replace(draft, blocks=((replace(mechanism, records=records), steps),))

@@ -43,6 +43,7 @@ from confide.workflow.noise import SHARE
 from confide.workflow.ranking import CLASS_COLUMNS, REAL_COLUMNS, Row, Trial, baseline_of, ranked, trial_of
 from confide.workflow.request import Request
 from confide.workflow.run import Job, Progress, carry_out, job_of, records_of, rehearse_job
+from confide.workflow.workers import check_jobs, in_processes
 
 TABLE, PAGE = "comparison.json", "report.html"
 Reopen: TypeAlias = Callable[[], tuple[Request, Table]]
@@ -168,7 +169,7 @@ def compare(
         raise Refusal(f"method={request.method!r}: a comparison takes its methods by methods=; leave it out")
     if request.checkpoint is not None:
         raise Refusal("checkpoint: keeps one fit, and a comparison makes several; leave it out")
-    _check_jobs(request, jobs, reopen)
+    check_jobs(request.ledger, jobs, reopen)
     settled = settle(request)
     check_test(test, settled.encoder)
     with _directory(out) as directory:
@@ -181,15 +182,6 @@ def compare(
         if out is not None:
             _save(found, {**found.to_dict(), "out": str(out)}, settled, directory)
     return found
-
-
-def _check_jobs(request: Request, jobs: int, reopen: Reopen | None) -> None:
-    if jobs < 1:
-        raise Refusal(f"jobs={jobs}: must be at least 1")
-    if jobs > 1 and reopen is None:
-        raise Refusal(f"jobs={jobs}: other processes open the records by themselves; give reopen=, or jobs=1")
-    if jobs > 1 and isinstance(request.ledger, Ledger):
-        raise Refusal(f"jobs={jobs}: other processes cannot share an open ledger; give its path as ledger=")
 
 
 class _Contest:
@@ -313,13 +305,12 @@ class _Contest:
         import joblib
 
         ledger = self.request.ledger
-        assert isinstance(ledger, str | os.PathLike)  # `_check_jobs`
+        assert isinstance(ledger, str | os.PathLike)  # `check_jobs`
         calls = [
             joblib.delayed(_fit_in_worker)(workers.reopen, ticket, os.fspath(ledger), self.test_source, dict(config))
             for ticket in tickets
         ]
-        results = joblib.Parallel(n_jobs=workers.jobs, return_as="generator_unordered")(calls)
-        for done, (place, result) in enumerate(results):
+        for done, (place, result) in enumerate(in_processes(calls, workers.jobs)):
             progress(done)(self.shared.plan.steps * self.request.chains, 0)
             if isinstance(result, Unfinished):
                 raise result

@@ -2,13 +2,12 @@
 
 Gradients of a noise parameter are clipped hardest where the residuals are large, which biases it low, and intervals
 come out too narrow. A histogram has no such bias. Every record answers with the bin of its absolute residual, a vector
-of norm 1, so that one full-batch Gaussian release shows how many residuals lie beyond each edge; the noise scale is
-the one for which the stated share of them does:
-
-    P(|residual| > q) = 1 - LEVEL   as released,        noise_scale = q / z    with P(|N(0, 1)| > z) = 1 - LEVEL.
+of norm 1, and the noise scale is the most probable one, given that every count has the noise of the release, its own
+sampling noise, and that residuals are not quite normal (`residual_scale`). Where counts say little, a scale near the
+rule's is expected, and none is larger than intervals within the declared range allow.
 
 Edges are public: residuals of a target scaled to [-1, 1] and predictions nearby lie in [0, 2], in steps of
-2^(1/2): finer ones would add the noise of more bins to each tail.
+2^(1/2): finer ones would add the noise of more bins.
 
 The histogram is a release of its own beside the fit's. It may cost SHARE of epsilon at most, the plan of the fit is
 calibrated with it in mind (`spent`), and both are charged in one go: a budget that does not suffice for both refuses
@@ -22,9 +21,11 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from confide import rules
 from confide.data.schema import Task
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
+from confide.methods._additive import EDGES, residual_scale
 from confide.methods.base import Method
 from confide.models.likelihoods import Gaussian
 from confide.posteriors.base import Posterior
@@ -37,10 +38,8 @@ from confide.workflow.request import Request
 PURPOSE = "noise of the target"
 SHARE = 0.2
 """Part of epsilon that the histogram may cost; it composes with the fit, so that the fit loses far less."""
-LEVEL = 0.9
-"""Intervals are reported for this share, so they are right where they are read; further out lie too few records."""
-EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
-"""From 0.002 to 2: the finest scale is a thousandth of the target's range."""
+LARGEST = 1 / NormalDist().inv_cdf(0.95)
+"""Noise scale at which a 90 % interval is as wide as the declared range, whose half is 1."""
 
 
 def residual_bins(posterior: Posterior) -> StatisticQuery:
@@ -54,18 +53,9 @@ def residual_bins(posterior: Posterior) -> StatisticQuery:
     return StatisticQuery(recordwise(answer, posterior), len(EDGES) + 1)
 
 
-def scale_of(counts: Tensor, records: int) -> float:
-    """The noise scale from noisy counts: the edge beyond which a share 1 - LEVEL of the records lies, over z."""
-    wanted = (1 - LEVEL) * records
-    beyond = counts.flip(0).cumsum(0).flip(0)[1:].tolist()  # records beyond each edge
-    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-    for place in range(len(EDGES) - 1, -1, -1):
-        if beyond[place] >= wanted:
-            above = beyond[place + 1] if place + 1 < len(EDGES) else 0.0
-            share = (beyond[place] - wanted) / max(beyond[place] - above, 1.0)
-            ratio = EDGES[min(place + 1, len(EDGES) - 1)] / EDGES[place]
-            return float(EDGES[place] * ratio ** min(1.0, share) / z)
-    return EDGES[0] / z
+def scale_of(counts: Tensor, noise: float, records: int) -> float:
+    """The noise scale from counts with such noise, within what the declared range allows."""
+    return min(residual_scale(counts, noise, records, rules.NOISE_SCALE), LARGEST)
 
 
 def mechanism_of(request: Request, task: Task, method: Method) -> SampledGaussian | None:
@@ -79,7 +69,7 @@ def closing_of(histogram: SampledGaussian, plan: Plan) -> Closing:
     """After the last step: the posterior under a Gaussian likelihood of the noise scale that one release shows."""
 
     def tell(posterior: Posterior, release: Release) -> Posterior:
-        scale = scale_of(release.sum.clone(), plan.records)
+        scale = scale_of(release.sum, release.noise_std, plan.records)
         facts = {**posterior.facts, "noise_scale": scale, "noise_scale_from": "private histogram of residuals"}
         if plan.target_epsilon is not None:
             facts["noise_scale_epsilon"] = SHARE * plan.target_epsilon

@@ -29,6 +29,7 @@ import numpy as np
 
 from confide.data.cells import GRID, LISTED, YEARS, CellKind, Cells, NoisyCells, days_of_years, edges_of
 from confide.data.columns import Bounds, Column, Source
+from confide.data.draft import sounds_like_date
 from confide.data.fingerprint import key_for, registered_name
 from confide.data.payment import Payment
 from confide.data.preprocessing import Encoder
@@ -250,6 +251,8 @@ class _Reading:
     ) -> tuple[list[Column], str]:
         labels = _labels(answer.texts)
         if not labels:
+            if sounds_like_date(name):
+                return [], 'sounds like a date, so it is left out; to keep it, declare date = "%d/%m/%Y" and bounds'
             return [], "no text of it is common, as in identifiers, so it is left out; declare buckets = 64 to keep it"
         if sum(answer.texts.values()) >= LISTED_SHARE * all_of_them:
             return [Column(name, categories=labels, **rest)], ""

@@ -8,12 +8,13 @@ One release about all records shows how often each class was the answer where th
 every class a record names the bin of log(q / (1 - q)) and whether the class is its own, a vector of norm 1. In a bin
 of odds l the counts c1 and c0, of records of the class and of others, are noisy, and
 
-    c1 (1 - q') - c0 q',      q' = sigmoid(slope * l + shift),
+    c1 (1 - q') - c0 q',      q' = sigmoid(e + slope * (l - e) + shift),      e = -log(classes - 1),
 
-is zero on average where slope and shift are right, whatever the number of records in the bin. Both are the most
-probable ones, given noise, sampling and what is expected beforehand: a small budget moves them little, and a fit that
-learnt noise alone is flattened as far as the counts show it. The release shares the epsilon of the fit, whose plan is
-calibrated with it in mind (`spent`), and all of it is charged in one go.
+with e the odds of a class among even ones, which a slope leaves where they are, is zero on average where slope and
+shift are right, whatever the number of records in the bin. Both are the most probable ones, given noise, sampling and
+what is expected beforehand: a small budget moves them little, and a fit that learnt noise alone is flattened as far as
+the counts show it. The release shares the epsilon of the fit, whose plan is calibrated with it in mind (`spent`), and
+all of it is charged in one go.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ EDGES = (-5.0, -4.0, -3.25, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.
 """Of the bins of log odds: half a unit apart where most records lie, for in between a sigmoid is nearly a line."""
 MIDDLES = (-6.0, *((low + high) / 2 for low, high in pairwise(EDGES)), 6.0)
 """Of the bins, for which they stand; beyond the last edges odds seldom go further than one more unit."""
-EXPECTED, LEAST_SLOPE, LARGEST_SLOPE = 0.5, 0.02, 4.0
-"""Standard deviation of the slope around 1 and of a shift that is expected beforehand; and what a slope may be."""
+EXPECTED, LEAST_SLOPE, LARGEST_SLOPE = 0.5, 0.02, 8.0
+"""Standard deviation of the slope's logarithm and of a shift that is expected beforehand; and what a slope may be. By
+the logarithm, for else noise in a few counts would now and then wipe out all that a fit has learnt."""
 ROUNDS = 60
 """Of the search for the most probable slope and shifts, which a dozen usually end."""
 
@@ -64,7 +66,7 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
         named = _named(classes)
         unit = math.sqrt(named) / mechanism.clip
         counts = release.sum.double().reshape(named, 2, len(MIDDLES)) * unit
-        slope, found = fitted(counts, release.noise_std * unit, plan.records)
+        slope, found = fitted(counts, release.noise_std * unit, plan.records, -math.log(max(1, classes - 1)))
         shifts = tuple((found - found.mean()).tolist()) if named > 1 else (-float(found) / 2, float(found) / 2)
         facts = {**posterior.facts, "slope": slope, "shifts": [round(value, 4) for value in shifts]}
         if plan.target_epsilon is not None:
@@ -105,32 +107,33 @@ def odds_of(posterior: Posterior, clip: float) -> StatisticQuery:
     return StatisticQuery(recordwise(answer, posterior), size)
 
 
-def fitted(counts: Tensor, noise: float, records: int) -> tuple[float, Tensor]:
+def fitted(counts: Tensor, noise: float, records: int, even_odds: float = 0.0) -> tuple[float, Tensor]:
     """The most probable slope and shifts (classes), given noisy counts (classes, own or other, bins)."""
     own, other = counts[:, 0], counts[:, 1]
-    middles = torch.tensor(MIDDLES, dtype=torch.float64)
+    middles = torch.tensor(MIDDLES, dtype=torch.float64) - even_odds
     # How many records a bin holds, without the noise that would speak for itself in an empty one.
     even = torch.full((len(MIDDLES),), 1 / len(MIDDLES), dtype=torch.float64)
     present = records * smoothed(own + other, math.sqrt(2) * noise, records, even)
-    slope, shifts = torch.ones((), dtype=torch.float64), torch.zeros(len(counts), dtype=torch.float64)
+    steepness, shifts = torch.zeros((), dtype=torch.float64), torch.zeros(len(counts), dtype=torch.float64)
     size = 1 + len(counts)
     prior = torch.eye(size, dtype=torch.float64) / EXPECTED**2
     for _ in range(ROUNDS):
-        q = torch.sigmoid(slope * middles + shifts[:, None])
+        slope = steepness.exp()
+        q = torch.sigmoid(even_odds + slope * middles + shifts[:, None])
         off = own * (1 - q) - other * q
         variance = noise**2 * ((1 - q).square() + q.square()) + present * q * (1 - q) + 1e-9
         steep = present * q * (1 - q)  # of the expected difference: what noise added to the counts counts for nothing
         design = torch.zeros(*q.shape, size, dtype=torch.float64)
-        design[..., 0] = steep * middles
+        design[..., 0] = steep * middles * slope
         design[range(len(counts)), :, range(1, size)] = steep
         weighed = design / variance[..., None]
         information = torch.einsum("kbi,kbj->ij", weighed, design) + prior
         gradient = torch.einsum("kbi,kb->i", weighed, off)
-        gradient = gradient - prior @ torch.cat([slope[None] - 1, shifts])
+        gradient = gradient - prior @ torch.cat([steepness[None], shifts])
         step = torch.linalg.solve(information, gradient)
         step = step / max(1.0, float(step.abs().max()) / 0.5)  # a Newton step from far away may overshoot
-        slope = (slope + step[0]).clamp(LEAST_SLOPE, LARGEST_SLOPE)
+        steepness = (steepness + step[0]).clamp(math.log(LEAST_SLOPE), math.log(LARGEST_SLOPE))
         shifts = shifts + step[1:]
         if float(step.abs().max()) < 1e-6:
             break
-    return float(slope), shifts
+    return float(steepness.exp()), shifts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -22,12 +22,14 @@ from confide.data.table import Table
 from confide.devices import named
 from confide.distributed import Ranks
 from confide.errors import DataError, Refusal
+from confide.mechanism.gaussian import CLIPPING_STYLES, ClippingStyle
 from confide.methods.base import Method, check_method
 from confide.models.likelihoods import Likelihood
 from confide.models.priors import Prior
 from confide.privacy.calibration import check_target
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
 from confide.privacy.ledger import Ledger
+from confide.running.callbacks import Moment
 from confide.running.journal import CheckpointPlace
 from confide.wording import hyphened
 from confide.workflow.named_likelihood import check_name
@@ -66,6 +68,11 @@ class Request:
         None: learnt from a private histogram of residuals, within epsilon.
     batch, epochs, steps, clip
         The plan; None: the public rule. Give `epochs` or `steps`.
+    clipping : "flat", "per-layer" or "automatic"
+        How an answer is cut to the clip.
+    adaptive_clip : float or None
+        Share of the answers that the clip should leave alone: it then follows their norms, by counts that are paid for
+        within epsilon. None: the clip stays.
     sampling, adjacency
         How batches are drawn, and what one person changes.
     secure : bool
@@ -83,6 +90,13 @@ class Request:
     class_weight : mapping of labels to numbers or None
         Public weights of classes; the largest counts as 1. Weights of records come with the data (`Table.weights`,
         or the column that the facts name), from 0 to the public `largest_weight` of the facts.
+    callbacks : sequence of functions
+        Called with the public state of the run now and then, see `confide.callbacks`; for one chain in one process.
+    validation : Table or None
+        Records with labels that you declare to be public, for the callbacks: predictions on them and how good they are.
+    hold_out : Table or None
+        Fresh records like these, that the user declares to be public: how far they would have moved every answer gives
+        a Bayesian epsilon beside the DP one, for records drawn like them. They are not learnt from.
     seed : int or None
         For tests only: noise that can be reproduced protects nothing, and the statement claims nothing.
     ranks : Ranks or None
@@ -105,6 +119,8 @@ class Request:
     epochs: float | None = None
     steps: int | None = None
     clip: float | None = None
+    clipping: ClippingStyle = "flat"
+    adaptive_clip: float | None = None
     sampling: Sampling = rules.SAMPLING
     adjacency: Adjacency = rules.ADJACENCY
     secure: bool = False
@@ -114,11 +130,14 @@ class Request:
     ledger: Ledger | str | os.PathLike[str] | None = None
     name: str = ""
     class_weight: Mapping[Any, float] | None = None
+    hold_out: Table | None = None
     seed: int | None = None
     ranks: Ranks | None = None
+    callbacks: Sequence[Callable[[Moment], Any]] = ()
+    validation: Table | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sampling", "adjacency"):
+        for name in ("sampling", "adjacency", "clipping"):
             object.__setattr__(self, name, hyphened(getattr(self, name)))
 
     def with_method(self, method: str | Method, seed: int | None) -> Request:
@@ -146,6 +165,22 @@ def _check_plan(request: Request) -> None:
             raise Refusal(f"{name}={value}: must be greater than 0, or None for the public rule")
     if request.epochs is not None and request.steps is not None:
         raise Refusal(f"epochs={request.epochs}, steps={request.steps}: give one of the two")
+    if request.clipping not in CLIPPING_STYLES:
+        raise Refusal(f"clipping={request.clipping!r}: must be one of {', '.join(CLIPPING_STYLES)}")
+    if request.adaptive_clip is not None and not 0 < request.adaptive_clip < 1:
+        raise Refusal(
+            f"adaptive_clip={request.adaptive_clip}: must be a share in (0, 1), or None for a clip that stays"
+        )
+    if request.adaptive_clip is not None and (request.counted or request.chains > 1 or request.checkpoint is not None):
+        raise Refusal(
+            f"adaptive_clip={request.adaptive_clip}: needs declared records, one chain and no checkpoint, since its "
+            "counts go with every step; give these, or leave it out"
+        )
+    if request.hold_out is not None and (request.counted or request.chains > 1 or request.checkpoint is not None):
+        raise Refusal(
+            "hold_out: what fresh records meet is followed through one run from its first step; declare records, and "
+            "leave chains and checkpoint out"
+        )
     if request.sampling not in SAMPLINGS:
         raise Refusal(f"sampling={request.sampling!r}: must be one of {', '.join(SAMPLINGS)}")
     if request.adjacency not in ADJACENCIES:
@@ -208,13 +243,10 @@ def _check_run(request: Request) -> None:
         named(request.device)
     if request.chains < 1:
         raise Refusal(f"chains={request.chains}: must be at least 1")
+    if request.callbacks and request.chains > 1:
+        raise Refusal(f"callbacks: are for one chain, and there are {request.chains}; leave them out")
     if request.checkpoint is None:
         return
-    if request.chains > 1:
-        raise Refusal(
-            f"checkpoint: {request.chains} chains are paid for together and cannot be taken up one by one; leave the "
-            "checkpoint out, or fit one chain"
-        )
     if request.counted:
         raise DataError(
             "checkpoint: needs the nominal number of records, for a count would be paid for again at every start and "

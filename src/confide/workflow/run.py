@@ -22,6 +22,9 @@ import torch
 from torch import nn
 
 from confide.data.preprocessing import Encoder
+from confide.data.roles import arranged
+from confide.data.table import Table
+from confide.data.trees import tree_of
 from confide.devices import named
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
@@ -30,17 +33,22 @@ from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
 from confide.models.networks import recipe_of
 from confide.models.tabular import TabularNetwork
+from confide.privacy.bayesian import BayesianEstimate
 from confide.privacy.events import Event
+from confide.running.callbacks import Validation
 from confide.running.chains import check_draws, fit_chains
 from confide.running.fit import Run, fit, head_behind, rehearse
+from confide.sources.adaptive_clip import AdaptiveClip
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Part, Source, priced
+from confide.sources.hold_out import HoldOut
 from confide.sources.private_data import PrivateData
 from confide.sources.together import PaidTogether
 from confide.workflow import count, noise, recalibrate
 from confide.workflow.calibrate import plan_of
 from confide.workflow.choice import method_of
 from confide.workflow.facts import Settled, assumptions_of, pictures_rule, settle
+from confide.workflow.measure import check_test
 from confide.workflow.named_likelihood import made
 from confide.workflow.network import likelihood_of, network_of
 from confide.workflow.request import Request
@@ -91,11 +99,13 @@ class Outcome:
 
     encoder  how raw records become inputs
     hidden   widths of the hidden layers; None for a network of the user's or of the method's own
+    bayesian what the run costs records drawn like the public hold-out ones, beside the DP number
     """
 
     run: Run
     encoder: Encoder
     hidden: tuple[int, ...] | None
+    bayesian: BayesianEstimate | None = None
 
 
 def run_request(request: Request, progress: Progress | None = None) -> Outcome:
@@ -134,6 +144,7 @@ def rehearse_job(job: Job) -> None:
 def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = None) -> Outcome:
     """Rehearse, charge and fit. With a purse the fit takes what was paid for with others', see `sources.ahead`."""
     started = time.perf_counter()
+    validation = validation_of(job)
     data = records_of(job)
     spent: tuple[Event, ...] = ()
     if job.counting is not None:
@@ -143,13 +154,31 @@ def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = 
         purse = pay_ahead(data, job.parts, _purpose_of(job))
         job = _counted(job, count.count_records(PaidAhead(data, purse), job.counting))
         data = records_of(job, data)
-    run = _fitted(job, data, progress, purse)
+    watching = None if job.request.hold_out is None else _watching(job, data, job.request.hold_out)
+    run = _fitted(job, data if watching is None else watching, progress, purse, validation)
     _check_finite(run)
     vouched = (*run.privacy.assumptions, *assumptions_of(job.settled.schema))
     privacy = replace(run.privacy, events=(*spent, *run.privacy.events), assumptions=vouched)
     head = head_behind(data, privacy) if spent else run.ledger  # the count is a part of this run as well
     run = replace(run, privacy=privacy, ledger=head, seconds=time.perf_counter() - started)
-    return Outcome(run, job.settled.encoder, None if job.request.module is not None else _hidden(job.module))
+    hidden = None if job.request.module is not None else _hidden(job.module)
+    return Outcome(run, job.settled.encoder, hidden, None if watching is None else _averaged(watching, job))
+
+
+def _watching(job: Job, data: PrivateData, table: Table) -> HoldOut:
+    """A source that looks at the hold-out records along the run; they answer for themselves and are not learnt from."""
+    encoder = job.settled.encoder
+    table = arranged(table, encoder.schema)
+    if table.labels is None:
+        raise Refusal("hold_out: has no target column, and how far a record moves an answer depends on its target")
+    x, y = encoder.training(table)
+    return HoldOut(data, x, y, seed=job.request.seed)
+
+
+def _averaged(watching: HoldOut, job: Job) -> BayesianEstimate:
+    from confide.privacy import bayesian
+
+    return bayesian.averaged(watching.sequences(), job.request.delta).release("the hold-out records are public")
 
 
 def _hidden(module: nn.Module) -> tuple[int, ...] | None:
@@ -173,23 +202,51 @@ def _counted(job: Job, records: int) -> Job:
     return found
 
 
-def _fitted(job: Job, data: PrivateData, progress: Progress | None, purse: Purse | None) -> Run:
+def validation_of(job: Job) -> Validation | None:
+    """The public records for callbacks as the network sees them; what cannot be measured is refused here."""
+    table, encoder = job.request.validation, job.settled.encoder
+    if table is None:
+        return None
+    check_test(table, encoder)
+    table = arranged(table, encoder.schema)
+    return tree_of(encoder.features(table)), torch.as_tensor(encoder.targets(table.labels))
+
+
+def _fitted(
+    job: Job, data: PrivateData | HoldOut, progress: Progress | None, purse: Purse | None, validation: Validation | None
+) -> Run:
     """The fit, or the chains, and then the noise of a regression target: all of it charged in one go."""
     request = job.request
     source: Source = data if purse is None else PaidAhead(data, purse)
+    if request.adaptive_clip is not None:
+        source = _adapting(job, source, request.adaptive_clip)
     closing = None if job.histogram is None else noise.closing_of(job.histogram, job.plan)
     if job.probabilities is not None:
         closing = recalibrate.closing_of(job.probabilities, job.plan)
     shared: dict[str, Any] = {"likelihood": job.likelihood, "seed": request.seed, "progress": progress}
+    kept: dict[str, Any] = {"checkpoint": request.checkpoint, "closing": closing}
     if request.chains == 1:
-        kept = request.checkpoint
-        return fit(job.method, job.module, source, job.plan, checkpoint=kept, closing=closing, **shared)
+        seen: dict[str, Any] = {"callbacks": request.callbacks, "validation": validation}
+        return fit(job.method, job.module, source, job.plan, **kept, **seen, **shared)
+    if request.checkpoint is not None:
+        return fit_chains(job.method, job.module, source, job.plan, chains=request.chains, **kept, **shared)
     if closing is None:
         return fit_chains(job.method, job.module, source, job.plan, chains=request.chains, **shared)
     source = PaidTogether(source, beside=[closing.part], purpose=closing.purpose)
     run = fit_chains(job.method, job.module, source, job.plan, chains=request.chains, **shared)
     release = data.answer(closing.ask(run.posterior), closing.mechanism, purpose=closing.purpose)
     return replace(run, posterior=closing.tell(run.posterior, release))
+
+
+def _adapting(job: Job, source: Source, quantile: float) -> Source:
+    """Counts go with the steps of one block; a question beside them would need counts that no target covers."""
+    if len(job.plan.blocks) > 1:
+        raise Refusal(f"adaptive_clip={quantile}: {job.method.name} has steps of its own kind; name another method")
+    if job.histogram is not None:
+        raise Refusal(f"adaptive_clip={quantile}: the noise of the target is learnt beside the fit; give noise_scale")
+    if job.probabilities is not None:
+        raise Refusal(f"adaptive_clip={quantile}: {job.method.name} asks about its probabilities; name another method")
+    return AdaptiveClip(source, quantile=quantile)
 
 
 def records_of(job: Job, before: PrivateData | None = None) -> PrivateData:

@@ -46,6 +46,7 @@ from confide.workflow.calibrate import multiplier_for
 from confide.workflow.facts import Settled, settle
 from confide.workflow.request import Request
 from confide.workflow.run import Job, Outcome, carry_out, job_of, records_of, rehearse_job
+from confide.workflow.workers import check_jobs, in_processes
 
 HELD_OUT = 0.2
 """Chance that a record is kept back for scores."""
@@ -179,7 +180,7 @@ def run_search(
     reopen   for jobs > 1: gives request and changes again. It is called in the other processes, so that no record
              passes from one to another; a function of a module, or a partial of one
     """
-    _check_jobs(trials.request, jobs, reopen)
+    check_jobs(trials.request.ledger, jobs, reopen)
     with TemporaryDirectory(prefix=".confide-search-") as folder:
         if trials.request.ledger is None:  # one book, or what one fit has paid ahead could not be taken by another
             trials = trials.charging(Ledger() if jobs == 1 else Path(folder) / "budget.db")
@@ -208,7 +209,7 @@ def _in_workers(trials: Trials, purse: Purse, progress: Progress | None, jobs: i
     import joblib
 
     ledger = trials.request.ledger
-    assert isinstance(ledger, str | os.PathLike)  # `_check_jobs`
+    assert isinstance(ledger, str | os.PathLike)  # `check_jobs`
     calls, claimed = [], 0
     for place, job in enumerate(trials.jobs):
         first, claimed = claimed, purse.next_steps(job.parts)[1]
@@ -216,7 +217,7 @@ def _in_workers(trials: Trials, purse: Purse, progress: Progress | None, jobs: i
         paid = (purse.run, job.parts, first)
         calls.append(joblib.delayed(_fit_in_worker)(reopen, trials.coins, place, os.fspath(ledger), paid))
     found: dict[int, Outcome] = {}
-    for place, outcome in joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(calls):
+    for place, outcome in in_processes(calls, jobs):
         found[place] = outcome
         if progress is not None:
             progress(len(found), len(calls))
@@ -288,15 +289,6 @@ def _check(request: Request, changes: Sequence[Mapping[str, Any]]) -> None:
         raise DataError("records: not declared; every fit of a search would count them anew, so declare the number")
     if request.checkpoint is not None or request.ranks is not None:
         raise Refusal("checkpoint: keeps one fit in one process, and a search makes several; leave it out")
-
-
-def _check_jobs(request: Request, jobs: int, reopen: Reopen | None) -> None:
-    if jobs < 1:
-        raise Refusal(f"jobs={jobs}: must be at least 1")
-    if jobs > 1 and reopen is None:
-        raise Refusal(f"jobs={jobs}: other processes open the records by themselves; give reopen=, or jobs=1")
-    if jobs > 1 and isinstance(request.ledger, Ledger):
-        raise Refusal(f"jobs={jobs}: other processes cannot share an open ledger; give its path as ledger=")
 
 
 def _part(settled: Settled, rows: Any, records: int) -> Settled:

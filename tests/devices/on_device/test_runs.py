@@ -62,7 +62,13 @@ def test_a_run_is_that_of_the_host_and_survives_files(name: str, device: torch.d
             torch.testing.assert_close(said(again, case), first, atol=CLOSE, rtol=CLOSE)
 
 
-@pytest.mark.parametrize("name", ["bbp", "sghmc"])
+ON_EITHER_SIDE = ("bbp", "sghmc")  # of the others only the long run asks
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ON_EITHER_SIDE else pytest.param(name, marks=pytest.mark.slow) for name in methods.names()],
+)
 def test_a_run_that_stopped_goes_on_on_either_side(name: str, device: torch.device, tmp_path: Path) -> None:
     case = case_for(methods.get(name))
     whole = fitted(name, case, on(device, case.module), steps=6)
@@ -82,6 +88,55 @@ def test_a_run_that_stopped_goes_on_on_either_side(name: str, device: torch.devi
         run = confide.fit(methods.get(name)(), on(second, case.module), data, plan, seed=5, checkpoint=place)
         assert device_of(run.posterior.module) == second
         torch.testing.assert_close(said(run.posterior, case), said(whole.posterior, case), atol=CLOSE, rtol=CLOSE)
+
+
+def test_an_estimator_is_told_where_to_compute(device: torch.device) -> None:
+    case = case_for(methods.SGLD)
+    options: dict[str, Any] = {"method": "sgld", "epsilon": 8.0, "delta": 1e-3, "steps": 3, "assume_public": True}
+    x, y = case.x.numpy(), case.y.numpy()
+    there = confide.PrivateBayesClassifier(**options, device=device).fit(x, y)
+    assert device_of(there.posterior_.module) == device
+    assert len(there.predict_proba(x)) == len(x)
+
+
+@pytest.mark.slow  # a report
+def test_a_command_is_told_where_to_compute(device: torch.device, tmp_path: Path) -> None:
+    """It puts its own network there; a device that nobody has is refused before anything is charged."""
+    from tests.cli.conftest import FACTS, call, patients
+
+    (tmp_path / "train.csv").write_text(patients(120, 0))
+    (tmp_path / "facts.toml").write_text(FACTS)
+    words: tuple[Any, ...] = (
+        "fit",
+        tmp_path / "train.csv",
+        "--facts",
+        tmp_path / "facts.toml",
+        "--method",
+        "sgld",
+        "--json",
+    )
+    words = (*words, "--epsilon", 8, "--steps", 3, "--delta", 1e-3, "--ledger", tmp_path / "ledger")
+    refused = call(*words, "--out", tmp_path / "none", "--device", "cuda:77")
+    assert refused.code == 2
+    assert "cuda:77" in refused.err
+    assert not (tmp_path / "ledger").exists()
+    assert call(*words, "--out", tmp_path / "run", "--device", str(device)).code == 0
+    file = tmp_path / "run" / "posterior.safetensors"
+    assert device_of(confide.load_posterior(file).module) == device
+
+
+def test_a_device_without_double_precision_is_refused_in_one_sentence(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confide import devices
+    from confide.errors import Refusal
+
+    monkeypatch.setattr(devices, "_WITHOUT_DOUBLES", (device.type,))
+    case = case_for(methods.SGLD)
+    with pytest.raises(Refusal, match="no double precision"):
+        fitted("sgld", case, on(device, case.module))
+    data = case.data()
+    assert not data.ledger.entries()
 
 
 @pytest.mark.slow  # plots

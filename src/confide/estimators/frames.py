@@ -1,0 +1,71 @@
+"""Frames and labels as users of scikit-learn give them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from sklearn.utils.multiclass import type_of_target
+
+from confide.data.schema import Schema
+from confide.data.table import Array, Table, listed
+from confide.errors import ColumnsLeftOut, Refusal
+
+
+def sorted_labels(classes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """scikit-learn's metrics take the columns of probabilities to be in the order of the sorted labels."""
+    return tuple(np.unique(np.asarray(classes)).tolist())
+
+
+def labels_seen(table: Table) -> Any:
+    assert table.labels is not None  # a training table has them
+    labels = table.labels
+    if labels.dtype.kind == "f" and type_of_target(labels) in ("binary", "multiclass"):
+        labels = labels.astype(np.int64)
+    return np.unique(labels.astype(str) if labels.dtype.kind == "O" else labels).tolist()
+
+
+def labels_of(table: Table) -> Array:
+    assert table.labels is not None  # a training table has them
+    return table.labels
+
+
+def declared(frame: Any, facts: Schema, assume_public: bool = False) -> Any:
+    """A frame without the columns that the facts leave out: those to ignore, and where columns are declared by name and
+    nothing is said of others, all others."""
+    extra = {name for name in frame.columns if name in facts.ignore}
+    if facts.columns and facts.bounds is None and not assume_public:
+        roles = {facts.target, facts.observed, facts.weight, *(name for name, _ in facts.targets)}
+        others = [
+            name for name in frame.columns if name not in roles | {column.raw for column in facts.columns} | extra
+        ]
+        if others:
+            said = f"X: {listed(others)} not declared, and left out; declare what is to be learnt from"
+            warnings.warn(said, ColumnsLeftOut, stacklevel=5)
+        extra |= set(others)
+    return frame if not extra else frame[[name for name in frame.columns if name not in extra]]
+
+
+@contextmanager
+def without_cells(X: Any) -> Iterator[None]:
+    """Refuse what is no table of numbers in words of our own: scikit-learn's would quote private cells."""
+    first = X[0] if isinstance(X, list | tuple) and X else None
+    if getattr(X, "ndim", 2) == 1 or (first is not None and not hasattr(first, "__len__")):
+        raise Refusal("X: has one dimension; Expected 2D array, one row per record: Reshape your data, X[:, None]")
+    try:
+        yield
+    except ValueError as error:
+        if "could not convert" not in str(error):
+            raise
+        raise Refusal("X: some cells hold text; give a data frame, and declare their columns in schema=") from None
+
+
+def is_frame(X: Any) -> bool:
+    """A data frame whose columns have names; one with numbers for names is taken as a plain array."""
+    names = getattr(X, "columns", None)
+    if names is None or not any(hasattr(X, mark) for mark in ("iloc", "__dataframe__", "__arrow_c_stream__")):
+        return False
+    return all(isinstance(name, str) for name in names)
