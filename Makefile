@@ -43,8 +43,7 @@ lint: $(VENV)/.test
 
 # One thread per worker: two workers share the cores, and small tensors do not gain from more.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow" -rf || \
-	  { echo "What failed beside other tests, once more by itself:"; OMP_NUM_THREADS=1 $(BIN)/pytest --last-failed -m "not slow" -rf; }
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow" -rf
 
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow

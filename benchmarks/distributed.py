@@ -54,7 +54,7 @@ def work(quick: bool) -> None:
             steps = 3 if quick else STEPS
             data.charge([(mechanism, steps + 2)])
             found[name] = _milliseconds(partial(data.answer, query, mechanism), steps)
-        vector, nothing, stream = torch.zeros(2_400_000), torch.Tensor.detach, NoiseStream()
+        vector, nothing, stream = torch.zeros(2_400_000), torch.zeros, NoiseStream()
         found["exchange of 9.6 MB"] = _milliseconds(lambda: ranks.add_up(vector, "benchmark", nothing), STEPS)
         found["meeting"] = _milliseconds(lambda: ranks.agree({}), 100) / 3  # it meets three times
         found["noise, 2.4 million"] = _milliseconds(lambda: stream.normal_(vector, 1.0), STEPS)

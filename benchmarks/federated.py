@@ -1,6 +1,6 @@
 """What several owners lose by not pooling their records: power plant, SEP, epsilon 1, ten parties.
 
-    python -m benchmarks.federated [--data DIR] [--parties 10] [--runs 3] [--steps 100] [--colluding 0]
+    python -m benchmarks.federated [--data DIR] [--parties 10] [--runs 3] [--steps 100] [--colluding 0] [--local 1]
 
 RMSE on the first published splits, in the units of the target: central (one owner holds everything), "sum" (a secure
 sum) and "nobody" (every party's own noise), with the ratio to central. Parties are in this process; the messages are
@@ -63,7 +63,8 @@ def source(trust: str, x: Tensor, y: Tensor, settings: argparse.Namespace) -> co
     if trust == "central":
         return confide.PrivateData(x, y, schema=confide.Schema(records=len(x)))
     parties = parties_of(x, y, settings.parties, settings.colluding)
-    return Federation(InProcess(parties), trust=trust)  # type: ignore[arg-type]
+    local = settings.local if trust == "nobody" else 1
+    return Federation(InProcess(parties), trust=trust, local=local)  # type: ignore[arg-type]
 
 
 def score(trust: str, split: int, settings: argparse.Namespace) -> tuple[float, float]:
@@ -83,11 +84,11 @@ def score(trust: str, split: int, settings: argparse.Namespace) -> tuple[float, 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="directory of the benchmark files")
-    for name, usual in (("parties", 10), ("runs", 3), ("steps", 100), ("colluding", 0)):
+    for name, usual in (("parties", 10), ("runs", 3), ("steps", 100), ("colluding", 0), ("local", 1)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     settings = parser.parse_args(arguments)
     central = 0.0
-    for trust in ("central", "sum", "nobody"):
+    for trust in ("central", "sum", "nobody") if settings.local == 1 else ("central", "nobody"):
         results = [score(trust, split, settings) for split in range(settings.runs)]
         mean = statistics.fmean(found for found, _ in results)
         central = central or mean

@@ -91,7 +91,8 @@ def wide(random: np.random.Generator) -> Race:
 MADE_UP: dict[str, Callable[[np.random.Generator], Race]] = {
     made.__name__: made for made in (friedman1, hastie, xor, lognormal, imbalanced, wide)
 }
-CATALOGUED = tuple(name for name in catalogue.names() if name != "mnist")
+PICTURES = ("mnist", "cifar10", "svhn")
+CATALOGUED = tuple(name for name in catalogue.names() if name not in PICTURES)
 QUICK = ("lognormal", "diabetes", "friedman1")
 
 

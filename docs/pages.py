@@ -17,6 +17,7 @@ import docstrings
 import reference_pages
 
 GALLERY = Path(__file__).parent / "gallery"
+REMOTE_SEARCH, OWN_SEARCH = "https://unpkg.com/iframe-worker/shim", "offline_search.js"
 PICTURES = Path(__file__).parent / "images" / "methods"
 
 
@@ -30,6 +31,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         "reference/run_json.md": reference_pages.run_page,
     }.get(page.file.src_path)
     return markdown if made is None else f"{markdown}\n\n{made()}"
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Search from a disk needs no network: the theme would fetch a script for it from one."""
+    from mkdocs.utils import get_relative_url
+
+    return output.replace(REMOTE_SEARCH, get_relative_url(OWN_SEARCH, page.url))
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """The page for what is not found is no page to mkdocs."""
+    return output_content.replace(REMOTE_SEARCH, OWN_SEARCH)
 
 
 def methods_page() -> str:

@@ -1,6 +1,7 @@
 """Regression with intervals: how often do they cover, and which part of their width would more data remove?"""
 
 import numpy as np
+from matplotlib import pyplot
 
 from confide import PrivateBayesRegressor
 
@@ -14,3 +15,11 @@ low, high = prediction.interval(0.9).numpy().T
 print(f"90 % intervals cover {np.mean((low <= y[5000:]) & (y[5000:] <= high)):.3f} of new records")
 parts = float(prediction.epistemic.mean()), float(prediction.aleatoric.mean())
 print(f"variance that more data would remove {parts[0]:.4f}, and that it would not {parts[1]:.4f}")
+
+shown = np.argsort(prediction.mean.numpy())[::12]  # every twelfth of the new records, by what is predicted
+figure, axis = pyplot.subplots(figsize=(8, 3), layout="constrained")
+axis.vlines(range(len(shown)), low[shown], high[shown], color="tab:blue", alpha=0.5, label="90 % interval")
+axis.plot(range(len(shown)), y[5000:][shown], "k.", markersize=4, label="what was measured")
+axis.set(xlabel="new records", ylabel="target", xticks=())
+axis.legend(loc="upper left")
+figure.savefig("intervals.png", dpi=100)

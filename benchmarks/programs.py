@@ -1,0 +1,107 @@
+"""Do 90 % intervals of programs hold the truth at epsilon 1 as often as those of built-in models?
+
+    python -m benchmarks.programs [--quick] [--only NAME ...]
+
+Truths are drawn from the priors, records from the models; SGLD and SGHMC run with their default steps under the same
+plan (2000 records, batches of 200, 200 steps, clip 1, delta 1e-5). Logistic and Poisson regression are there a second
+time as built-in networks with the same prior. Printed are the share of parameters whose interval holds the truth, with
+its standard error, and the median width of the intervals in deviations of the prior.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import confide
+from benchmarks._programs import PROGRAMS, Truth, drawn_truth, records
+from confide.methods import SGHMC, SGLD
+from confide.methods.base import Method
+from confide.models import networks
+from confide.models.likelihoods import Bernoulli, Poisson
+from confide.models.priors import GaussianPrior
+
+RECORDS, BATCH, STEPS, EPSILON, DELTA = 2000, 200, 200, 1.0, 1e-5
+METHODS: dict[str, Callable[[], Method]] = {
+    "sgld": lambda: SGLD(prior=GaussianPrior(1.0)),
+    "sghmc": lambda: SGHMC(prior=GaussianPrior(1.0)),
+}
+Fitted = Callable[..., dict[str, Tensor]]
+BUILT_IN: dict[str, Any] = {"logistic": Bernoulli, "poisson": Poisson}
+
+
+def plan() -> confide.Plan:
+    return confide.plan(records=RECORDS, batch=BATCH, steps=STEPS, clip=1.0, epsilon=EPSILON, delta=DELTA)
+
+
+def draws_of_program(name: str, x: Any, y: Tensor, method: Method) -> dict[str, Tensor]:
+    data = confide.PrivateData(x, y, schema=confide.Schema(records=RECORDS))
+    run = confide.fit(method, PROGRAMS[name]().double(), data, plan())
+    return {key: value.reshape(len(value), -1) for key, value in run.posterior.named_draws().items()}  # type: ignore[attr-defined]
+
+
+def draws_of_network(name: str, x: Any, y: Tensor, method: Method) -> dict[str, Tensor]:
+    """The same regression as a built-in network."""
+    classes = 2 if name == "logistic" else None
+    data = confide.PrivateData(x, y, schema=confide.Schema(records=RECORDS, classes=classes))
+    module = networks.linear(2).double()
+    run = confide.fit(method, module, data, plan(), likelihood=BUILT_IN[name]())
+    flat = run.posterior.weighted_draws()[0]
+    return {"slope": flat[:, :2], "shift": flat[:, 2:]}
+
+
+def inside(found: dict[str, Tensor], truth: Truth) -> tuple[list[bool], list[float]]:
+    """For every number: whether its interval holds the truth, and how wide that is."""
+    held: list[bool] = []
+    widths: list[float] = []
+    for name, draws in found.items():
+        low, high = torch.quantile(draws.double(), torch.tensor([0.05, 0.95], dtype=torch.float64), dim=0)
+        wanted = truth[name].reshape(-1)
+        held += ((low <= wanted) & (wanted <= high)).tolist()
+        widths += (high - low).tolist()
+    return held, widths
+
+
+def coverage(
+    name: str, method: str, repeats: int, fitted: Callable[..., dict[str, Tensor]]
+) -> tuple[float, float, float]:
+    held: list[bool] = []
+    widths: list[float] = []
+    for seed in range(repeats):
+        generator = torch.Generator().manual_seed(seed)
+        truth = drawn_truth(name, generator)
+        x, y = records(name, truth, RECORDS, generator)
+        some = inside(fitted(name, x, y, METHODS[method]()), truth)
+        held += some[0]
+        widths += some[1]
+    share = sum(held) / len(held)
+    return share, (share * (1 - share) / len(held)) ** 0.5, float(torch.tensor(widths).median())
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="SGLD with 5 repeats instead of both with 40")
+    arguments.add_argument("--only", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS), metavar="NAME")
+    options = arguments.parse_args()
+    warnings.simplefilter("ignore")
+    repeats = 5 if options.quick else 40
+    print(
+        f"{'model':12}{'as':10}{'method':8}{'coverage':>10}{'':9}{'width':>8}   ({repeats} repeats, epsilon {EPSILON})"
+    )
+    for name in options.only:
+        doors: dict[str, Fitted] = {"program": draws_of_program}
+        if name in BUILT_IN:
+            doors["network"] = draws_of_network
+        for method in list(METHODS)[: 1 if options.quick else None]:
+            for door, fitted in doors.items():
+                share, error, width = coverage(name, method, repeats, fitted)
+                print(f"{name:12}{door:10}{method:8}{share:10.3f} +- {error:.3f}{width:8.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
