@@ -30,7 +30,7 @@ def test_the_best_of_equal_trials_is_taken_and_told() -> None:
     found = settled({"one": [3.0, 1.0, 2.0], "other": [math.nan, 5.0, math.inf]})
     assert (found.of("one"), found.of("other")) == ({"place": 1}, {"place": 1})
     table = found.table()
-    assert table.rows == (("one", 3, "place 1", 1.0, 3.0), ("other", 3, "place 1", 5.0, 5.0))
+    assert table.rows == (("one", 3, "place 1", 1.0, 3.0, "nothing"), ("other", 3, "place 1", 5.0, 5.0, "nothing"))
     assert "3 trials for every method" in table.notes[0]
 
 

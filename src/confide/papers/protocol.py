@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from confide.errors import Refusal
@@ -41,11 +41,13 @@ class Protocol:
     about     the held-out part and why it may be looked at
     score     what was measured on it; lower is better
     choices   by method, or by method and budget
+    before    what no trial of this protocol chose, by the same keys: settings from earlier trials, or from a paper
     """
 
     about: str
     score: str
     choices: Mapping[tuple[str, ...], Choice]
+    before: Mapping[tuple[str, ...], str] = field(default_factory=dict)
 
     def of(self, *key: str) -> dict[str, Any]:
         """The settings that were taken."""
@@ -61,8 +63,9 @@ class Protocol:
         rows: list[tuple[Cell, ...]] = []
         for key, choice in self.choices.items():
             worst = max((score for score in choice.scores if math.isfinite(score)), default=math.inf)
-            rows.append((*key, len(choice.scores), told(choice.settings), choice.best, worst))
-        heads = (*columns, "trials", "taken", f"held-out {self.score}", "worst trial")
+            before = self.before.get(key, "nothing")
+            rows.append((*key, len(choice.scores), told(choice.settings), choice.best, worst, before))
+        heads = (*columns, "trials", "taken", f"held-out {self.score}", "worst trial", "from earlier trials")
         return PaperTable("Protocol: what was tried", heads, tuple(rows), (self.note,))
 
     @property
@@ -79,6 +82,7 @@ def settle(
     about: str,
     score: str,
     context: Context,
+    before: Mapping[tuple[str, ...], str] | None = None,
 ) -> Protocol:
     """Score every candidate and take each method's best; unequal numbers of candidates are refused before any trial."""
     if context.quick:
@@ -96,7 +100,7 @@ def settle(
             scores.append(found if math.isfinite(found) else math.inf)  # a run that fell apart is a trial like others
             context.progress("trials", sum(len(each.scores) for each in choices.values()) + len(scores), total)
         choices[key] = Choice(offered[scores.index(min(scores))], tuple(scores))
-    return Protocol(about, score, choices)
+    return Protocol(about, score, choices, before or {})
 
 
 def told(settings: Candidate) -> str:

@@ -69,7 +69,7 @@ def sep(
     from confide import rules
     from confide.methods.sep import SEP
 
-    steps = STEPS // 4 if context.quick else STEPS
+    steps = sep_steps(context)
     network = _network(given, context, seed)
     bound = clip if settings.get("coordinates") == "natural" else rules.CLIP * clip
     return _score(SEP(**settings), network, given, context, seed, epsilon, bound, START_SCALE, steps, real=real)
@@ -163,7 +163,23 @@ def settled(given: Set, context: Context, methods: tuple[str, ...]) -> protocol.
     )
     offered: dict[tuple[str, ...], list[dict[str, Any]]] = {(method,): CANDIDATES[method] for method in methods}
     score_name = "error over the half range of the target"
-    return protocol.settle(offered, score, about=about, score=score_name, context=context)
+    before: dict[tuple[str, ...], str] = {(method,): _before(method, given, context) for method in methods}
+    return protocol.settle(offered, score, about=about, score=score_name, context=context, before=before)
+
+
+def _before(method: str, given: Set, context: Context) -> str:
+    """What no trial chose: from earlier trials on other splits, or from the paper."""
+    if method in ("VI", "point"):
+        return f"batch {OPEN_BATCH}, as published"
+    if method in ("EP", "ADF"):
+        return "precision that it starts with" if method == "EP" else f"{ADF_BATCH} records at a time"
+    if method == "DP-VI":
+        return f"batch {batch_of(given)}, clip {CLIP:g}, {VARIATIONAL_EPOCHS} passes"
+    return f"batch {batch_of(given)}, {sep_steps(context)} steps, directions and least precision by the budget"
+
+
+def sep_steps(context: Context) -> int:
+    return STEPS // 4 if context.quick else STEPS
 
 
 def _by_records(method: Any, settings: dict[str, Any], given: Set, context: Context, seed: int) -> SepScore:

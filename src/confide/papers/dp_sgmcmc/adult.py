@@ -28,6 +28,7 @@ TITLES = {
 OPEN = "SGLD, not private"
 TRIAL_SEED = 90_001  # of trials: no run of a table has it
 FRICTION = 0.1
+CLIP = 1.0
 STEPS_PER_EPSILON = 2000
 PUBLIC_RECORDS = 10_000
 """The last training records, taken as public: trials learn from and are scored on them, private runs never see them."""
@@ -102,7 +103,7 @@ class AdultProblem:
         sizes: dict[str, Any] = {"records": self.found.records, "batch": self.batch, "steps": self.steps(epsilon)}
         if epsilon is None:
             return plan(delta=DELTA, private=False, clip=math.inf, **sizes)
-        return plan(delta=DELTA, epsilon=epsilon, clip=1.0, spent=spent, **sizes)
+        return plan(delta=DELTA, epsilon=epsilon, clip=CLIP, spent=spent, **sizes)
 
     @property
     def scale(self) -> float:
@@ -256,7 +257,18 @@ def settled(trial: AdultProblem, epsilons: tuple[float, ...]) -> protocol.Protoc
         "see none of them"
     )
     offered = {key: CANDIDATES[name] for key, (name, _) in wanted.items()}
-    return protocol.settle(offered, score, about=about, score="log loss", context=trial.context)
+    before = {key: _before(trial, name, epsilon) for key, (name, epsilon) in wanted.items()}
+    return protocol.settle(offered, score, about=about, score="log loss", context=trial.context, before=before)
+
+
+def _before(trial: AdultProblem, name: str, epsilon: float | None) -> str:
+    """What earlier trials on the same public records had settled, as the runs have it."""
+    if name == "ops":
+        return "scale of the prior over the radius"
+    real = trial.real or trial
+    clip = "" if epsilon is None else f", clip {CLIP:g}"
+    chain = f", {protocol.told(START)} of its chain" if name == "hybrid" else ""
+    return f"batch {real.batch}{clip}, {real.steps(epsilon)} steps{chain}"
 
 
 def run(context: Context) -> PaperOutcome:
@@ -340,7 +352,7 @@ def _paper(name: str, epsilon: float) -> Cell:
 def _notes(problem: AdultProblem, taken: protocol.Protocol) -> tuple[str, ...]:
     return (
         taken.note,
-        f"{len(problem.x)} private records. All but OPS: clip 1, Poisson batches of {problem.batch} on average, "
+        f"{len(problem.x)} private records. All but OPS: clip {CLIP:g}, Poisson batches of {problem.batch} on average, "
         f"{STEPS_PER_EPSILON} steps per unit of epsilon but at least {problem.fewest} and at most {problem.most}, "
         "second half kept; the step on the mean gradient is the longest at which the noise of all steps together stays "
         "at what the protocol took (SGLD, SGHMC, SGNHT). At small epsilon the release carries more noise than the step "
@@ -348,7 +360,8 @@ def _notes(problem: AdultProblem, taken: protocol.Protocol) -> tuple[str, ...]:
         f"Not private: SGLD without clip and noise, {problem.steps(None)} steps. Runs: one per seed of "
         f"{', '.join(map(str, problem.context.seeds))}, none of which a trial had.",
         "The feature map (logarithm and square root of the two capital columns, fnlwgt left out) follows from what "
-        "the columns mean. Batch, clip and number of steps come from earlier trials on the same public records.",
+        "the columns mean. What earlier trials on the same public records had settled stands in the last column of the "
+        "protocol's table; it was the same for all methods on noisy sums.",
         "OPS: one draw from a tempered posterior on a ball where no record's log-likelihood varies by more than the "
         "width, a pure epsilon but for the sampler's slack in delta; hybrid: a share of epsilon for such a draw, and "
         "SGLD from there on with all that composition leaves. Both are priced for add/remove, a factor of two and more "
