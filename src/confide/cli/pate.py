@@ -50,6 +50,15 @@ Threshold = Annotated[
         show_default=False,
     ),
 ]
+Estimate = Annotated[
+    float | None,
+    typer.Option(
+        "--estimate",
+        metavar="EPSILON",
+        help="Part of epsilon for releasing what the votes cost on these records: an estimate, no bound.",
+        show_default=False,
+    ),
+]
 StudentName = Annotated[str, typer.Option("--student", metavar="KIND", help="supervised or semi-supervised.")]
 
 
@@ -65,6 +74,7 @@ def pate(
     teachers: Teachers = TEACHERS,
     queries: Queries = None,
     threshold: Threshold = None,
+    estimate: Estimate = None,
     student: StudentName = "semi-supervised",
     epsilon: EpsilonGoal,
     delta: given.Delta = rules.DELTA,
@@ -117,7 +127,7 @@ def pate(
         if dataset.test is not None:
             check_test(dataset.test, settled.encoder)
         inputs = load_table(public, part="test", schema=settled.schema, target_required=False)
-        run = _run(request, settled, inputs, teachers, queries, threshold, student)
+        run = _run(request, settled, inputs, teachers, queries, threshold, estimate, student)
     summary = _saved(run, settled.encoder, dataset.test, out)
     if as_json:
         emit_json(summary)
@@ -127,11 +137,21 @@ def pate(
         console.print(f"Test accuracy of the student: {summary['accuracy']:.4f}")
     console.print(f"{run.answered} of {run.plan.mechanism.queries} queries answered, {teachers} teachers")
     console.print(escape(run.privacy.statement()), highlight=False)
+    told = summary["estimated_epsilon"]
+    if told is not None:
+        console.print(f"On these votes epsilon is about {told['value']:.2f}: {told['kind']}.", highlight=False)
     console.print(f"Written: {escape(str(out))}")
 
 
 def _run(
-    request: Any, settled: Any, table: Any, teachers: int, queries: int | None, threshold: float | None, student: str
+    request: Any,
+    settled: Any,
+    table: Any,
+    teachers: int,
+    queries: int | None,
+    threshold: float | None,
+    estimate: float | None,
+    student: str,
 ) -> Any:
     """Everything but files: the plan by public sizes, then the votes."""
     import torch
@@ -150,6 +170,7 @@ def _run(
         teachers=teachers,
         queries=queries,
         threshold=threshold,
+        estimate=estimate,
         adjacency=request.adjacency,
     )
     private = PrivateData(
@@ -171,11 +192,12 @@ def _saved(run: Any, encoder: Any, test: Any, out: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
     from confide.evaluate.metrics import accuracy
+    from confide.mechanism.vote_costs import ESTIMATE
     from confide.models.predictive import of_classes
     from confide.running.artefacts import save_posterior
     from confide.workflow.measure import measured
 
-    score = None
+    score, estimated = None, run.estimated_epsilon
     about = {"method": {"name": "pate", "parameters": asdict(run.plan.mechanism)}, "answered": run.answered}
     try:
         if test is not None:
@@ -188,6 +210,7 @@ def _saved(run: Any, encoder: Any, test: Any, out: Path) -> dict[str, Any]:
         "accuracy": score,
         "plan": asdict(run.plan.mechanism),
         "answered": run.answered,
+        "estimated_epsilon": None if estimated is None else {"value": estimated, "kind": ESTIMATE},
         "privacy": run.privacy.to_dict(),
         "statement": run.privacy.statement(),
         "encoder": encoder.to_dict(),

@@ -11,7 +11,8 @@ law and the teacher of that one record alone sees other records. A teacher casts
 count falls by one and another rises by one. A mixture over coins is no worse than its worst component.
 
 All tests and all answers are charged, asked or not: which queries pass the test depends on the records. What is
-charged does not depend on how sure the teachers are; a cost that does is itself private and does not leave.
+charged does not depend on how sure the teachers are; a cost that does is itself private, and leaves under noise of its
+own or not at all (`vote_costs`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from confide.data.trees import Tree
 from confide.errors import Refusal
 from confide.mechanism.clipping.one_by_one import in_turn
 from confide.mechanism.noise import NoiseStream
-from confide.privacy.events import VotesEvent
+from confide.mechanism.vote_costs import CostEstimate
+from confide.privacy.events import PureEvent, VotesEvent
 
 Released: TypeAlias = Literal["labels", "histograms"]
 RELEASED: tuple[Released, ...] = get_args(Released)
@@ -49,10 +51,14 @@ class Teacher(Protocol):
 
 @dataclass(frozen=True)
 class VotesAnswers:
-    """What left the boundary: labels (queries), `UNANSWERED` where the test failed; and noisy counts, if released."""
+    """What left the boundary: labels (queries), `UNANSWERED` where the test failed; and noisy counts, if released.
+
+    cost   the noisy Renyi divergence of the answers, if the mechanism has an estimate
+    """
 
     labels: Tensor
     histograms: Tensor | None = None
+    cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Votes:
     threshold    votes that the largest noisy count needs; None: every query is answered, and no test is paid for
     test_noise   s1, standard deviation of the noise of the test
     releases     "labels", or "histograms": all noisy counts, at the same price
+    estimate     how the cost that depends on the votes is released beside them; None: it is not
     """
 
     teachers: int
@@ -73,6 +80,7 @@ class Votes:
     threshold: float | None = None
     test_noise: float | None = None
     releases: Released = "labels"
+    estimate: CostEstimate | None = None
 
     def __post_init__(self) -> None:
         for name, whole in (("teachers", self.teachers), ("queries", self.queries)):
@@ -89,12 +97,12 @@ class Votes:
         if self.releases not in RELEASED:
             raise Refusal(f"releases={self.releases!r}: must be one of {', '.join(RELEASED)}")
 
-    def events(self) -> tuple[VotesEvent, ...]:
-        """What all queries cost: every test and every answer, whatever comes out."""
-        answers = VotesEvent(self.noise, MOVED_VOTE, self.queries)
-        if self.test_noise is None:
-            return (answers,)
-        return VotesEvent(self.test_noise, ONE_VOTE, self.queries), answers
+    def events(self) -> tuple[VotesEvent | PureEvent, ...]:
+        """What all queries cost: every test and every answer, whatever comes out; and the estimate."""
+        found: list[VotesEvent | PureEvent] = [VotesEvent(self.noise, MOVED_VOTE, self.queries)]
+        if self.test_noise is not None:
+            found.insert(0, VotesEvent(self.test_noise, ONE_VOTE, self.queries))
+        return (*found, *([] if self.estimate is None else [self.estimate.event()]))
 
     def poll(
         self, teacher: Teacher, x: Tree, y: Tensor, inputs: Tree, classes: int, stream: NoiseStream
@@ -112,7 +120,8 @@ class Votes:
             largest = counts.amax(1) + stream.normal_(torch.empty(len(counts), dtype=torch.float64), self.test_noise)
             refused = largest < self.threshold
             labels[refused], noisy[refused] = UNANSWERED, 0.0
-        return VotesAnswers(labels, noisy if self.releases == "histograms" else None)
+        cost = None if self.estimate is None else self.estimate.release(counts, self.teachers, self.noise, stream)
+        return VotesAnswers(labels, noisy if self.releases == "histograms" else None, cost)
 
 
 def split(records: int, teachers: int, stream: NoiseStream) -> list[Tensor]:

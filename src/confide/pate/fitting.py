@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.mechanism.votes import UNANSWERED, Teacher, VotesAnswers
+from confide.mechanism.vote_costs import estimated_epsilon
+from confide.mechanism.votes import ONE_VOTE, UNANSWERED, Teacher, VotesAnswers
 from confide.pate.planning import PatePlan
 from confide.pate.students import Student, Supervised
 from confide.posteriors.base import Posterior
@@ -29,6 +30,19 @@ class PateRun:
     plan: PatePlan
     asked: Tensor
     answers: VotesAnswers
+
+    @property
+    def estimated_epsilon(self) -> float | None:
+        """What the votes and the estimate itself cost on these records: an estimate and no bound; None: not released.
+
+        Tests for confidence are counted whatever the votes.
+        """
+        made = self.plan.mechanism
+        if made.estimate is None or self.answers.cost is None:
+            return None
+        order = made.estimate.order
+        tests = 0.0 if made.test_noise is None else made.queries * order * ONE_VOTE**2 / (2 * made.test_noise**2)
+        return estimated_epsilon(self.answers.cost + tests, order, self.plan.delta) + made.estimate.epsilon
 
     @property
     def answered(self) -> int:
