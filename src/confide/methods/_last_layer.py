@@ -277,7 +277,8 @@ def _imagined(problem: Problem, known: Curvature) -> Tensor:
     around = scaled @ scaled.mT - torch.outer(known.mean, known.mean)
     values, vectors = torch.linalg.eigh((around + around.mT) / 2)
     noise = torch.randn(IMAGINED, len(values), generator=problem.generator, dtype=torch.float64)
-    features: Tensor = known.mean + noise @ (vectors * values.clamp(min=0).sqrt()).mT
+    # The symmetric root: the same on every machine, whichever sign its axes come with.
+    features: Tensor = known.mean + noise @ (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
     return features
 
 

@@ -151,7 +151,9 @@ class LastLayer(Method):
         head, known = head_of(problem), state.known
         noise = torch.randn(DRAWS // 2, *state.mean.shape, generator=problem.generator, dtype=torch.float64)
         noise = torch.cat([noise, -noise])  # in pairs, so that their mean is the mean
-        draws = state.mean + state.across @ (noise * state.spread.sqrt()) @ known.vectors.mT
+        # Turned into the axes first: which sign an axis has is the linear algebra library's affair, not the draws'.
+        turned = state.across.mT @ noise @ known.vectors
+        draws = state.mean + state.across @ (turned * state.spread.sqrt()) @ known.vectors.mT
         flat = torch.stack([head.flat(draw) for draw in draws]).to(problem.position.dtype)
         flat = torch.cat([problem.position[: -head.weights].expand(DRAWS, -1), flat], 1)
         facts: dict[str, Any] = {
