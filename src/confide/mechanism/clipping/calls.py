@@ -31,6 +31,10 @@ class Cluster:
     def group(self) -> int:
         return self.members[0][0].group
 
+    @property
+    def entries(self) -> int:
+        return sum(self.anatomy.sizes[index] for slot, _ in self.members for index in slot.parameters)
+
     def merge(self) -> None:
         """Calls of the same slot become one contribution where its rule knows how."""
         by_slot: dict[int, list[tuple[Slot, Contribution]]] = {}

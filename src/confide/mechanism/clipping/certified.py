@@ -18,6 +18,9 @@ from confide.mechanism.clipping.rounding import CANCELLING, ROWS, Tally, Way, er
 from confide.mechanism.clipping.rows import norms_of, row_factors, unit_rows
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 
+# A block's product costs at least as much as adding up so many entries.
+CALL = 1 << 12
+
 
 class ClipAsked(Protocol):
     """What is asked for; `allowed` is what rounding may take of the clip, `weights` what each record counts for."""
@@ -91,16 +94,19 @@ def add_sums(
 ) -> None:
     """Every cluster's weighted sum in the cheapest way that keeps the error of all within what is allowed.
 
-    Clusters touch different parameters, so the squares of their errors add up. Those that err least come first, and
-    what they leave of their shares is there for the others.
+    Clusters touch different parameters, so the squares of their errors add up. A cluster with error e and E entries
+    that goes in B blocks has an error of about e / B and costs about E B: the cheapest shares of the allowed square are
+    as (e E)^(2/3). Those that err least come first, and what they leave of their shares is there for the others.
     """
     plans = []
     for cluster, spread in zip(clusters, spreads, strict=True):
         each, size = factors[cluster.group].to(spread.dtype), float(spread.sum(dtype=torch.float64))
-        plans.append((error(cluster.chain(len(each)), size, each.dtype), size, cluster, each))
-    left = bound.allowed**2
-    for number, (plain, size, cluster, each) in enumerate(sorted(plans, key=itemgetter(0))):
-        allowed = math.sqrt(left / (len(plans) - number))
+        plain = error(cluster.chain(len(each)), size, each.dtype)
+        plans.append((plain, size, cluster, each, (min(plain, 1.0) * (cluster.entries + CALL)) ** (2 / 3)))
+    left, rest = bound.allowed**2, sum(plan[-1] for plan in plans)
+    for plain, size, cluster, each, share in sorted(plans, key=itemgetter(0)):
+        allowed = math.sqrt(left * min(1.0, share / rest)) if rest > 0 else 0.0
+        rest -= share
         way = Way() if plain <= allowed else way_of(len(each), cluster.chain, size, allowed, each.dtype)
         if way.wide and each.dtype != torch.float64:
             cluster, each = cluster.widened(), each.double()

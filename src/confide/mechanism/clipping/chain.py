@@ -79,8 +79,8 @@ class Link:
 
     @property
     def layer(self) -> nn.Linear:
-        layer = self.slot.layer
-        assert isinstance(layer, nn.Linear)
+        layer = self.slot.reference()
+        assert type(layer) is nn.Linear, "a slot never outlives its module"
         return layer
 
 
@@ -117,9 +117,11 @@ class LayerChain:
         hidden = x.flatten(1) if self.flat else x
         inputs: list[Tensor] = []
         kept: list[list[Tensor]] = []
-        for link in self.links:
+        # as attributes of their layers they would be looked for in Python, at every step
+        layers: list[dict[str, Any]] = [link.layer._parameters for link in self.links]
+        for link, layer in zip(self.links, layers, strict=True):
             inputs.append(hidden)
-            hidden, remembered = self._forward(link, hidden)
+            hidden, remembered = self._forward(link, layer["weight"], layer["bias"], hidden)
             kept.append(remembered)
         gradient = output_gradient(loss, hidden, y)
         if gradient is None:
@@ -131,14 +133,14 @@ class LayerChain:
         if self.links[last].activations:  # they overwrite it, and it may belong to the loss
             gradient = gradient.clone()
         for number in range(last, -1, -1):
-            link = self.links[number]
-            for (activation, layer), values in zip(reversed(link.activations), reversed(kept[number]), strict=True):
-                activation.backward(layer(), gradient, values)
-            product = OuterProduct(gradient, inputs[number], link.layer.bias is not None, space, number < last)
+            link, layer = self.links[number], layers[number]
+            for (activation, place), values in zip(reversed(link.activations), reversed(kept[number]), strict=True):
+                activation.backward(place(), gradient, values)
+            product = OuterProduct(gradient, inputs[number], layer["bias"] is not None, space, number < last)
             found.append((link.slot, product))
             if number:
-                wide = self.space.take(gradient, gradient.shape[0], link.layer.in_features)
-                gradient = torch.mm(gradient, link.layer.weight, out=wide)
+                wide = self.space.take(gradient, gradient.shape[0], layer["weight"].shape[1])
+                gradient = torch.mm(gradient, layer["weight"], out=wide)
         return found[::-1]
 
     def _isolated_gradient(self, loss: Loss, output: Tensor, y: Any) -> Tensor | None:
@@ -187,10 +189,7 @@ class LayerChain:
         finite = kernel(records, len(found), self.places, norms.data_ptr(), bound, gamma, precision.tiny)
         return norms if finite else None
 
-    def _forward(self, link: Link, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
-        layer = link.layer
-        weight: Tensor = layer.weight
-        bias: Tensor | None = layer.bias
+    def _forward(self, link: Link, weight: Tensor, bias: Tensor | None, inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         if weight.shape[0] == 1:  # a product with a vector has a faster way
             row = weight[0]
             hidden = (torch.mv(inputs, row) if bias is None else torch.addmv(bias, inputs, row)).unsqueeze(1)

@@ -20,9 +20,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._C import _set_grad_enabled as set_grad_enabled
 
 from confide.data.trees import form_of, rows_of
-from confide.devices import free_bytes
+from confide.devices import HOST, free_bytes
 from confide.errors import Refusal, UnclippableError
 from confide.mechanism.clipping import libraries, one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, Slot, anatomy_of, signature_of
@@ -38,6 +39,7 @@ from confide.mechanism.clipping.rules.registry import Contribution, Dense
 from confide.mechanism.clipping.rules.squares import full_precision
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, proven_pass, records_of
 from confide.mechanism.clipping.structure import examine
+from confide.mechanism.clipping.unchanged import Unchanged
 from confide.mechanism.clipping.workspace import Workspace
 
 # Buffers of up to this many numbers are not worth letting go between steps.
@@ -51,7 +53,7 @@ FEWEST_RECORDS = 8
 SHARE_OF_FREE = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClipBound:
     """How one batch is clipped and where its sum goes."""
 
@@ -65,7 +67,7 @@ class ClipBound:
     weights: Tensor | None = None  # what each record counts for, at most 1: it scales what was clipped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """A question and the records it is put to."""
 
@@ -91,16 +93,20 @@ class Engine:
 
     def __init__(self) -> None:
         self.anatomy: Anatomy | None = None
+        self.looked: Unchanged | None = None  # as the anatomy was made and the module was found proven
+        self.fresh = False  # whether that was compared for the pass that comes next
         self.space = Workspace()
         self.views: ParameterViews | None = None
         self.adding = False
 
     def current_anatomy(self, module: nn.Module, loss: Loss, x: Inputs, y: Any, key: tuple[Any, ...]) -> Anatomy:
         """The anatomy of the module as it is now, examined for inputs of this shape."""
-        if self.anatomy is None or self.anatomy.signature != signature_of(module):
-            self.anatomy = anatomy_of(module)
+        self.fresh = self.looked is not None and self.looked.holds(x)
+        if self.anatomy is None or not (self.fresh or self.anatomy.signature == signature_of(module)):
+            self.anatomy, self.looked, self.fresh = anatomy_of(module), None, False
         if key not in self.anatomy.examined:
             libraries.tell()
+            self.looked, self.fresh = None, False
             try:
                 with exact_products():
                     self.anatomy, examined = copy_context().run(examine, module, self.anatomy, loss, x, y)
@@ -131,7 +137,7 @@ class Engine:
         examined = anatomy.examined[key]
         asked = Batch(module, loss, x, y)
         dtype = working_type(anatomy.parameters)
-        bound = replace(bound, allowed=SHARE[dtype] * (1 - IN_DOUBLE[dtype]))
+        bound.allowed = SHARE[dtype] * (1 - IN_DOUBLE[dtype])
         pieces = asked.pieces(self._largest_piece(anatomy, examined, records, bound))
         try:
             return self._added_up(pieces, bound, lambda piece, part: self._answered(anatomy, examined, piece, part))
@@ -162,7 +168,7 @@ class Engine:
         try:
             if examined.way == "one by one":
                 return self._one_by_one(anatomy, asked, bound)
-            if examined.way == "proven" and is_proven(asked.module, asked.x):
+            if examined.way == "proven" and self._is_proven(asked.module, asked.x):
                 return self._proven(anatomy, examined, asked, bound)
             return self._isolated(anatomy, asked, bound)
         except NotIsolable:
@@ -175,6 +181,16 @@ class Engine:
         halves = asked.pieces(-(-asked.records // 2))
         return self._added_up(halves, bound, lambda half, part: self._answered(anatomy, examined, half, part))
 
+    def _is_proven(self, module: nn.Module, x: Inputs) -> bool:
+        """Before every pass: nothing has changed since the whole look that found it so, or the whole look once more."""
+        fresh, self.fresh = self.fresh, False
+        if fresh or (self.looked is not None and self.looked.holds(x)):
+            return True
+        now = Unchanged(module, x)  # before the look, so that what changes after it is noticed
+        proven = is_proven(module, x)
+        self.looked = now if proven else None
+        return proven
+
     def _largest_piece(self, anatomy: Anatomy, examined: Examined, records: int, bound: ClipBound) -> int:
         """How many records go through the module at once: all, unless they would hold too much; pieces are equal."""
         largest = records if bound.micro_batch is None else min(records, bound.micro_batch)
@@ -182,7 +198,10 @@ class Engine:
             return records
         if anatomy.copied:
             largest = min(largest, max(1, bound.budget // max(1, anatomy.copied_bytes)))
-        held, room = examined.record_bytes, held_bytes(bound.out.device)
+        held, device = examined.record_bytes, bound.out.device
+        if examined.chain is not None and device.type == HOST.type:
+            return largest
+        room = held_bytes(device)
         if (examined.chain is None or room < HELD_BYTES) and largest * held > room:
             largest = min(largest, max(FEWEST_RECORDS, room // held))
             largest = -(-records // -(-records // largest))
@@ -191,7 +210,7 @@ class Engine:
     def _proven(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
         chain = examined.chain
         if chain is not None and isinstance(asked.x, Tensor) and chain.fits(asked.x):
-            return self._chained(anatomy, chain, asked.loss, asked.x, asked.y, bound)
+            return self._chained(anatomy, chain, asked, asked.x, bound)
         run = proven_pass(asked.module, anatomy, asked.loss, asked.x, asked.y)
         if not is_proven_loss(asked.loss, asked.y) and run.unseen():
             raise NotIsolable("uses parameters in its loss")
@@ -219,11 +238,18 @@ class Engine:
 
         return self._added_up(asked.pieces(max(1, bound.budget // max(1, anatomy.bytes))), bound, answer)
 
-    @torch.no_grad()
-    def _chained(self, anatomy: Anatomy, chain: LayerChain, loss: Loss, x: Tensor, y: Any, bound: ClipBound) -> Tensor:
-        """The clipped sum without a tape."""
+    def _chained(self, anatomy: Anatomy, chain: LayerChain, asked: Batch, x: Tensor, bound: ClipBound) -> Tensor:
+        """The clipped sum without a tape. The switch is set by hand: torch's context takes longer than small layers."""
+        before = torch.is_grad_enabled()
+        set_grad_enabled(False)
+        try:
+            return self._chained_sum(anatomy, chain, asked, x, bound)
+        finally:
+            set_grad_enabled(before)
+
+    def _chained_sum(self, anatomy: Anatomy, chain: LayerChain, asked: Batch, x: Tensor, bound: ClipBound) -> Tensor:
         self.space.begin(bound.budget)
-        found = chain.contributions(loss, x, y, self.space)
+        found = chain.contributions(asked.loss, x, asked.y, self.space)
         if not found:
             return bound.out.new_zeros(x.shape[0])
         self.adding = True
@@ -283,7 +309,7 @@ def examination_key(loss: Loss, x: Inputs) -> tuple[Any, ...]:
     Losses of the same code share an examination, not trust: any loss but confide's own runs isolated at every step.
     """
     code = getattr(loss, "__code__", None) or getattr(loss, "__func__", None) or type(loss)
-    return code, *form_of(x)
+    return (code, (), (x.shape[1:], x.dtype)) if type(x) is Tensor else (code, *form_of(x))
 
 
 class ParameterViews:

@@ -8,8 +8,10 @@ pass, see whole batches too. So all of this is compared, before every step, with
 
 from __future__ import annotations
 
+import dis
 import types
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -26,6 +28,7 @@ from confide.mechanism.clipping.origins import names_used
 _vmap: Any = _torch_vmap
 Place: TypeAlias = tuple[Any, str, Any]
 _ABSENT = object()
+_OF_EVERY_MODULE = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
 _CALLED = types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | type
 # Kernels for machines or passes that no clipped sum runs on, and stand-ins that compute shapes.
 _ELSEWHERE = ("Meta", "CUDA", "MPS", "XPU", "XLA", "HPU", "PrivateUse1", "Python", "BackendSelect", "Negative")
@@ -68,6 +71,19 @@ def _places(function: types.FunctionType) -> Iterator[Place]:
             yield Tensor.__dict__, name, Tensor.__dict__.get(name, _ABSENT)
 
 
+def _of_itself(method: Any) -> set[str]:
+    """The attributes that a method asks of the object it belongs to."""
+    code = getattr(getattr(method, "fget", method), "__code__", None)
+    if code is None or not code.co_argcount:
+        return set()
+    itself = code.co_varnames[0]
+    return {
+        str(step.argval)
+        for before, step in pairwise(dis.get_instructions(code))
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and before.argrepr.rpartition(" ")[2] == itself
+    }
+
+
 def methods_of(kind: type) -> dict[str, Any]:
     """The functions of a class, up to what every module has."""
     found: dict[str, Any] = {}
@@ -90,7 +106,13 @@ def places_of(kind: type, first: str) -> tuple[Place, ...]:
             if isinstance(own[name][2], types.FunctionType):
                 names |= names_used(own[name][2].__code__)
     functions = [place for place in called.values() if isinstance(place[2], types.FunctionType | property)]
-    return (*functions, *relied_on(value for _, _, value in functions))
+    # a class can be given what it did not have: a property in the place of a weight, a way of its own to be called
+    asked = {"__getattribute__", *_OF_EVERY_MODULE}.union(*(_of_itself(value) for _, _, value in functions))
+    missing = [(vars(base), name) for base in bases for name in asked if name not in vars(base)]
+    if nn.Module in kind.__mro__:
+        missing += [(vars(nn.Module), name) for name in asked if name not in vars(nn.Module)]
+    absent = [(space, name, _ABSENT) for space, name in missing]
+    return (*functions, *absent, *relied_on(value for _, _, value in functions))
 
 
 def is_intact(places: tuple[Place, ...]) -> bool:
@@ -100,7 +122,6 @@ def is_intact(places: tuple[Place, ...]) -> bool:
     return True
 
 
-_OF_EVERY_MODULE = ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")
 EVERY_MODULE = tuple((vars(nn.Module), name, vars(nn.Module)[name]) for name in _OF_EVERY_MODULE)
 _known_kernels: tuple[int, str] = (-1, "")
 

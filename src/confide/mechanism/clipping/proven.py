@@ -3,7 +3,8 @@
 For these, and for nothing else, a batch runs through the module as it is. A layer is on the list with the number of
 axes its input must have, so that axis 0 is the records' and nothing else (a convolution takes a tensor with one axis
 less for a single image). Any subclass, hook, replaced forward, parametrisation or unknown container, and the module
-runs inside of a `Region`. All of it is looked at before every step, never remembered by name.
+runs inside of a `Region`. All of it is looked at before every pass (`unchanged` says how that
+is quick), never remembered by name.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ for _count, _kinds, _images, _pools in (
     _KNOWN |= dict.fromkeys(_pools, _pooled(_count))
 
 # as they were when confide was imported
-_PLACES = {kind: places_of(kind, "forward") for kind in _KNOWN}
+PLACES = {kind: places_of(kind, "forward") for kind in _KNOWN}
 _METHODS = {kind: frozenset((*methods_of(kind), "_call_impl", "_wrapped_call_impl")) for kind in _KNOWN}
 
 _LOSSES: dict[type[Any], Callable[..., Tensor]] = {
@@ -235,7 +236,7 @@ def _as_made(layer: nn.Module) -> bool:
     kind = type(layer)
     return (
         not listens(layer)
-        and is_intact(_PLACES[kind])
+        and is_intact(PLACES[kind])
         and all(value is None or type(value) is nn.Parameter for value in layer._parameters.values())
         and all(value is None or type(value) is Tensor for value in layer._buffers.values())
     )

@@ -1,0 +1,122 @@
+"""Every attack of the corpus through the door: one record moves an answer by at most C, or the attack is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from confide.data.schema import Schema
+from confide.errors import Refusal
+from confide.mechanism.gaussian import SampledGaussian
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import GradientQuery, Query
+from tests.mechanism.clipping import corpus
+from tests.mechanism.clipping.corpus import CLASSES, KEEPING, LOOKING, RECORDS, WIDTH, Attack
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+HUGE = 4
+ROUNDING = 1 + 1e-5
+ATTACKS = LOOKING | KEEPING
+EVERY = 11  # of the attacks, in the quick run; no divisor of the numbers of looks and keepers, so that all take turns
+QUICK = list(ATTACKS)[::EVERY]
+PRECISIONS = (torch.float32, torch.float64)
+
+
+def records() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    x, y = torch.randn(RECORDS, WIDTH, dtype=torch.float64), torch.arange(RECORDS) % CLASSES
+    x[HUGE] *= 300
+    return x, y
+
+
+def answer(query: Query, x: Tensor, y: Tensor) -> Tensor:
+    data = PrivateData(x, y, schema=Schema(records=RECORDS, classes=CLASSES))
+    torch.manual_seed(5)
+    return data.answer(query, SampledGaussian(0.0, 1.0, 1.0, RECORDS, "full-batch", private=False)).sum
+
+
+def moves(make: Attack) -> float:
+    """How far taking out one record moves an answer; 0 where the attack is refused in one sentence."""
+    corpus.forget()
+    query, (x, y), furthest = make(), records(), 0.0
+    try:
+        for removed in (HUGE, RECORDS - 1):
+            keep = [record for record in range(RECORDS) if record != removed]
+            whole = answer(query, x, y)
+            furthest = max(furthest, (whole - answer(query, x[keep], y[keep])).norm().item())
+    except Refusal as refusal:
+        return 2.0 * ("\n" in str(refusal))
+    return furthest
+
+
+def test_there_are_enough_and_of_every_kind() -> None:
+    assert len(ATTACKS) >= 400
+    assert {name.partition(":")[0] for name in QUICK if ":" in name} == set(corpus.PLACES)
+    assert {name.partition(": ")[2] for name in QUICK if ":" in name} == set(corpus.LOOKS)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_an_attack_moves_an_answer_by_at_most_the_clip(name: str) -> None:
+    assert moves(ATTACKS[name]) <= ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in QUICK])
+def test_all_attacks_move_an_answer_by_at_most_the_clip(name: str) -> None:
+    assert moves(ATTACKS[name]) <= ROUNDING
+
+
+def with_one_more(shape: str, extreme: str, dtype: torch.dtype) -> float:
+    """How far one record at an end of arithmetic moves the sum of ordinary ones."""
+    torch.manual_seed(2)
+    module = corpus.SHAPES[shape]().to(dtype)
+    x, y = torch.randn(RECORDS, WIDTH, dtype=dtype), torch.arange(RECORDS) % CLASSES
+    last = torch.tensor([corpus.EXTREMES[extreme]], dtype=torch.float64).to(dtype)
+    query = GradientQuery(module, corpus.plain)
+    fewer = answer(query, x, y)
+    return (answer(query, torch.cat([x, last]), torch.cat([y, y[:1]])) - fewer).norm().item()
+
+
+ENDS = [(shape, extreme, dtype) for shape in corpus.SHAPES for extreme in corpus.EXTREMES for dtype in PRECISIONS]
+
+
+@pytest.mark.parametrize("end", ENDS[::EVERY], ids=str)
+def test_a_record_at_an_end_of_arithmetic_moves_a_sum_by_at_most_the_clip(end: tuple[str, str, torch.dtype]) -> None:
+    assert with_one_more(*end) <= ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS, ids=str)
+def test_all_ends_of_arithmetic(end: tuple[str, str, torch.dtype]) -> None:
+    assert with_one_more(*end) <= ROUNDING
+
+
+def believed(query: Query, x: Tensor, y: Tensor) -> Tensor:
+    """What an engine would add up that believes user code: the batch as it is, every record's own gradient clipped."""
+    if not isinstance(query, GradientQuery):
+        rows = query.function(x, y)
+        return (rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0)
+    parameters = list(query.module.parameters())
+    losses = query.loss(query.module(x), y)
+    total = torch.zeros(sum(value.numel() for value in parameters), dtype=x.dtype)
+    for loss in losses:
+        found = torch.autograd.grad(loss, parameters, retain_graph=True)
+        row = torch.cat([value.flatten() for value in found])
+        total += row / row.norm().clamp(min=1.0)
+    return total
+
+
+@pytest.mark.parametrize("place", corpus.PLACES)
+def test_the_attacks_are_attacks(place: str) -> None:
+    """An engine that believes them is moved by more than the clip."""
+    x, y = records()
+    keep = [record for record in range(RECORDS) if record != HUGE]
+    found = {}
+    for look in corpus.LOOKS:
+        query = LOOKING[f"{place}: {look}"]()
+        found[look] = (believed(query, x, y) - believed(query, x[keep], y[keep])).norm().item()
+    assert sum(distance > ROUNDING for distance in found.values()) >= 5, found
