@@ -22,6 +22,18 @@ def hyphened(name: Any) -> Any:
     return name.replace("_", "-") if isinstance(name, str) else name
 
 
+def meant(name: Any, known: Iterable[str]) -> str:
+    """ "; did you mean sgld?" for a name that is nearly a known one, as the end of a sentence that lists them."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(str(name).lower(), [str(one) for one in known], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+KEY_VARIABLE, WHO_VARIABLE = "CONFIDE_KEY", "CONFIDE_WHO"
+"""Name the file of the curator's key, for a team whose ledger is kept by a server; and who charges, where the system's
+name of the user says nothing (a container's root)."""
+
 # -- titles --------------------------------------------------------------------------------------------------------
 
 

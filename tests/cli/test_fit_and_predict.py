@@ -207,7 +207,7 @@ def test_a_method_in_a_new_file_is_offered_with_no_other_edit(
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     methods.all_methods.cache_clear()
     try:
-        app = typer.Typer()
+        app = typer.Typer(rich_markup_mode=None)
         fit_command.register(app)
         app.command("other")(lambda: None)
         shown = CliRunner().invoke(app, ["fit", "--help"]).stdout

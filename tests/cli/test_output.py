@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 import confide
+from confide import methods
 from confide.cli import app as application
-from confide.cli import output
+from confide.cli import method_list, output, settings
 from confide.cli.app import main
 from confide.cli.records import Records
 from confide.methods.sgld import SGLD
@@ -34,16 +36,31 @@ def test_version(run: Run) -> None:
     assert run("--version") == Result(0, f"confide {confide.__version__}\n", "")
 
 
-@pytest.mark.parametrize("word", ["--version", "--help"])
-def test_the_door_opens_without_torch(word: str) -> None:
-    """Half a second of waiting for every look at the help; `import confide` is part of it."""
+def test_the_door_opens_without_torch() -> None:
+    """A second of waiting for every look at the help; `import confide` is part of it."""
+    groups = {"ledger": ["show", "limit"], "papers": ["list", "run"], "party": ["serve", "fit"]}
+    asked = [["--version"], ["--help"], *([name, "--help"] for name in application.COMMANDS)]
+    asked += [[group, name, "--help"] for group, names in groups.items() for name in names]
     script = (
-        "import sys; import confide; from confide.cli.app import main; code = main(sys.argv[1:]); "
-        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'confide.methods'} & set(sys.modules); "
-        "sys.exit(f'loaded {heavy}' if heavy else code)"
+        "import sys; import confide; from confide.cli.app import main\n"
+        f"for words in {asked!r}:\n"
+        "    code = main(words)\n"
+        "    heavy = {'torch', 'numpy', 'scipy', 'rich.markdown', 'pydantic', 'confide.methods'} & set(sys.modules)\n"
+        "    if heavy or code:\n"
+        "        sys.exit(f'{words}: {code}, loaded {heavy}')\n"
     )
-    result = subprocess.run([sys.executable, "-c", script, word], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_list_of_methods_in_the_help_is_that_of_the_methods_themselves() -> None:
+    """It is read off their files, without running them."""
+    found = {}
+    for name, cls in methods.all_methods().items():
+        about = (inspect.getdoc(sys.modules[cls.__module__]) or "").split("\n")[0].rstrip(".")
+        found[name] = f"{about} ({settings._known(cls)})"
+    assert dict(method_list.listed()) == found
+    assert method_list.names() == methods.names()
 
 
 @pytest.mark.parametrize("name", list(application.COMMANDS))

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,16 @@ def test_tasks_of_a_second_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_tasks_run(tmp_path: Path) -> None:
+@pytest.mark.timeout(1800)  # thirty processes, most of which load torch: five minutes on a machine that does nothing else
+def test_all_tasks_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, found = tasks()
     run(made, tmp_path)
-    for commands in found.values():
+    for number, commands in found.items():
+        started = time.perf_counter()
         run(commands, tmp_path)
+        with capsys.disabled():
+            sys.stdout.write(f"task {number}: {time.perf_counter() - started:.1f} s\n")
+            sys.stdout.flush()
     for name in (
         "plan.html",
         "learnt.toml",

@@ -48,6 +48,12 @@ class Commands(TyperGroup):
         self.commands = {name: TyperCommand(name, help=about, short_help=about) for name, about in COMMANDS.items()}
         self._listing = False
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS and "--help" in args:
+            _show_help(ctx, args)  # before anything else is read: what checks values would be half of the time to wait
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if self._listing or cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
@@ -56,24 +62,34 @@ class Commands(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._listing = True
         try:
-            # Plain lines: the frames of the commands' own help would load a reader of Markdown for a list of ten.
-            super(TyperGroup, self).format_help(ctx, formatter)
+            super().format_help(ctx, formatter)
         finally:
             self._listing = False
 
 
 def command(name: str) -> Any:
     """The command of that name, read from its file."""
-    alone = typer.Typer(callback=lambda: None)
+    alone = typer.Typer(callback=lambda: None, rich_markup_mode=None)
     import_module(f"confide.cli.{name}").register(alone)
     group: Any = typer.main.get_command(alone)
     return group.commands[name]
 
 
+def _show_help(ctx: Any, words: Sequence[str]) -> None:
+    """The help of the command that the first words name, be it one of a group."""
+    found = ctx.command
+    for word in words:
+        if word not in getattr(found, "commands", {}):
+            break
+        found = found.get_command(ctx, word)
+        ctx = type(ctx)(found, parent=ctx, info_name=word)
+    sys.stdout.write(f"{found.get_help(ctx)}\n")
+
+
 app = typer.Typer(
     name="confide",
     cls=Commands,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Learn Bayesian models from private records, with a privacy statement that can be checked.",
     epilog="Add --debug to any command, or set CONFIDE_DEBUG=1, to see the traceback of an error.",

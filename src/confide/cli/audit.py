@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from confide import rules
-from confide.cli import audit_own, options
+from confide.cli import method_list, options
 from confide.cli.help_texts import WIDTH, teach
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN, Json
 from confide.cli.output import emit_json, output, progress_bar
@@ -148,6 +148,7 @@ def audit(
     the guesses, checks look at sensitivity, noise, sampling, the ledger and what could be hidden in low-order bits.
     With --module, records made to do harm are put into your own network or query, one more or less.
     """
+    from confide.cli import audit_own
     from confide.cli.settings import make_method
 
     if page is not None:
@@ -262,9 +263,7 @@ def _plain(*titles: str) -> Table:
 
 
 def closing() -> str:
-    from confide import methods
-
-    known = f"Methods: {', '.join(methods.names())}."
+    known = f"Methods: {', '.join(method_list.names())}."
     return "\n".join(fill(text, WIDTH) for text in (CLOSING, known))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from confide import rules
 from confide.cli import fit_options as given
-from confide.cli import options
+from confide.cli import method_list, options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
 from confide.cli.output import called_as, emit_json, for_this_command, one_line, output, progress_bar, remarks
@@ -195,9 +195,7 @@ def _interruptible(checkpoint: Path | None) -> Iterator[None]:
 
 
 def methods_listed() -> str:
-    from confide.cli.settings import descriptions
-
-    return f"Methods, with the settings that --set takes:\n{aligned(descriptions())}"
+    return f"Methods, with the settings that --set takes:\n{aligned(method_list.listed())}"
 
 
 def register(app: Any) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from confide import rules
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN
-from confide.privacy.ledger.keys import KEY_VARIABLE, WHO_VARIABLE
+from confide.wording import KEY_VARIABLE, WHO_VARIABLE
 
 NAMED = (
     "poisson", "negative-binomial", "laplace", "student-t", "ordinal", "exponential", "weibull", "multi-label",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,14 +18,12 @@ from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
 from confide.cli.output import emit_json, one_line, output
-from confide.data.fingerprint import make_key, read_key
 from confide.errors import CommandError, UnsupportedEvents
-from confide.privacy.filters import FIXED
-from confide.privacy.ledger import Head, Ledger, Limit, for_reading
-from confide.privacy.ledger.keys import passphrase_of
-from confide.privacy.ledger.places import is_server
 from confide.wording import epsilon as epsilon_shown
 from confide.wording import remaining
+
+if TYPE_CHECKING:
+    from confide.privacy.ledger import Head, Ledger, Limit
 
 SHOW_EXAMPLE = "confide ledger show budget.db"
 LIMIT_EXAMPLE = "confide ledger limit budget.db --epsilon 3 --delta 1e-5"
@@ -109,6 +107,8 @@ Ceiling = Annotated[
 
 def show(file: File, delta: ShownDelta = None, as_json: Json = False) -> None:
     """List what was charged, what it adds up to and what remains."""
+    from confide.privacy.ledger import Ledger, for_reading
+
     if delta is not None:
         options.delta(delta)
     _check_exists(file)
@@ -126,6 +126,8 @@ def report(file: File, out: PageOut, delta: ShownDelta = None, as_json: Json = F
     The page stands alone: it loads nothing and runs no script.
     """
     from confide.cli.paths import check_page
+    from confide.privacy.ledger import Ledger, for_reading
+    from confide.privacy.ledger.places import is_server
     from confide.report.ledger_page import render_ledger
 
     if delta is not None:
@@ -157,6 +159,10 @@ def limit(
     The ceiling may be lowered by everybody who can write to the ledger, and raised with its own passphrase or key only.
     Every change is written down and stays visible.
     """
+    from confide.data.fingerprint import read_key
+    from confide.privacy.ledger import Ledger, Limit
+    from confide.privacy.ledger.keys import passphrase_of
+
     ceiling = Limit(options.epsilon(epsilon), options.delta(delta), options.adjacency(adjacency))
     if key is not None and passphrase_file is not None:
         raise CommandError(f"--key={key} and --passphrase-file={passphrase_file}: give one of the two")
@@ -178,6 +184,9 @@ def limit(
 
 def _own_key(ledger: Ledger, ceiling: Limit) -> tuple[str | None, Path | None]:
     """The ceiling's key at its usual place, and the place if it was made just now."""
+    from confide.data.fingerprint import make_key, read_key
+    from confide.privacy.ledger.keys import passphrase_of
+
     place, before = ledger.records.limit_key_place, ledger.ceiling
     if before is not None and (ceiling.within(before) or not place.exists()):
         return None, None
@@ -190,6 +199,8 @@ def _own_key(ledger: Ledger, ceiling: Limit) -> tuple[str | None, Path | None]:
 
 def head(file: File, as_json: Json = False) -> None:
     """Print the head of a ledger's chain: note it elsewhere, and `ledger verify` knows whether it still holds."""
+    from confide.privacy.ledger import Ledger, for_reading
+
     _check_exists(file)
     with for_reading(file) as readable, Ledger(readable) as ledger:
         found = ledger.head
@@ -211,6 +222,9 @@ def verify(
     Finds entries that were changed, removed or put in another order. With a head or a witness it also finds an older
     copy in the ledger's place, a cut end, a chain computed anew and a fork. Exits with 2 if anything is wrong.
     """
+    from confide.data.fingerprint import read_key
+    from confide.privacy.ledger import Ledger, for_reading
+
     _check_exists(file)
     if witness is not None and not witness.exists():
         raise CommandError(f"--witness={witness}: no such file")
@@ -230,17 +244,23 @@ def verify(
 
 def key(file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file.", show_default=False)]) -> None:
     """Make a curator's key: it signs heads and hides the sketches by which copies of a data set are recognised."""
+    from confide.data.fingerprint import make_key
+
     make_key(file)
     output().print(f"{escape(one_line(str(file)))}: made; keep it secret, and keep it.", soft_wrap=True)
 
 
 def _check_exists(file: Path) -> None:
+    from confide.privacy.ledger.places import is_server
+
     if not is_server(file) and not file.exists():
         raise CommandError(f"{file}: no such ledger; `confide fit --ledger` or `confide ledger limit` makes one")
 
 
 def _noted(head: str) -> Head:
     """The head itself, or the one that a run's folder or its record holds."""
+    from confide.privacy.ledger import Head
+
     path = Path(head)
     record = path / "run.json" if path.is_dir() else path
     if not record.is_file():
@@ -337,6 +357,8 @@ def _ceiling_words(ceiling: dict[str, Any] | None) -> str:
 
 
 def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | None, delta: float) -> str:
+    from confide.privacy.filters import FIXED
+
     spent = "no sound bound" if sums["epsilon"] is None else epsilon_shown(sums["epsilon"])
     left = "" if ceiling is None else f", {remaining(sums['remaining'])} remains"
     if sums.get("filter", FIXED) != FIXED and sums["filter_epsilon"] is not None:
@@ -347,7 +369,7 @@ def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | 
 
 
 def register(app: Any) -> None:
-    group = typer.Typer(help="Show what was spent, set a ceiling on it, check it.", rich_markup_mode="rich")
+    group = typer.Typer(help="Show what was spent, set a ceiling on it, check it.", rich_markup_mode=None)
     teach(group, show, [SHOW_EXAMPLE])
     teach(group, limit, [LIMIT_EXAMPLE])
     teach(group, report, [REPORT_EXAMPLE])

@@ -16,6 +16,7 @@ import typer
 from confide import rules
 from confide.errors import CommandError, Refusal, Unfinished
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
+from confide.wording import meant
 
 # Far beyond any use; numbers larger than these overflow in every accountant.
 LARGEST_EPSILON = 1_000
@@ -101,7 +102,7 @@ def choice(option: str, value: str, choices: Sequence[str]) -> Any:
     found = by_spelling.get(value.replace("_", "-"))
     if found is not None:
         return found
-    raise CommandError(f"{option}={value}: must be one of {', '.join(choices)}")
+    raise CommandError(f"{option}={value}: must be one of {', '.join(choices)}{meant(value, choices)}")
 
 
 def adjacency(value: str) -> Adjacency:

@@ -245,7 +245,7 @@ def _described(paper: Paper) -> dict[str, Any]:
 
 
 def register(app: Any) -> None:
-    group = typer.Typer(help="Run the experiments of published papers under a sound epsilon.", rich_markup_mode="rich")
+    group = typer.Typer(help="Run the experiments of published papers under a sound epsilon.", rich_markup_mode=None)
     teach(group, list_papers, (LIST_EXAMPLE,), name="list")
     teach(group, run, RUN_EXAMPLES)
     teach(group, page, (PAGE_EXAMPLE,))

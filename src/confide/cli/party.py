@@ -202,7 +202,7 @@ def _announce(data: str, socket: Path, least_noise: float, ceiling: Any, as_json
 
 
 def register(app: Any) -> None:
-    group = typer.Typer(help="Learn from records of several owners who do not pool them.", rich_markup_mode="rich")
+    group = typer.Typer(help="Learn from records of several owners who do not pool them.", rich_markup_mode=None)
     teach(group, serve, [SERVE_EXAMPLE])
     teach(group, party_fit.fit, [party_fit.EXAMPLE])
     teach(group, key, [KEY_EXAMPLE])

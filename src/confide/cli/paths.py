@@ -77,7 +77,7 @@ def check_ledger(path: Path | None) -> None:
 def ledger_by(path: Path | None, key: Path | None, who: str | None) -> Iterator[None]:
     """Every ledger that is opened within knows this key and this name, in other processes of the command too."""
     from confide.privacy.ledger.entries import check_who
-    from confide.privacy.ledger.keys import KEY_VARIABLE, WHO_VARIABLE
+    from confide.wording import KEY_VARIABLE, WHO_VARIABLE
 
     if path is None and (key is not None or who is not None):
         option = f"--key={key}" if key is not None else f"--who={who}"

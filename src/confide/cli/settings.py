@@ -6,8 +6,6 @@ Settings are the fields of the method's own class, so a new method brings its ow
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
 import types
 from collections.abc import Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,6 +15,7 @@ from confide.cli import options
 from confide.errors import CommandError
 from confide.methods.base import Method
 from confide.models import priors
+from confide.wording import meant
 
 PRIORS = ("gaussian", "laplace", "scale-mixture", "flat")
 
@@ -46,7 +45,9 @@ def make_method(name: str, settings: Sequence[str], prior_scale: float | None, p
         if not separator or not key:
             raise CommandError(f"--set={text}: must have the form NAME=VALUE")
         if key not in fields or not is_plain(hints[key]):
-            raise CommandError(f"--set={text}: {cls.name} has no setting {typed_key}; it has {_known(cls)}")
+            raise CommandError(
+                f"--set={text}: {cls.name} has no setting {typed_key}; it has {_known(cls)}{meant(key, fields)}"
+            )
         if key in values:
             raise CommandError(f"--set={text}: {key} is set twice; give it once")
         values[key] = parsed(f"--set={text}", typed, hints[key])
@@ -107,15 +108,6 @@ def parsed(where: str, text: str, hint: Any) -> Any:
             except ValueError:
                 raise CommandError(f"{where}: must be a {'whole number' if kind is int else 'number'}") from None
     return text
-
-
-def descriptions() -> list[tuple[str, str]]:
-    """Every method with the first line of its file and its settings, for the help."""
-    lines = []
-    for name, cls in methods.all_methods().items():
-        about = (inspect.getdoc(importlib.import_module(cls.__module__)) or "").split("\n")[0].rstrip(".")
-        lines.append((name, f"{about} ({_known(cls)})"))
-    return lines
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

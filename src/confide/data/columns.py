@@ -20,6 +20,7 @@ from confide.data.views import (
     texts_viewed,
 )
 from confide.errors import DataError
+from confide.wording import meant
 
 Kind: TypeAlias = Literal["numeric", "categorical"]
 Missing: TypeAlias = Literal["refuse", "middle", "category"]
@@ -206,7 +207,7 @@ def known_keys(values: Any, known: list[str], where: str) -> dict[str, Any]:
         raise DataError(f"{where}: must be a table of keys and values")
     for key in values:
         if key not in known:
-            raise DataError(f"{where}: unknown key {quoted(key)}; known: {', '.join(known)}")
+            raise DataError(f"{where}: unknown key {quoted(key)}; known: {', '.join(known)}{meant(key, known)}")
     return dict(values)
 
 

@@ -34,7 +34,8 @@ from confide.data.cell_words import number_words, pieces_of
 from confide.data.table import Table
 from confide.data.trees import arrays_in
 from confide.errors import Refusal
-from confide.privacy.ledger.keys import KEY_VARIABLE, check_key
+from confide.privacy.ledger.keys import check_key
+from confide.wording import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from confide.privacy.ledger import Ledger

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 
 from confide.errors import Refusal
 from confide.methods.base import Method, Problem
+from confide.wording import meant
 
 __all__ = ["Method", "Problem", "all_methods", "for_task", "get", "names", "samplers"]
 
@@ -60,7 +61,7 @@ def get(name: str) -> type[Method]:
     try:
         return by_spelling[name.replace("_", "-")]
     except KeyError:
-        raise Refusal(f"method={name!r}: unknown; known: {', '.join(names())}") from None
+        raise Refusal(f"method={name!r}: unknown; known: {', '.join(names())}{meant(name, names())}") from None
 
 
 def __getattr__(name: str) -> Any:

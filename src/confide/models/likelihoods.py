@@ -25,6 +25,7 @@ from confide.models.programs import ProgramLikelihood
 from confide.models.several import MultiGaussian, MultiLabel
 from confide.models.survival import Exponential, Weibull
 from confide.models.tokens import Tokens, logits_of
+from confide.wording import meant
 
 __all__ = [
     "IN_OWN_UNITS", "LIKELIHOODS", "Bernoulli", "Categorical", "Exponential", "Gaussian", "HeteroscedasticGaussian",
@@ -302,7 +303,7 @@ def likelihood_from_dict(values: Mapping[str, Any]) -> Likelihood:
     if name == ProgramLikelihood.name:
         return ProgramLikelihood()
     if name not in LIKELIHOODS:
-        raise Refusal(f"likelihood={name!r}: unknown; known: {', '.join(LIKELIHOODS)}")
+        raise Refusal(f"likelihood={name!r}: unknown; known: {', '.join(LIKELIHOODS)}{meant(name, LIKELIHOODS)}")
     return LIKELIHOODS[name](**rest)
 
 

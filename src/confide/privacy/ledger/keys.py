@@ -19,9 +19,6 @@ from confide.privacy.ledger.store import Head
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-# Name the file of the curator's key, for a team whose ledger is kept by a server; and who charges, where the system's
-# name of the user says nothing (a container's root).
-KEY_VARIABLE, WHO_VARIABLE = "CONFIDE_KEY", "CONFIDE_WHO"
 # 128 bits cannot be guessed. A passphrase is stretched, and eight signs are the least that anybody asks for.
 SHORTEST_KEY = 16
 SHORTEST_PASSPHRASE = 8

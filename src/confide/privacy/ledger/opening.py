@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 from confide.privacy.ledger.entries import check_who
-from confide.privacy.ledger.keys import WHO_VARIABLE
 from confide.privacy.ledger.places import is_server
 from confide.privacy.ledger.sqlite import SqliteStore
 from confide.privacy.ledger.store import LedgerStore
+from confide.wording import WHO_VARIABLE
 
 
 def open_store(path: str | os.PathLike[str] | None, timeout: float) -> LedgerStore:
