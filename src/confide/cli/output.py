@@ -115,10 +115,25 @@ def _usage_sentence(error: Any) -> str:
     if type(error).__name__ == "MissingParameter" and name:
         return f"{name}: missing{_what_for(parameter)}; --help explains every option"
     if name:
-        return f"{name}: {_lowered(str(error.message)).rstrip('.')}"
+        return f"{name}{_typed(name)}: {_plainly(str(error.message))}"
     sentence = _lowered(str(error.format_message())).rstrip(".")
     names = getattr(getattr(error.ctx, "command", None), "commands", {})
     return f"{sentence}; choose from {', '.join(names)}" if sentence == "missing command" and names else sentence
+
+
+def _typed(name: str) -> str:
+    """ "=abc" where an option was given that value."""
+    words = _words.get()
+    after = [words[place + 1] for place, word in enumerate(words[:-1]) if word == name]
+    joined = [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
+    return f"={(after + joined)[0]}" if after or joined else ""
+
+
+def _plainly(message: str) -> str:
+    """What is wrong with a value, whichever library says it."""
+    if "integer" in message or "int" in message.split():
+        return "must be a whole number"
+    return "must be a number" if "number" in message or "float" in message else _lowered(message).rstrip(".")
 
 
 def _option_name(parameter: Any) -> str:

@@ -122,6 +122,7 @@ def run(
     options.whole("--jobs", jobs, least=1, most=MOST_JOBS)
     if data is not None and not data.is_dir():
         raise CommandError(f"--data={data}: not a directory")
+    chosen = _chosen(paper, source, only)
     if data is None and not quick:
         raise CommandError("--data: missing; name the directory of the data sets, or try --quick, which needs none")
     if out is not None:
@@ -131,7 +132,6 @@ def run(
         from confide.papers.kept import check_keeping
 
         check_keeping(Context(data, quick))
-    chosen = _chosen(paper, source, only)
     several = paper == ALL
     told = []
     for found in chosen:

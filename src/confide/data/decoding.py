@@ -6,6 +6,7 @@ environment says otherwise in CONFIDE_LARGEST_TABLE. Plain CSV is as large as it
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
@@ -82,6 +83,9 @@ class _Counted(io.RawIOBase):
 def read_csv(path: Path, text: Iterable[str]) -> Any:
     """An Arrow table; the columns in `text` are kept as they are written."""
     if not path.name.lower().endswith(".gz"):
+        with path.open("rb") as file:
+            if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise DataError(f"source={quoted(path)}: is text in UTF-16; save it as UTF-8")
         return _parsed(path, path, text)
     limit = largest_table()
     with gzip.open(path, "rb") as source:

@@ -336,6 +336,8 @@ class Schema:
         import tomllib
 
         where = f"facts={quoted(path)}"
+        if not Path(path).exists():
+            raise DataError(f"{where}: no such file; `confide facts TRAIN --target NAME --out FILE.toml` drafts one")
         text = attempt(
             lambda: Path(path).read_text(encoding="utf-8"),
             f"{where}: cannot be read as a text file",

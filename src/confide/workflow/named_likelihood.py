@@ -13,6 +13,7 @@ from confide.models.likelihoods import IN_OWN_UNITS, LIKELIHOODS, Likelihood
 from confide.models.ordinal import Ordinal
 from confide.models.several import MultiGaussian, MultiLabel
 from confide.models.survival import Exponential, Weibull
+from confide.wording import meant
 
 TASKS: dict[str, Task] = {
     "poisson": "regression",
@@ -26,6 +27,8 @@ TASKS: dict[str, Task] = {
     "ordinal": "classification",
 }
 """The names, and what they are for. Others need more than the facts say, and are given as objects."""
+OF_A_SCALE = ("laplace", "student-t", "multi-gaussian")
+"""Those whose noise has a scale that may be given, beside the usual one of regression."""
 USUAL_PART = 1 / 3
 """Of the longest declared time: the guess from which a network of zeros starts, and which its outputs correct."""
 
@@ -38,7 +41,7 @@ def check_name(likelihood: Likelihood | str | None, task: Task | None) -> None:
     if wanted is None:
         raise Refusal(
             f"likelihood={likelihood!r}: must be one of {', '.join(TASKS)}; any other of confide.likelihoods is given "
-            "as an object"
+            f"as an object{meant(likelihood, TASKS)}"
         )
     if task is not None and task != wanted:
         raise Refusal(f"likelihood={likelihood!r}: is for {wanted}, and this is {task}; leave it out, or use another")
@@ -62,9 +65,12 @@ def made(likelihood: Likelihood | str | None, schema: Schema, noise_scale: float
     that the facts declare the usual one."""
     if likelihood is None and (schema.targets or schema.observed):
         likelihood = _usual_of(schema)
+    task: Task = "regression" if schema.classes is None else "classification"
+    check_name(likelihood, task)
+    if noise_scale is not None and not _has_scale(likelihood, task):
+        raise Refusal(f"noise_scale={noise_scale:g}: {likelihood or task} has no such scale; leave it out")
     if not isinstance(likelihood, str):
         return likelihood
-    check_name(likelihood, "regression" if schema.classes is None else "classification")
     name = _spelt(likelihood)
     if name == "ordinal":
         assert schema.class_count is not None  # it is classification
@@ -78,6 +84,12 @@ def made(likelihood: Likelihood | str | None, schema: Schema, noise_scale: float
         return Poisson(mean) if name == "poisson" else NegativeBinomial(mean)
     scale = rules.NOISE_SCALE if noise_scale is None else noise_scale
     return Laplace(scale) if name == "laplace" else StudentT(scale)
+
+
+def _has_scale(likelihood: Likelihood | str | None, task: Task) -> bool:
+    if likelihood is None:
+        return task == "regression"
+    return not isinstance(likelihood, str) or _spelt(likelihood) in OF_A_SCALE
 
 
 def _usual_of(schema: Schema) -> str:
