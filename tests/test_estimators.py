@@ -177,6 +177,14 @@ def test_import_leaves_scikit_learn_out() -> None:
         ({"steps": 0}, r"steps=0: must be greater than 0"),
         ({"clip": 0.0}, r"clip=0.0: must be"),
         ({"method": "magic"}, r"method='magic': unknown; known: "),
+        ({"method": "bpp"}, r"did you mean bbp\?"),
+        ({"epsilon": "1"}, r"epsilon='1': must be a finite number"),
+        ({"steps": 1.5}, r"steps=1.5: must be a whole number"),
+        ({"hidden": 64}, r"hidden=64: must be widths of layers"),
+        ({"chains": "2"}, r"chains='2': must be a whole number"),
+        ({"callbacks": 3}, r"callbacks=3: must be a list of functions"),
+        ({"checkpoint": 4}, r"checkpoint=4: must be the path"),
+        ({"prior": "gaussian"}, r"prior='gaussian': must be one of confide.priors"),
         (
             {"method": confide.methods.get("sgd")(), "prior": confide.priors.FlatPrior()},
             r"prior=FlatPrior\(\): give it to",
@@ -556,7 +564,20 @@ class TestForeignTables:
         np.testing.assert_allclose(found, model.predict_proba(frame))
 
     @pytest.mark.parametrize("assume_public", [True, False])
-    @pytest.mark.parametrize("X", [np.array([[0.25, "Müller"]] * 9, dtype=object), np.full(9, 0.731), [0.731] * 9])
+    @pytest.mark.parametrize(
+        "X",
+        [
+            np.array([[0.25, "Müller"]] * 9, dtype=object),
+            np.full(9, 0.731),
+            [0.731] * 9,
+            [{"a": 0.731}] * 9,
+            [[0.731, "Müller"]] * 9,
+            pd.DataFrame([[0.731, "Müller"]] * 9),
+            pd.DataFrame([[0.731, 0.731]] * 9, columns=["a", "a"]),
+            np.float64(0.731),
+        ],
+        ids=lambda X: type(X).__name__,
+    )
     def test_a_refusal_quotes_no_cell(self, X: Any, assume_public: bool) -> None:
         """scikit-learn prints the array, or the text that is no number."""
         model = PrivateBayesClassifier(bounds=(0, 1), classes=2, records=9, assume_public=assume_public)
@@ -564,6 +585,35 @@ class TestForeignTables:
             model.fit(X, [0, 1, 0] * 3)
         assert "731" not in str(caught.value)
         assert "Müller" not in str(caught.value)
+
+    @pytest.mark.parametrize("kind", ["polars", "enum", "arrow", "nullable", "category"])
+    @pytest.mark.usefixtures("quick_noise")
+    def test_kinds_of_frames_give_what_a_plain_one_gives(self, kind: str) -> None:
+        import pyarrow as pa
+
+        frame = pd.DataFrame({"a": np.linspace(0, 1, 40), "b": ["x", "y"] * 20, "more": 1.0})
+        others = {
+            "polars": lambda: pl.from_pandas(frame).with_columns(pl.col("b").cast(pl.Categorical)),
+            "enum": lambda: pl.from_pandas(frame).with_columns(pl.col("b").cast(pl.Enum(["y", "x"]))),
+            "arrow": lambda: pa.table({**frame, "b": pa.array(frame["b"]).dictionary_encode()}),
+            "nullable": lambda: frame.convert_dtypes(dtype_backend="pyarrow"),
+            "category": lambda: frame.astype({"b": "category"}),
+        }
+        columns = [Column("a", bounds=(0, 1)), Column("b", categories=("x", "y"))]
+        facts = Schema(records=40, classes=2, columns=columns)
+        found = []
+        for given in (frame, others[kind]()):
+            model = PrivateBayesClassifier("sgd", epsilon=3, steps=4, schema=facts, seed=0)
+            with pytest.warns(ColumnsLeftOut, match="'more'"):
+                model.fit(given, frame["a"] > 0.5)  # truth values, where the classes are 0 and 1
+            found.append(model.predict_proba(given))
+        np.testing.assert_array_equal(found[0], found[1])
+        assert abs(found[0][:, 1] - 0.5).max() > 0.001  # the records counted for something
+
+    def test_a_frame_that_has_not_been_read_gets_one_sentence(self) -> None:
+        model = PrivateBayesClassifier(bounds=(0, 1), classes=2, records=9)
+        with pytest.raises(ValueError, match=r"give x.collect\(\)"):
+            model.fit(pl.LazyFrame({"a": [0.5] * 9}), [0, 1, 0] * 3)
 
     def test_set_output_of_a_pipeline_brings_names(self) -> None:
         import pandas as pd

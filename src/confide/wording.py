@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from numbers import Integral, Real
 from typing import Any
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -20,6 +21,15 @@ from typing import Any
 def hyphened(name: Any) -> Any:
     """A name as it is listed: hyphens and underscores are taken alike."""
     return name.replace("_", "-") if isinstance(name, str) else name
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a number, of Python or numpy, and no text that says one."""
+    return isinstance(value, Real)
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, Integral)
 
 
 def meant(name: Any, known: Iterable[str]) -> str:

@@ -91,9 +91,23 @@ def _unwritable(label: Label) -> bool:
     return not isinstance(label, str) and not abs(label) < LARGEST_LABEL
 
 
+def class_positions(values: Array, classes: Iterable[Label]) -> Array:
+    """The position of each value among the classes, -1 where it has none; truth values are 0 and 1 where those are."""
+    place = {category_key(label): position for position, label in enumerate(classes)}
+    if place.keys() & {"0", "1"} and not place.keys() & {"true", "false"}:
+        for truth, number in (("false", "0"), ("true", "1")):
+            place[truth] = place.get(number, -1)
+    return _looked_up(values, place, -1, -1)
+
+
 def positions(values: Array, labels: Iterable[Label], unknown: int, missing: int) -> Array:
     """The position of each value in the list of labels; `unknown` or `missing` where it has none."""
-    place = {category_key(label): position for position, label in enumerate(labels)}
+    return _looked_up(
+        values, {category_key(label): position for position, label in enumerate(labels)}, unknown, missing
+    )
+
+
+def _looked_up(values: Array, place: dict[str | None, int], unknown: int, missing: int) -> Array:
     found: dict[Any, int] = {}
     result = np.empty(len(values), dtype=np.int64)
     for row, value in enumerate(values.tolist()):

@@ -149,6 +149,8 @@ def from_frame(frame: Any, target: str | None = None, *, target_required: bool =
 
 def refuse_loaders(x: Any) -> None:
     """One sentence for what serves batches: the boundary draws its own, or the accounting would not hold."""
+    if type(x).__name__ == "LazyFrame":
+        raise DataError("x: is a frame that has not been read; give x.collect()")
     kinds = {one.__module__.split(".")[0] + "." + one.__name__ for one in type(x).__mro__}
     if "torch.DataLoader" in kinds:
         raise DataError(
@@ -277,6 +279,9 @@ def _arrow_column(values: Any, where: str) -> Array:
 
     kind = values.type
     if types.is_dictionary(kind):
+        if types.is_string_view(kind.value_type):  # as polars writes categories; Arrow knows no way from them to texts
+            values = values.cast(pa.dictionary(kind.index_type, pa.large_string()))
+            kind = values.type
         values, kind = values.cast(kind.value_type), kind.value_type
     if types.is_null(kind):
         return np.full(len(values), np.nan)

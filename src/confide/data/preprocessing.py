@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from confide.data.columns import Bounds, Column, Missing
-from confide.data.labels import Label, positions
+from confide.data.labels import Label, class_positions, positions
 from confide.data.pictures import channels_last, features_for, image_shape
 from confide.data.schema import Schema, Task
 from confide.data.table import Array, DataSet, Table, as_numbers, listed, plain_column, quoted
@@ -194,7 +194,7 @@ class Encoder:
         if values.ndim != 1:
             raise DataError(f"target {quoted(self._target_name)}: must be one-dimensional, one value per record")
         if self.schema.classes is not None:
-            return positions(values, self.schema.classes, unknown=-1, missing=-1)
+            return class_positions(values, self.schema.classes)
         low, high = self._target_bounds
         result = np.empty(len(values), dtype=np.float32)
         numbers = as_numbers(values, f"target {quoted(self._target_name)}", private=private)

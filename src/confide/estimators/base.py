@@ -22,7 +22,16 @@ from confide.data.preprocessing import Encoder
 from confide.data.schema import Column, Schema, Task
 from confide.data.table import Array, Table, plain_column
 from confide.errors import BudgetExceeded, BudgetExceededInSearch, Refusal
-from confide.estimators.frames import declared, is_frame, labels_of, labels_seen, sorted_labels, without_cells
+from confide.estimators.frames import (
+    declared,
+    is_frame,
+    labels_of,
+    labels_seen,
+    names_of,
+    only,
+    sorted_labels,
+    without_cells,
+)
 from confide.methods.base import Method
 from confide.models.likelihoods import Likelihood
 from confide.models.priors import Prior
@@ -203,8 +212,8 @@ class PrivateBayes(_Estimated):
         if is_frame(X):
             # By name: columns may stand in another order, and others beside them.
             names = list(getattr(self, "feature_names_in_", ()))
-            known = names and not set(names) - set(X.columns)
-            frame = X[names] if known else X
+            known = names and not set(names) - set(names_of(X))
+            frame = only(X, names) if known else X
             validate_data(self, frame, reset=False, skip_check_array=True)
             return from_frame(frame)
         schema = self.schema_

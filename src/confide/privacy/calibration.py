@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from confide.errors import Refusal
 from confide.privacy.accountants.bound import Accountant, is_plain_gaussian, sensitivity
@@ -15,6 +16,7 @@ from confide.privacy.accountants.profiles import gaussian_mu
 from confide.privacy.events import Adjacency, Event, GaussianEvent, Sampling
 from confide.privacy.search import most_steps, smallest_noise
 from confide.privacy.step_sizes import StepSize, step_size_for
+from confide.wording import is_real
 
 __all__ = ["StepSize", "noise_multiplier_for", "step_size_for", "steps_for"]
 
@@ -100,11 +102,11 @@ def price(events: Iterable[Event], delta: float, adjacency: Adjacency, accountan
     return bound.epsilon
 
 
-def check_target(epsilon: float, delta: float) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise Refusal(f"epsilon={epsilon}: must be a finite number > 0")
-    if not 0 < delta < 1:
-        raise Refusal(f"delta={delta}: must be in (0, 1)")
+def check_target(epsilon: Any, delta: Any) -> None:
+    if not (is_real(epsilon) and math.isfinite(epsilon) and epsilon > 0):
+        raise Refusal(f"epsilon={epsilon!r}: must be a finite number > 0")
+    if not (is_real(delta) and 0 < delta < 1):
+        raise Refusal(f"delta={delta!r}: must be in (0, 1)")
 
 
 def _check_room(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -30,8 +30,8 @@ from confide.privacy.calibration import check_target
 from confide.privacy.events import ADJACENCIES, SAMPLINGS, Adjacency, Sampling
 from confide.privacy.ledger import Ledger
 from confide.running.callbacks import Moment
-from confide.running.journal import CheckpointPlace
-from confide.wording import hyphened
+from confide.running.journal import CheckpointPlace, Checkpoints
+from confide.wording import hyphened, is_real, is_whole
 from confide.workflow.named_likelihood import check_name
 
 
@@ -160,9 +160,13 @@ class Request:
 
 def _check_plan(request: Request) -> None:
     for name in ("batch", "steps", "epochs", "clip", "noise_scale"):
-        value = getattr(request, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise Refusal(f"{name}={value}: must be greater than 0, or None for the public rule")
+        value: Any = getattr(request, name)
+        if value is None:
+            continue
+        if not (is_real(value) and value > 0 and math.isfinite(value)):
+            raise Refusal(f"{name}={value!r}: must be greater than 0, or None for the public rule")
+        if name in ("batch", "steps") and not is_whole(value):
+            raise Refusal(f"{name}={value!r}: must be a whole number")
     if request.epochs is not None and request.steps is not None:
         raise Refusal(f"epochs={request.epochs}, steps={request.steps}: give one of the two")
     if request.clipping not in CLIPPING_STYLES:
@@ -216,6 +220,9 @@ def _check_model(request: Request) -> None:
             raise TypeError(f"module={request.module!r}: must be a torch Module")
         if request.hidden is not None:
             raise Refusal(f"hidden={request.hidden}: is for confide's own network; leave it out beside module=")
+    _check_hidden(request.hidden)
+    if request.prior is not None and not hasattr(request.prior, "add_energy_gradient_"):
+        raise TypeError(f"prior={request.prior!r}: must be one of confide.priors, such as priors.GaussianPrior(0.1)")
     check_name(request.likelihood, request.task)
     if not isinstance(request.likelihood, str | None) and request.noise_scale is not None:
         raise Refusal(f"noise_scale={request.noise_scale}: the likelihood says it already; leave one of them out")
@@ -225,6 +232,14 @@ def _check_model(request: Request) -> None:
     check_method(request.method)
     if request.prior is not None:
         raise Refusal(f"prior={request.prior!r}: give it to the method itself, or name the method")
+
+
+def _check_hidden(hidden: Any) -> None:
+    if hidden is None:
+        return
+    listed = isinstance(hidden, Iterable) and not isinstance(hidden, str)
+    if not listed or not all(is_whole(width) for width in hidden):
+        raise TypeError(f"hidden={hidden!r}: must be widths of layers, such as (64, 64), or () for a linear model")
 
 
 def _check_name(name: str, prior: Prior | None) -> None:
@@ -241,8 +256,14 @@ def _check_run(request: Request) -> None:
         raise TypeError(f"ledger={request.ledger!r}: must be a Ledger or the path of one")
     if request.device is not None:
         named(request.device)
-    if request.chains < 1:
-        raise Refusal(f"chains={request.chains}: must be at least 1")
+    chains: Any = request.chains
+    if not (is_whole(chains) and chains >= 1):
+        raise Refusal(f"chains={request.chains!r}: must be a whole number, at least 1")
+    callbacks: Any = request.callbacks
+    if not (isinstance(callbacks, Sequence) and all(callable(one) for one in callbacks)):
+        raise TypeError(f"callbacks={request.callbacks!r}: must be a list of functions of a Moment")
+    if not isinstance(request.checkpoint, str | os.PathLike | Checkpoints | None):
+        raise TypeError(f"checkpoint={request.checkpoint!r}: must be the path of a directory, or confide.Checkpoints")
     if request.callbacks and request.chains > 1:
         raise Refusal(f"callbacks: are for one chain, and there are {request.chains}; leave them out")
     if request.checkpoint is None:
