@@ -59,7 +59,9 @@ def test_tasks_of_a_second_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # thirty processes, most of which load torch: five minutes on a machine that does nothing else
+@pytest.mark.timeout(
+    3600
+)  # thirty processes, most of which load torch: five minutes on a machine that does nothing else
 def test_all_tasks_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, found = tasks()
     run(made, tmp_path)

@@ -235,10 +235,9 @@ def verify(
     if as_json:
         emit_json({"ledger": str(file), "count": found.count, "hash": found.hash, "holds": True})
         return
-    against = " and ".join(word for word, given in (("the noted head", head), ("the witness", witness)) if given)
-    output().print(
-        f"{found.count} entries, all in their place{f'; {against} agree' if against else ''}.", soft_wrap=True
-    )
+    noted_by = [word for word, given in (("the noted head", head), ("the witness", witness)) if given]
+    agreed = f"; {' and '.join(noted_by)} {'agrees' if len(noted_by) == 1 else 'agree'}" if noted_by else ""
+    output().print(f"{found.count} entries, all in their place{agreed}.", soft_wrap=True)
     output().print(f"Head: {found}", soft_wrap=True, highlight=False)
 
 

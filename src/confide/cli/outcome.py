@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from confide.privacy.bayesian import BayesianEstimate
 from confide.report import Evaluation
 from confide.running.artefacts import POSTERIOR, RECORD, REPORT, save_run
 from confide.running.fit import Run
-from confide.wording import METRICS, up
+from confide.wording import METRICS, epsilon, remaining, up
 from confide.workflow.facts import assumed_facts
 from confide.workflow.request import Request
 
@@ -128,9 +128,26 @@ def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evalua
     if run.ledger is None:
         console.print()
         console.print("No --ledger: nothing adds this run up with others on the same records.")
+    else:
+        _show_position(console, run.ledger)
     _show_cautions(console, summary)
     console.print()
     console.print(f"Written to {escape(one_line(summary['out']))}: {POSTERIOR}, {RECORD}, {REPORT}")
+
+
+def _show_position(console: Console, noted: Mapping[str, Any]) -> None:
+    """Under which name the records were charged, which is the one they are known by, and where their budget stands."""
+    position = noted.get("position")
+    if position is None:
+        return
+    before, total = (
+        "no sound bound" if one is None else epsilon(one) for one in (position["before"], position["total"])
+    )
+    left = "" if position["limit"] is None else f"; {remaining(position['left'])} of {position['limit']:g} remains"
+    console.print()
+    name = escape(one_line(noted["dataset"])) or "(unnamed)"
+    spent = f"epsilon {before} before this run, {total} with it{left}"
+    console.print(f"Charged to {name}, at delta {position['delta']:g}: {spent}.")
 
 
 def metric_table(metrics: dict[str, float]) -> Table:

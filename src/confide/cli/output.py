@@ -123,10 +123,12 @@ def _usage_sentence(error: Any) -> str:
 
 def _typed(name: str) -> str:
     """ "=abc" where an option was given that value."""
-    words = _words.get()
-    after = [words[place + 1] for place, word in enumerate(words[:-1]) if word == name]
-    joined = [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
-    return f"={(after + joined)[0]}" if after or joined else ""
+    words = (*_words.get(), "")
+    pairs = (
+        word.split("=", 1) if word.startswith(f"{name}=") else (word, words[place + 1])
+        for place, word in enumerate(words[:-1])
+    )
+    return next((f"={value}" for option, value in reversed(list(pairs)) if option == name), "")
 
 
 def _plainly(message: str) -> str:
