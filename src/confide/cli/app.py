@@ -34,6 +34,7 @@ COMMANDS = {
     "ledger": "Show what was spent, set a ceiling on it, check it.",
     "pate": "Learn a classifier from votes of teachers on public records (PATE).",
     "sample": "Draw from a tempered posterior of a linear model: a draw is private by itself.",
+    "mixture": "Learn where the components of a mixture of Gaussians stand: no target, numbers only.",
     "party": "Learn from records of several owners who do not pool them.",
     "papers": "Run the experiments of published papers under a sound epsilon.",
 }

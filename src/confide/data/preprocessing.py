@@ -104,7 +104,11 @@ class Encoder:
         """Inputs and targets of private records: no cell is refused, and one that has no input is NaN."""
         if table.labels is None:
             raise DataError("target: the data has no target; name the column that is to be predicted")
-        return self._features(table, private=True), self._targets(table.labels, private=True)
+        return self.private_features(table), self._targets(table.labels, private=True)
+
+    def private_features(self, table: Table) -> Any:
+        """Inputs of private records that have no target: no cell is refused, and one that has no input is NaN."""
+        return self._features(table, private=True)
 
     def features(self, records: Table | Array) -> Any:
         """The inputs of every record, float32 in [-1, 1]: (n, features), or images; a tree of tensors as it is."""

@@ -14,9 +14,9 @@ FILTERS = (8, 16)
 FEATURE_SIZE = 0.5
 """Root mean square of the last layer's inputs: below 1 its gradients leave more of the clip to the convolutions."""
 DESCRIPTION = (
-    "CNN: 8 filters of 7 x 7 with stride 2, ReLU, means over 2 x 2, 16 filters of 3 x 3, ReLU, softmax layer; 9 418 "
-    "weights, all of them learnt privately from a random start, with no fixed filter. Every image is normalised by "
-    "itself (mean 0, norm 16), and so is what each convolution makes of it."
+    f"{FILTERS[0]} filters (7 x 7 with stride 2 on images of 28 x 28), ReLU, means over 2 x 2, {FILTERS[1]} filters of "
+    "3 x 3, ReLU, softmax layer, all of it learnt privately from a random start, with no fixed filter; every image is "
+    f"normalised by itself (mean 0, norm {INPUT_NORM:g}), and so is what each convolution makes of it"
 )
 
 

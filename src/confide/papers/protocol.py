@@ -19,6 +19,10 @@ from confide.papers.sets import Set
 Candidate: TypeAlias = Mapping[str, Any]
 QUICK_TRIALS = 2  # of a quick run, which shows that choosing works and is no result
 HELD_OUT_SHARE = 0.3
+ASSUMED_PUBLIC = "images that also train, assumed public"
+"""Where the settings of a row come from that were chosen on training images: without the assumption they would cost."""
+CHOSEN_ON = "settings chosen on"
+AS_PRINTED = "as printed"
 """Of a public part: the trials learn from the other records."""
 
 

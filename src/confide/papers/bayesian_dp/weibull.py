@@ -194,7 +194,7 @@ def _orders(context: Context) -> tuple[Figure, PaperTable]:
         sound = PLD().epsilon([GaussianEvent(1.0 / clip, "poisson", rate, steps)], DELTA).epsilon
         low = float(curves[clip][orders <= 32].min())
         rows.append((f"{clip:g}", int(orders[best]), None, float(curves[clip][best]), low, sound))
-    title = "Figure 4: epsilon against the order lambda, 10 000 steps, q = 64/60000, sigma 1"
+    title = f"Figure 4: epsilon against the order lambda, {steps} steps, q = {rate:.3g}, sigma 1"
     columns = ("C", "best order", "paper", "at the best order", "orders to 32 only", "DP by PLD")
     notes = ("Distances are fixed, so this is the moments accountant itself. Weak signals need high orders.",)
 

@@ -80,7 +80,7 @@ SETTINGS: dict[tuple[MethodName, NetworkName], Setting] = {
     ("SGD", EDGES): Setting(4.0, 0.15, 2.0),
 }
 EPOCHS: dict[NetworkName, float] = {"MLP": 15, "CNN": 6.5, EDGES: 8}
-BATCH = 2048
+BATCH, HIDDEN = 2048, 64
 FREE_EPOCHS: dict[NetworkName, float] = {"MLP": 5, "CNN": 2}
 FREE_BATCH = 512
 DROPOUT: dict[NetworkName, float] = {"MLP": 0.1, "CNN": 0.1, EDGES: 0.2}
@@ -167,7 +167,7 @@ def _edges(images: Tensor, side: int) -> Tensor:
 def network(name: NetworkName, side: int, classes: int, seed: int, dropout: bool = False) -> nn.Module:
     """MLP with 64 hidden units; CNN learnt throughout; CNN with 16 learnt filters on the fixed edges."""
     if name == "MLP":
-        return mlp(side * side, classes, (64,), "relu", torch.Generator().manual_seed(seed))
+        return mlp(side * side, classes, (HIDDEN,), "relu", torch.Generator().manual_seed(seed))
     rate = DROPOUT[name] if dropout else 0.0
     if name == "CNN":
         return learnt_cnn(side, classes, seed, rate)
@@ -190,6 +190,7 @@ class Fitted:
     seconds_per_epoch: float
     posterior: Posterior
     inputs: Tensor
+    plan: Plan
 
     @cached_property
     def accuracy(self) -> float:
@@ -224,7 +225,8 @@ def train(row: TableRow, images: Images, context: Context, seed: int) -> Fitted:
         parts = [of_classes(run.posterior.predict(part)) for part in x_test.split(_ROWS_AT_ONCE)]
     predicted = torch.cat([part.probabilities for part in parts])
     epochs = calibrated.steps * calibrated.expected_batch / found.records
-    return Fitted(row, predicted, found.y_test, run.privacy.epsilon(), run.seconds / epochs, run.posterior, x_test)
+    spent, seconds = run.privacy.epsilon(), run.seconds / epochs
+    return Fitted(row, predicted, found.y_test, spent, seconds, run.posterior, x_test, calibrated)
 
 
 def plan_for(row: TableRow, setting: Setting, records: int, quick: bool = False) -> Plan:

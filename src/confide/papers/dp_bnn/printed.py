@@ -9,7 +9,18 @@ from typing import Any
 import torch
 
 from confide.papers.base import Cell, Context, PaperMeasure, PaperOutcome, PaperTable
-from confide.papers.dp_bnn.fits import DELTA, METHODS, SETTINGS, Images, MethodName, TableRow, load, method_for, train
+from confide.papers.dp_bnn.fits import (
+    DELTA,
+    HIDDEN,
+    METHODS,
+    SETTINGS,
+    Images,
+    MethodName,
+    TableRow,
+    load,
+    method_for,
+    train,
+)
 
 PRINTED_HIDDEN, QUICK_HIDDEN = (1200, 1200), (30, 30)
 PRINTED_BATCH, TIMED_STEPS = 256, 20
@@ -83,10 +94,10 @@ def run_family(context: Context) -> PaperOutcome:
         ("setting", "paper", "ours", "sound epsilon"),
         tuple(rows),
         (
-            f"MLP of 64 units (the paper: a CNN), rate {FAMILY_RATE:g}; where one setting varies the others are clip "
-            f"{FAMILY_CLIP:g}, noise multiplier {FAMILY_NOISE:g} and {_epochs(FAMILY_EPOCHS, context):g} epochs. What "
-            "SGLD's release lacks of its noise is added. A falling clip has each of its values for a like part of the "
-            "steps; noise falls with it, so that its epsilon is that of a fixed one.",
+            f"MLP of {HIDDEN} units (the paper: a CNN), rate {FAMILY_RATE:g}; where one setting varies the others are "
+            f"clip {FAMILY_CLIP:g}, noise multiplier {FAMILY_NOISE:g} and {_epochs(FAMILY_EPOCHS, context):g} epochs. "
+            "What SGLD's release lacks of its noise is added. A falling clip has each of its values for a like part of "
+            "the steps; noise falls with it, so that its epsilon is that of a fixed one.",
             f"{len(did)} settings, seeds {', '.join(map(str, context.seeds))}.",
             *images.found.notes,
         ),

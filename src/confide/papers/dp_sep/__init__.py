@@ -65,6 +65,7 @@ PAPER_CLIPS = {
     "protein": ((4.601, 4.660, 4.692, 4.746, 4.797, 4.946), (-2.945, -2.968, -2.984, -3.020, -3.064, -3.096)),
 }
 EPSILONS = (0.5, 1.0, 4.0, 16.0)
+HORIZON, TYPICAL_CLIP = 20.0, 1.35  # of SEP, for the formula under the frontier
 # Table 7: epochs, batch, clip and noise of the paper's DP-VI, with the training records of a split.
 PAPER_VARIATIONAL = {
     "naval": (100, 100, 5.0, 1.3, 10_740),
@@ -283,6 +284,25 @@ def run_clipping(context: Context) -> PaperOutcome:
     )
 
 
+def _noise_note(given: list[sets.Set], context: Context) -> str:
+    """How much noise a budget leaves in the weights of every set, by a formula and the sizes that ran."""
+    from confide.privacy.accountants.profiles import gaussian_mu
+
+    mu = gaussian_mu(fits.EPSILON, fits.DELTA)
+    told = []
+    for one in given:
+        hidden = fits.hidden_units(one.name, context)
+        weights = hidden * (one.x.shape[1] + 2) + 1
+        share = math.sqrt(math.pi * HORIZON / 8) * TYPICAL_CLIP**2 * weights**2 / (mu * one.records) ** 2
+        told.append(f"{share:.2g} for the {weights} weights and {one.records} records of {one.name}")
+    return (
+        "Why error grows as epsilon falls: a budget of mu-Gaussian DP pays for d directions of the weights at a mean "
+        "squared error of sqrt(pi T / 8) c^2 d^2 / (mu n)^2 noise variances, with steps that add up to T = "
+        f"{HORIZON:g} and a clip of c = {TYPICAL_CLIP:g} typical norms. At epsilon {fits.EPSILON:g} mu is {mu:.2f}, so "
+        f"that this is {'; '.join(told)}. Where it is large only the strongest directions are kept, fewer for small n."
+    )
+
+
 def run_frontier(context: Context) -> PaperOutcome:
     """What privacy costs: test error of DP-SEP against epsilon, beside SEP without noise."""
     epsilons = EPSILONS[1:3] if context.quick else EPSILONS
@@ -315,13 +335,9 @@ def run_frontier(context: Context) -> PaperOutcome:
         tuple(rows),
         (
             *notes,
-            "Why error grows as epsilon falls: a budget of mu-Gaussian DP pays for d directions of the weights at a "
-            "mean squared error of sqrt(pi T / 8) c^2 d^2 / (mu n)^2 noise variances, with steps that add up to T = 20 "
-            "and a clip of c = 1.35 typical norms. At epsilon 1 mu is 0.26, so that this is 0.09 for all 301 weights "
-            "of power and 0.05 for the 1101 of protein, but 0.34 for the 501 of kin8nm, 0.5 for the 901 of naval and "
-            "15 for the 651 of wine. Where it exceeds 0.2 only the strongest directions are kept, fewer for small n.",
+            _noise_note([sets.load(name, context) for name in names], context),
             "The clip is the other part: it makes large errors count as little as usual ones, so that a network "
-            "learns slowly where it errs most; on kin8nm that alone, without noise, costs 7 %.",
+            "learns slowly where it errs most.",
             "Naval, whose target is a noiseless function of its features, needs "
             "the error to fall to a twentieth of where it starts: its noise level falls as it learns, but with noise "
             "for privacy in every step it stops where both balance.",

@@ -71,6 +71,9 @@ class Law:
         return float((own.mean - other.mean).norm()), float((own.covariance - other.covariance).norm())
 
 
+NUTS_DRAWS = 8000
+
+
 def reference(clusters: Clusters, context: Context) -> tuple[Law, str]:
     """The exact posterior by the No-U-Turn sampler, and a sentence on where it comes from."""
     if context.quick:
@@ -80,7 +83,7 @@ def reference(clusters: Clusters, context: Context) -> tuple[Law, str]:
     except ImportError:
         note = "numpyro is not installed, so the reference is EP started at the true means; "
         return _by_ep(clusters), note + "pip install 'confide[papers]' for NUTS."
-    return _by_nuts(clusters), "The reference is 8000 draws of NUTS, started at the true means."
+    return _by_nuts(clusters), f"The reference is {NUTS_DRAWS} draws of NUTS, started at the true means."
 
 
 def _by_ep(clusters: Clusters) -> Law:
@@ -90,7 +93,7 @@ def _by_ep(clusters: Clusters) -> Law:
     return Law.of(expectation_propagation(clusters.module(None), clusters.x, zeros, covariance="full", passes=40))
 
 
-def _by_nuts(clusters: Clusters, draws: int = 8000) -> Law:
+def _by_nuts(clusters: Clusters, draws: int = NUTS_DRAWS) -> Law:
     import jax
     import numpyro
     from jax import numpy as jnp

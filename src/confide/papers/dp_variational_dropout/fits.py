@@ -19,6 +19,7 @@ from confide.posteriors.base import Posterior
 from confide.posteriors.variational import DiagonalGaussian
 
 DELTA = 1e-5
+DRAWS = 30  # of a prediction
 DROPOUT, SVI, SGD = "variational dropout", "SVI without dropout", "DP-SGD"
 METHODS = (DROPOUT, SVI, SGD)
 INK = 0.3
@@ -89,9 +90,11 @@ def method(name: str, setting: DropoutSetting) -> Any:
     if name == SGD:
         return sgd.SGD(**common)
     if name == SVI:
-        return VariationalDropout(prior=GaussianPrior(), deviation="learnt", weight=1.0, predictive_draws=30, **common)
+        return VariationalDropout(
+            prior=GaussianPrior(), deviation="learnt", weight=1.0, predictive_draws=DRAWS, **common
+        )
     deviation: Any = setting.deviation
-    return VariationalDropout(deviation=deviation, weight=setting.weight, predictive_draws=30, **common)
+    return VariationalDropout(deviation=deviation, weight=setting.weight, predictive_draws=DRAWS, **common)
 
 
 def _network(inputs: int, setting: DropoutSetting, seed: int) -> nn.Module:

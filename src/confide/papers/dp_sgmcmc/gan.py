@@ -1,0 +1,304 @@
+"""A Bayesian GAN by DP-SGHMC (Saatchi and Wilson, NIPS 2017), which learns classes from a few labels.
+
+A discriminator has an output o_k for every class; a fake has the output 0. With Z = sum_k exp(o_k) a record pays
+
+    unlabelled   log(1 + 1 / Z)                      that it is real
+    labelled     log(1 + 1 / Z) - log(exp(o_y) / Z)  that it is real, and its class: one gradient, clipped once
+    fake         log(1 + Z)                          of a generator: no record, so it joins in `tell` as the prior does
+
+Generators are to make fakes that are taken for real, and whose mean features (the last hidden layer of a discriminator)
+are those of real records. That mean is read from records: it is a query of its own, and paid for. Chains of
+discriminators and of generators run side by side by SGHMC. Every discriminator asks for itself, so every chain pays.
+
+The few labelled records answer at every step: rate 1. The others are drawn by coins. A record is one or the other, so
+that adding or removing it changes the answers of one of the two sources, and both together are as private as the worse.
+No layer has statistics of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from confide.data.schema import Schema
+from confide.errors import Refusal
+from confide.mechanism.clipping import Recordwise
+from confide.mechanism.plan import plan
+from confide.privacy.accountants import sound_epsilon
+from confide.sources.private_data import PrivateData
+from confide.sources.queries import GradientQuery, StatisticQuery
+
+DELTA = 1e-5
+CLASSES = 10
+UNLABELLED = CLASSES
+LABELS = tuple(range(CLASSES + 1))
+"""The classes, and one more for records that have none."""
+
+
+@dataclass(frozen=True)
+class GanSetting:
+    """Public settings.
+
+    chains          discriminators, and as many generators
+    hidden, latent  widths of the two hidden layers of all networks, and numbers that a generator starts from
+    steps, batch    of every chain; unlabelled records and fakes of a step
+    matched_every   steps between two queries for the mean features of real records
+    rate, generator_rate   of SGHMC on the mean gradient, at the first step; they fall linearly to a tenth
+    clip, feature_clip     of a record's gradient and of its features, under privacy
+    kept            last part of the steps whose positions predict
+    """
+
+    chains: int = 2
+    hidden: int = 200
+    latent: int = 30
+    steps: int = 1500
+    batch: int = 400
+    matched_every: int = 1
+    rate: float = 0.05
+    generator_rate: float = 0.02
+    friction: float = 0.1
+    clip: float = 1.0
+    feature_clip: float = 1.0
+    prior_scale: float = 1.0
+    kept: float = 0.3
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Real-valued records, of which few are labelled.
+
+    bounded   whether a record's numbers lie in [-1, 1], as pixels do
+    """
+
+    x: Tensor
+    y: Tensor
+    labelled: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    bounded: bool
+
+
+@dataclass(frozen=True)
+class GanRun:
+    """What the chains left: chances of the test records' classes, records that generators make, and the price."""
+
+    chances: Tensor
+    samples: Tensor
+    epsilon: float
+
+    def accuracy(self, y: Tensor) -> float:
+        return float((self.chances.argmax(1) == y).double().mean())
+
+
+def discriminator_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """One loss per record: that it is real, and for a labelled one its class with it."""
+    total = outputs.logsumexp(1)
+    own = outputs.gather(1, y.long().clamp(max=CLASSES - 1)[:, None])[:, 0]
+    return F.softplus(-total) + torch.where(y < CLASSES, total - own, torch.zeros_like(total))
+
+
+def fake_loss(outputs: Tensor) -> Tensor:
+    return F.softplus(outputs.logsumexp(1))
+
+
+def _network(inputs: int, hidden: int, outputs: int, last: nn.Module | None = None) -> nn.Sequential:
+    layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)]
+    return nn.Sequential(*layers, *([] if last is None else [last]))
+
+
+def features(network: nn.Sequential, x: Tensor) -> Tensor:
+    """The last hidden layer, in a unit in which its norm is about 1."""
+    found: Tensor = network[:4](x)
+    return found / math.sqrt(found.shape[1])
+
+
+@dataclass
+class SghmcChain:
+    """Position and velocity of one network: v' = (1 - a) v - h g + noise, theta' = theta + v', g a mean gradient."""
+
+    network: nn.Sequential
+    velocity: Tensor
+
+    @classmethod
+    def of(cls, network: nn.Sequential) -> SghmcChain:
+        return cls(network, torch.zeros_like(parameters_to_vector(network.parameters())))
+
+    def tell(self, gradient: Tensor, brought: float, rate: float, setting: GanSetting, records: int) -> None:
+        """`gradient`: of the mean loss, with noise of deviation `brought` in it; the prior joins here, unclipped."""
+        position = parameters_to_vector(self.network.parameters()).detach()
+        gradient = gradient + position / (setting.prior_scale**2 * records)
+        missing = 2 * setting.friction * rate / records - (rate * brought) ** 2
+        self.velocity = (1 - setting.friction) * self.velocity - rate * gradient
+        if missing > 0:
+            self.velocity += math.sqrt(missing) * torch.randn_like(self.velocity)
+        vector_to_parameters(position + self.velocity, self.network.parameters())
+
+
+class Reader:
+    """What is asked of records: noisy mean gradients and mean features, all of them paid for before the first.
+
+    epsilon         None: not private
+    labels_public   whether the labelled records are public: then their gradient is free, and has no noise
+    """
+
+    def __init__(
+        self, data: Digits, setting: GanSetting, epsilon: float | None, labels_public: bool, seed: int | None
+    ) -> None:
+        self.setting, self.labels_public = setting, labels_public
+        self.labelled = (data.x[data.labelled], data.y[data.labelled])
+        others = torch.ones(len(data.x), dtype=torch.bool)
+        others[data.labelled] = False
+        x, y = data.x[others], torch.full((int(others.sum()),), UNLABELLED)
+        self.unlabelled = PrivateData(x, y, schema=Schema(len(x), LABELS), name="unlabelled", seed=seed)
+        self.few = PrivateData(*self.labelled, schema=Schema(len(self.labelled[1]), LABELS), name="labelled", seed=seed)
+        self.count = len(self.labelled[1])
+        asked = setting.chains * setting.steps
+        means = setting.chains * math.ceil(setting.steps / setting.matched_every)
+        noise: dict[str, Any] = {"private": False} if epsilon is None else {"epsilon": epsilon}
+        clip = math.inf if epsilon is None else setting.clip
+        many = plan(delta=DELTA, records=len(x), batch=setting.batch, steps=asked + means, clip=clip, **noise)
+        every = plan(delta=DELTA, records=self.count, steps=asked, sampling="full-batch", clip=clip, **noise)
+        self.drawn, self.whole = many.mechanism, every.mechanism
+        self.means = self.drawn if epsilon is None else replace(self.drawn, clip=setting.feature_clip)
+        self.receipt = self.unlabelled.charge([(self.drawn, asked), (self.means, means)], "a Bayesian GAN")
+        self.few_receipt = None if labels_public else self.few.charge([(self.whole, asked)], "its labelled records")
+
+    @property
+    def epsilon(self) -> float:
+        """A record is labelled or not, so that it is in one of the two sources."""
+        found = sound_epsilon(self.receipt.events, DELTA)
+        return found if self.few_receipt is None else max(found, sound_epsilon(self.few_receipt.events, DELTA))
+
+    def gradient(self, network: nn.Sequential) -> tuple[Tensor, float]:
+        """Of the mean loss over labelled records and that over the others, and the deviation of its noise."""
+        query = GradientQuery(network, discriminator_loss)
+        release = self.unlabelled.answer(query, self.drawn, self.receipt)
+        found, variance = release.sum / release.expected_batch, (release.noise_std / release.expected_batch) ** 2
+        if self.few_receipt is None:
+            x, y = self.labelled
+            return found + _gradient(network, discriminator_loss(network(x), y).mean()), math.sqrt(variance)
+        few = self.few.answer(query, self.whole, self.few_receipt)
+        return found + few.sum / self.count, math.sqrt(variance + (few.noise_std / self.count) ** 2)
+
+    def mean_features(self, network: nn.Sequential) -> Tensor:
+        def statistic(x: Tensor, y: Tensor) -> Tensor:
+            with torch.no_grad():
+                return features(network, x)
+
+        query = StatisticQuery(Recordwise(statistic), self.setting.hidden, torch.float32)
+        release = self.unlabelled.answer(query, self.means, self.receipt)
+        return release.sum / release.expected_batch
+
+
+def _gradient(network: nn.Module, loss: Tensor) -> Tensor:
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(network.parameters()))])
+
+
+def fitted(
+    data: Digits,
+    setting: GanSetting,
+    epsilon: float | None,
+    *,
+    labels_public: bool = False,
+    seed: int = 0,
+    noise_seed: int | None = None,
+    progress: Any = None,
+) -> GanRun:
+    """Run all chains; `epsilon` None: without privacy."""
+    if len(data.labelled) < 1:
+        raise Refusal("labelled: none; a GAN learns classes from some labelled records")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        reader = Reader(data, setting, epsilon, labels_public, noise_seed)
+        size = data.x.shape[1]
+        judges = [SghmcChain.of(_network(size, setting.hidden, CLASSES)) for _ in range(setting.chains)]
+        makers = [
+            SghmcChain.of(_network(setting.latent, setting.hidden, size, nn.Tanh() if data.bounded else None))
+            for _ in range(setting.chains)
+        ]
+        real: list[Tensor] = []
+        chances, looks = torch.zeros(len(data.x_test), CLASSES), 0
+        for step in range(setting.steps):
+            share = 1 - 0.9 * step / setting.steps
+            for judge in judges:
+                _tell_judge(judge, makers, reader, share * setting.rate, len(data.x))
+            if step % setting.matched_every == 0:
+                real = [reader.mean_features(judge.network) for judge in judges]
+            for maker in makers:
+                _tell_maker(maker, judges, real, share * setting.generator_rate, setting, len(data.x))
+            if step >= (1 - setting.kept) * setting.steps and (setting.steps - 1 - step) % 25 == 0:
+                for judge in judges:
+                    with torch.no_grad():
+                        chances += judge.network(data.x_test).softmax(1)
+                    looks += 1
+            if progress is not None:
+                progress(step + 1, setting.steps)
+        with torch.no_grad():
+            samples = torch.cat([maker.network(torch.randn(20, setting.latent)) for maker in makers])
+    return GanRun(chances / max(1, looks), samples, reader.epsilon)
+
+
+def _fakes(makers: list[SghmcChain], count: int) -> Tensor:
+    share = max(1, count // len(makers))
+    return torch.cat([maker.network(torch.randn(share, _inputs(maker.network))) for maker in makers])
+
+
+def _inputs(network: nn.Sequential) -> int:
+    first = network[0]
+    assert isinstance(first, nn.Linear)  # as `_network` makes it
+    return first.in_features
+
+
+def _tell_judge(judge: SghmcChain, makers: list[SghmcChain], reader: Reader, rate: float, records: int) -> None:
+    """A release, and the fakes of all generators, which no record had a part in."""
+    gradient, brought = reader.gradient(judge.network)
+    with torch.no_grad():
+        fakes = _fakes(makers, reader.setting.batch)
+    gradient = gradient + _gradient(judge.network, fake_loss(judge.network(fakes)).mean())
+    judge.tell(gradient, brought, rate, reader.setting, records)
+
+
+def _tell_maker(
+    maker: SghmcChain, judges: list[SghmcChain], real: list[Tensor], rate: float, setting: GanSetting, records: int
+) -> None:
+    """Post-processing: discriminators and mean features are what was released, and the latent numbers are fresh."""
+    fakes = _fakes([maker], setting.batch)
+    loss = torch.zeros(())
+    for judge, mean in zip(judges, real, strict=True):
+        loss = loss + F.softplus(-judge.network(fakes).logsumexp(1)).mean()
+        loss = loss + (features(judge.network, fakes).mean(0) - mean).square().sum() * setting.hidden
+    maker.tell(_gradient(maker.network, loss / len(judges)), 0.0, rate, setting, records)
+
+
+def supervised_only(data: Digits, setting: GanSetting, seed: int) -> float:
+    """The floor where labels are public: the same network and sampler on the labelled records alone, for free."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        chain = SghmcChain.of(_network(data.x.shape[1], setting.hidden, CLASSES))
+        x, y = data.x[data.labelled], data.y[data.labelled]
+        for step in range(setting.steps):
+            share = 1 - 0.9 * step / setting.steps
+            gradient = _gradient(chain.network, F.cross_entropy(chain.network(x), y.long()))
+            chain.tell(gradient, 0.0, share * setting.rate, setting, len(data.x))
+        with torch.no_grad():
+            return float((chain.network(data.x_test).argmax(1) == data.y_test).double().mean())
+
+
+def labelled_rows(y: Tensor, each: int, seed: int) -> Tensor:
+    """`each` records of every class, at random."""
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([order[y[order] == label][:each] for label in range(CLASSES)])
+
+
+def blocks(samples: Tensor, across: int) -> Iterator[Tensor]:
+    """Rows of pictures, each as many pictures wide as `across`."""
+    side = math.isqrt(samples.shape[1])
+    for row in samples.reshape(-1, side, side).split(across):
+        yield torch.cat(list(row), 1)
