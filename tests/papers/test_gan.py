@@ -1,0 +1,129 @@
+"""The Bayesian GAN: what a record pays, what is charged, and that it learns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from confide.papers.base import Context, PaperMeasure, save_figure
+from confide.papers.dp_sgmcmc import gan, gan_table
+from confide.papers.dp_sgmcmc.gan import CLASSES, UNLABELLED, Digits, GanSetting, Reader, discriminator_loss
+from confide.sources.queries import GradientQuery
+
+SMALL = GanSetting(chains=2, hidden=24, latent=4, steps=60, batch=80, matched_every=5)
+
+
+def blobs(records: int = 600) -> Digits:
+    """Ten clusters in the plane, two labelled records of each."""
+    made = torch.Generator().manual_seed(0)
+    angle = torch.arange(CLASSES) * (2 * math.pi / CLASSES)
+    centres = torch.stack([angle.cos(), angle.sin()], 1)
+    y = torch.arange(records + 300) % CLASSES
+    x = centres[y] + 0.06 * torch.randn(len(y), 2, generator=made)
+    rows = gan.labelled_rows(y[:records], 2, 1)
+    return Digits(x[:records], y[:records], rows, x[records:], y[records:], True)
+
+
+def test_a_record_pays_for_its_class_and_for_being_real_at_once() -> None:
+    outputs = torch.randn(4, CLASSES, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([3, UNLABELLED, 0, UNLABELLED])
+    with_fake = torch.cat([outputs, torch.zeros(4, 1)], 1).log_softmax(1)
+    real = -with_fake[:, :CLASSES].logsumexp(1)
+    own = F.cross_entropy(outputs, y.clamp(max=CLASSES - 1), reduction="none")
+    assert torch.allclose(discriminator_loss(outputs, y), real + torch.where(y < CLASSES, own, 0.0), atol=1e-5)
+    assert torch.allclose(gan.fake_loss(outputs), -with_fake[:, CLASSES], atol=1e-5)
+
+
+def reader(labels_public: bool = False, epsilon: float | None = 1.0, setting: GanSetting = SMALL) -> Reader:
+    return Reader(blobs(), setting, epsilon, labels_public, 1)
+
+
+class TestPrice:
+    def test_every_chain_pays_for_gradients_and_features(self) -> None:
+        asked = reader()
+        counts = [event.count for event in asked.receipt.events]  # type: ignore[union-attr]
+        assert sum(counts) == SMALL.chains * (SMALL.steps + SMALL.steps // SMALL.matched_every)
+        assert asked.epsilon <= 1.0
+
+    def test_labelled_records_answer_at_every_step_and_are_charged_at_rate_one(self) -> None:
+        asked = reader()
+        assert asked.few_receipt is not None
+        (event,) = asked.few_receipt.events
+        assert event.sampling == "full-batch"  # type: ignore[union-attr]
+        assert event.count == SMALL.chains * SMALL.steps
+        assert reader(labels_public=True).few_receipt is None
+
+    def test_more_answers_than_were_paid_for_are_refused(self) -> None:
+        asked = reader(setting=replace(SMALL, steps=1, chains=1))
+        network = gan._network(2, SMALL.hidden, CLASSES)
+        asked.gradient(network)
+        asked.mean_features(network)
+        before = asked.receipt.left
+        assert before == 0
+
+    def test_one_record_moves_a_release_by_no_more_than_the_clip(self) -> None:
+        """Without noise, the sum with and without a labelled record that is far from all others."""
+        data = blobs()
+        hostile = data.x.clone()
+        hostile[data.labelled[0]] = 1e6
+        network = gan._network(2, SMALL.hidden, CLASSES)
+        found = []
+        for x in (data.x, hostile):
+            made = Reader(replace(data, x=x), SMALL, 1.0, False, 1)
+            made.whole = replace(made.whole, noise_multiplier=1e-9)
+            paid = made.few.charge([(made.whole, 1)], "a test")
+            query = GradientQuery(network, discriminator_loss)
+            found.append(made.few.answer(query, made.whole, paid).sum)
+        assert float((found[0] - found[1]).norm()) <= 2 * SMALL.clip * (1 + 1e-4)
+
+
+@pytest.mark.slow
+class TestLearns:
+    def test_without_privacy_the_unlabelled_records_help(self) -> None:
+        setting = replace(SMALL, steps=250, chains=1)
+        run = gan.fitted(blobs(), setting, None, seed=2)
+        assert run.accuracy(blobs().y_test) > 0.8
+        assert math.isinf(run.epsilon)
+        assert run.samples.shape == (20, 2)
+
+    def test_private_labels_of_few_records_cannot_be_learnt(self) -> None:
+        run = gan.fitted(blobs(), replace(SMALL, steps=30), 0.2, seed=2, noise_seed=1)
+        assert run.accuracy(blobs().y_test) < 0.6
+        assert run.epsilon <= 0.2
+
+
+def test_the_quick_form_has_its_readings_and_its_pictures(tmp_path: Any) -> None:
+    found = gan_table.run(Context(quick=True, seeds=(0,), noise_seed=1))
+    (table,) = found.tables
+    rows = {(row[1], row[2]): row for row in table.rows}
+    assert set(rows) == {("labelled records alone, public", math.inf), ("not private", math.inf), *PRIVATE}
+    assert rows["all private", 0.2][3] == 0.983
+    for (_, epsilon), row in rows.items():
+        assert isinstance(row[4], PaperMeasure)
+        assert isinstance(row[5], float)
+        if math.isfinite(epsilon):  # type: ignore[arg-type]
+            assert row[5] <= epsilon  # type: ignore[operator]
+    assert "40 steps" in table.notes[0]
+    save_figure(found.figures[0], tmp_path)
+    assert (tmp_path / "gan_samples.png").stat().st_size > 1000
+
+
+PRIVATE = [("labels public", 3.0), ("all private", 0.2)]
+
+
+def test_labelled_rows_are_as_many_of_every_class() -> None:
+    y: Tensor = torch.arange(100) % CLASSES
+    assert torch.bincount(y[gan.labelled_rows(y, 3, 0)], minlength=CLASSES).tolist() == [3] * CLASSES
+
+
+@pytest.mark.parametrize("records", [0])
+def test_no_label_is_refused(records: int) -> None:
+    data = replace(blobs(), labelled=torch.empty(records, dtype=torch.int64))
+    with pytest.raises(ValueError, match="labelled: none"):
+        gan.fitted(data, SMALL, None)
