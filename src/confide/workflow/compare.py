@@ -13,13 +13,13 @@ fit of the same request would get.
 
 from __future__ import annotations
 
-import os
+import collections
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from confide import methods as known
 from confide import rules
@@ -31,24 +31,19 @@ from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import Adjacency, Event
 from confide.privacy.ledger import Ledger
 from confide.report.evaluation import SEPARATE, Evaluation
-from confide.running.artefacts import POSTERIOR, save_run
 from confide.sources.ahead import Purse, pay_ahead
-from confide.sources.base import Part
 from confide.wording import json_text
 from confide.workflow.facts import Settled, settle
-from confide.workflow.measure import check_test, measured
-from confide.workflow.memory import peak_memory
+from confide.workflow.measure import check_test
 from confide.workflow.network import hidden_of
 from confide.workflow.noise import SHARE
-from confide.workflow.ranking import CLASS_COLUMNS, REAL_COLUMNS, Row, Trial, baseline_of, ranked, trial_of
+from confide.workflow.ranking import CLASS_COLUMNS, REAL_COLUMNS, Row, Trial, baseline_of, ranked
 from confide.workflow.request import Request
-from confide.workflow.run import Job, Progress, carry_out, job_of, records_of, rehearse_job
-from confide.workflow.workers import check_jobs, in_processes
+from confide.workflow.run import Job, Progress, records_of, rehearse_job
+from confide.workflow.tickets import Opened, Reopen, Result, Ticket, Workers
+from confide.workflow.workers import check_jobs
 
 TABLE, PAGE = "comparison.json", "report.html"
-Reopen: TypeAlias = Callable[[], tuple[Request, Table]]
-"""Gives a request and its test records again, in whatever process it is called."""
-Result: TypeAlias = tuple[Trial, Evaluation] | Refusal
 
 
 @dataclass(frozen=True)
@@ -170,33 +165,43 @@ def compare(
     if request.checkpoint is not None:
         raise Refusal("checkpoint: keeps one fit, and a comparison makes several; leave it out")
     check_jobs(request.ledger, jobs, reopen)
-    settled = settle(request)
-    check_test(test, settled.encoder)
-    with _directory(out) as directory:
-        if jobs > 1 and request.ledger is None:  # processes share a file; it goes when they are done
-            request = replace(request, ledger=directory.parent / "budget.db")
-        contest = _Contest(request, settled, test, test_source, repeats)
-        names, not_run = contest.fitting(methods)
-        workers = None if reopen is None or jobs == 1 else Workers(jobs, reopen)
-        found = contest.run(names, not_run, directory, progress or (lambda *_: None), config or {}, workers)
-        if out is not None:
-            _save(found, {**found.to_dict(), "out": str(out)}, settled, directory)
+    workers = None if reopen is None or jobs == 1 else Workers(jobs, reopen)
+    with _started(workers) as ready:
+        settled = settle(request)
+        check_test(test, settled.encoder)
+        ready()
+        with _directory(out) as directory:
+            if jobs > 1 and request.ledger is None:  # processes share a file; it goes when they are done
+                request = replace(request, ledger=directory.parent / "budget.db")
+            elif request.ledger is None:  # one book, or what one fit has paid ahead could not be taken by another
+                request = replace(request, ledger=Ledger())
+            shown = progress or (lambda *_: None)
+            contest = _Contest(Opened(request, settled, test), test_source, repeats, shown, config or {})
+            found = contest.run(*contest.fitting(methods), directory, workers)
+            if out is not None:
+                _save(found, {**found.to_dict(), "out": str(out)}, settled, directory)
     return found
+
+
+@contextmanager
+def _started(workers: Workers | None) -> Iterator[Callable[[], None]]:
+    """The other processes open the records while this one does; what is given waits until they have."""
+    if workers is None:
+        yield lambda: None
+        return
+    with closing(workers), closing(workers.start()) as opening:
+        yield lambda: collections.deque(opening, maxlen=0).clear()
 
 
 class _Contest:
     """The data, the plan and the network that all methods share."""
 
-    def __init__(self, request: Request, settled: Settled, test: Table, test_source: str, repeats: int) -> None:
-        # One book for all fits, or what one of them has paid ahead could not be taken by another.
-        self.request = request if request.ledger is not None else replace(request, ledger=Ledger())
-        self.settled, self.test, self.test_source = settled, test, test_source
-        self.repeats = repeats
-        self.shared = self.job(rules.SAMPLER)
-
-    def job(self, name: str, turn: int = 0) -> Job:
-        seed = None if self.request.seed is None else self.request.seed + turn
-        return job_of(self.request.with_method(name, seed), self.settled)
+    def __init__(
+        self, opened: Opened, test_source: str, repeats: int, progress: Progress, config: Mapping[str, Any]
+    ) -> None:
+        self.opened, self.request, self.settled = opened, opened.request, opened.settled
+        self.test_source, self.repeats, self.progress, self.config = test_source, repeats, progress, config
+        self.shared = opened.job(rules.SAMPLER)
 
     def fitting(self, asked: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
         """The methods for this task; one that was asked for by name and is not for it is refused."""
@@ -218,37 +223,50 @@ class _Contest:
         jobs: dict[str, list[Job]] = {}
         for name in names:
             try:
-                fits = [self.job(name, turn) for turn in range(self.repeats)]
+                fits = self.fits(name)
                 rehearse_job(fits[0])
                 jobs[name] = fits
             except Refusal as error:
                 not_run[name] = str(error)
-        if not jobs:
-            raise Refusal(f"methods={','.join(names)}: none of them could be fitted ({_reasons(not_run)})")
         return jobs
 
+    def rehearsed_by(self, workers: Workers, names: Sequence[str], not_run: dict[str, str]) -> dict[str, list[Job]]:
+        """The same, by other processes; what will take longest comes first, so that nobody waits for it at the end."""
+        trying = workers.rehearse(names)
+        fits: dict[str, list[Job]] = {}
+        for name in names:  # the noise of each, which is found here meanwhile
+            try:
+                fits[name] = self.fits(name)
+            except Refusal as error:
+                not_run[name] = str(error)
+        seconds: dict[str, float] = {}
+        for name, found in trying:
+            if isinstance(found, Refusal):
+                not_run[name] = str(found)
+            elif name in fits:
+                seconds[name] = found
+        return {name: fits[name] for name in sorted(seconds, key=seconds.__getitem__, reverse=True)}
+
+    def fits(self, name: str) -> list[Job]:
+        return [self.opened.job(name, turn) for turn in range(self.repeats)]
+
     def run(
-        self,
-        names: Sequence[str],
-        not_run: dict[str, str],
-        directory: Path,
-        progress: Progress,
-        config: Mapping[str, Any],
-        workers: Workers | None = None,
+        self, names: Sequence[str], not_run: dict[str, str], directory: Path, workers: Workers | None = None
     ) -> Comparison:
         trials: list[Trial] = []
         evaluation: Evaluation | None = None
-        jobs = self.rehearsed(names, not_run)
-        self.warm_up()
+        if workers is None:
+            jobs = self.rehearsed(names, not_run)
+            self.opened.warm_up()
+        else:
+            jobs = self.rehearsed_by(workers, names, not_run)
+        if not jobs:
+            raise Refusal(f"methods={','.join(names)}: none of them could be fitted ({_reasons(not_run)})")
         first = records_of(self.shared)
         parts = [part for fits in jobs.values() for job in fits for part in job.parts]
-        purse = pay_ahead(first, parts, f"compare {', '.join(jobs)}")
-        steps = self.shared.plan.steps * self.request.chains
+        purse = pay_ahead(first, parts, f"compare {', '.join(name for name in names if name in jobs)}")
         tickets = _tickets(jobs, purse.run, directory)
-        if workers is None:
-            done = self.in_turn(tickets, jobs, purse, _steps_of(progress, steps, len(tickets)), config)
-        else:
-            done = self.in_workers(tickets, workers, _steps_of(progress, steps, len(tickets)), config)
+        done = self.in_turn(tickets, jobs, purse) if workers is None else self.in_workers(tickets, workers)
         for ticket, result in done:
             if isinstance(result, Refusal):  # it stays paid for
                 not_run[ticket.method] = str(result)
@@ -275,12 +293,7 @@ class _Contest:
         )
 
     def in_turn(
-        self,
-        tickets: Sequence[Ticket],
-        jobs: Mapping[str, list[Job]],
-        purse: Purse,
-        progress: Callable[[int], Progress],
-        config: Mapping[str, Any],
+        self, tickets: Sequence[Ticket], jobs: Mapping[str, list[Job]], purse: Purse
     ) -> Iterator[tuple[Ticket, Result]]:
         """One fit after the other, in this process; a method that was refused is not tried again."""
         refused: set[str] = set()
@@ -288,85 +301,25 @@ class _Contest:
             if ticket.method in refused:
                 continue
             try:
-                job = jobs[ticket.method][ticket.turn]
-                yield ticket, self.one(job, purse, ticket.target, progress(place), config)
+                job, shown = jobs[ticket.method][ticket.turn], self.shown(place, len(tickets))
+                yield ticket, self.opened.one(job, purse, ticket.target, self.test_source, shown, self.config)
             except Refusal as error:
                 refused.add(ticket.method)
                 yield ticket, error
 
-    def in_workers(
-        self,
-        tickets: Sequence[Ticket],
-        workers: Workers,
-        progress: Callable[[int], Progress],
-        config: Mapping[str, Any],
-    ) -> Iterator[tuple[Ticket, Result]]:
-        """Several at a time, in processes that open the records by themselves; longer ones need not come last."""
-        import joblib
-
-        ledger = self.request.ledger
-        assert isinstance(ledger, str | os.PathLike)  # `check_jobs`
-        calls = [
-            joblib.delayed(_fit_in_worker)(workers.reopen, ticket, os.fspath(ledger), self.test_source, dict(config))
-            for ticket in tickets
-        ]
-        for done, (place, result) in enumerate(in_processes(calls, workers.jobs)):
-            progress(done)(self.shared.plan.steps * self.request.chains, 0)
+    def in_workers(self, tickets: Sequence[Ticket], workers: Workers) -> Iterator[tuple[Ticket, Result]]:
+        """Several at a time, in processes that open the records by themselves."""
+        results = workers.fit(tickets, self.request.ledger, self.test_source, self.config)
+        for done, (place, result) in enumerate(results):
+            self.shown(done, len(tickets))(self.shared.plan.steps * self.request.chains, 0)
             if isinstance(result, Unfinished):
                 raise result
             yield tickets[place], result
 
-    def warm_up(self) -> None:
-        """One step on made-up records: what is loaded once for all methods is not counted as the first one's memory."""
-        shared = self.shared
-        x, y = (part[:2] * 0 for part in (self.settled.x, self.settled.y))
-        mechanism = replace(shared.plan.mechanism, sampling="poisson")  # others count the records
-        plan = replace(shared.plan, blocks=((mechanism, 1),))
-        request = replace(shared.request, ledger=None, chains=1, checkpoint=None)
-        made_up = replace(shared, request=request, settled=replace(self.settled, x=x, y=y), plan=plan)
-        carry_out(replace(made_up, histogram=None))
-
-    def one(
-        self, job: Job, purse: Purse, target: Path, progress: Progress, config: Mapping[str, Any]
-    ) -> tuple[Trial, Evaluation]:
-        """One fit of one method, saved and measured."""
-        with peak_memory() as peak:
-            outcome = carry_out(job, progress, purse)
-        evaluation = measured(outcome.run.posterior, outcome.encoder, self.test, self.test_source)
-        try:
-            kept = {**config, "hidden": outcome.hidden}
-            save_run(outcome.run, target, evaluation=evaluation, config=kept, encoder=outcome.encoder)
-        except Unfinished as error:
-            if error.kept != target:  # else the model is there, and only its own report is not
-                raise
-        return trial_of(job.method.name, evaluation, outcome.run.seconds, peak.mb, target / POSTERIOR), evaluation
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """One fit that is paid for.
-
-    run      the name in the ledger under which all fits were paid
-    parts    what this one may ask
-    claimed  the last step under that name that belongs to the fits before it
-    target   where it is saved
-    """
-
-    place: int
-    method: str
-    turn: int
-    run: str
-    parts: tuple[Part, ...]
-    claimed: int
-    target: Path
-
-
-@dataclass(frozen=True)
-class Workers:
-    """How many processes, and how each of them comes by the records."""
-
-    jobs: int
-    reopen: Reopen
+    def shown(self, place: int, fits: int) -> Progress:
+        """The progress of the fit at some place among all of them."""
+        steps = self.shared.plan.steps * self.request.chains
+        return lambda done, _: self.progress(place * steps + done, fits * steps)
 
 
 def _tickets(jobs: Mapping[str, list[Job]], run: str, directory: Path) -> list[Ticket]:
@@ -380,31 +333,8 @@ def _tickets(jobs: Mapping[str, list[Job]], run: str, directory: Path) -> list[T
     return tickets
 
 
-def _fit_in_worker(
-    reopen: Reopen, ticket: Ticket, ledger: str, test_source: str, config: dict[str, Any]
-) -> tuple[int, Result | Unfinished]:
-    """In another process: open the records, take up the steps that are paid for, and no others."""
-    request, test = reopen()
-    request = replace(request, ledger=ledger)
-    contest = _Contest(request, settle(request), test, test_source, repeats=1)
-    job = contest.job(ticket.method, ticket.turn)
-    if job.parts != ticket.parts:
-        return ticket.place, Refusal(f"methods={ticket.method!r}: not what was paid for; the records' file has changed")
-    purse = Purse(ticket.run, ticket.parts, ticket.claimed)
-    contest.warm_up()
-    try:
-        return ticket.place, contest.one(job, purse, ticket.target, lambda *_: None, config)
-    except (Refusal, Unfinished) as error:
-        return ticket.place, error
-
-
 def _reasons(not_run: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {reason}" for name, reason in not_run.items())
-
-
-def _steps_of(progress: Progress, steps: int, fits: int) -> Callable[[int], Progress]:
-    """The progress of the fit at some place among all of them."""
-    return lambda place: lambda done, _: progress(place * steps + done, fits * steps)
 
 
 def _save(found: Comparison, summary: Mapping[str, Any], settled: Settled, directory: Path) -> None:

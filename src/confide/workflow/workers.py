@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
 
 from confide.errors import Refusal
 from confide.privacy.ledger import Ledger
+
+Opened = TypeVar("Opened")
+_open: dict[str, Any] = {}
+"""What this process has opened, by the name of the work that it was opened for. One at a time."""
 
 
 def check_jobs(ledger: Any, jobs: int, reopen: object | None) -> None:
@@ -19,8 +23,28 @@ def check_jobs(ledger: Any, jobs: int, reopen: object | None) -> None:
         raise Refusal(f"jobs={jobs}: other processes cannot share an open ledger; give its path as ledger=")
 
 
-def in_processes(calls: Iterable[Any], jobs: int) -> Iterator[Any]:
-    """What `joblib.delayed` calls give, as they end."""
+def in_processes(calls: Iterable[Any], jobs: int) -> Generator[Any, None, None]:
+    """What `joblib.delayed` calls give, as they end. They begin at once, whether or not anybody looks already."""
     import joblib
 
-    return iter(joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(calls))
+    found: Generator[Any, None, None] = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
+    return found
+
+
+def opened_once(work: str, opening: Callable[[], Opened]) -> Opened:
+    """What `opening` gives: by the first call of some work in this process, and the same to every later one.
+
+    work    a name that no other work has
+    """
+    if work not in _open:
+        found = opening()
+        _open.clear()
+        _open[work] = found
+        return found
+    kept: Opened = _open[work]
+    return kept
+
+
+def forget(work: str) -> None:
+    """Let go of what was opened here; another process lets go when it ends, or opens something else."""
+    _open.pop(work, None)
