@@ -29,10 +29,14 @@ REFUSED = {
     "a method of many coordinates": "method='sgnht': looks at several coordinates",
     "no folder": "does not exist",
 }
+LOST = "broken, and a part was lost"
 WANTED: Wanted = {
     **{" ".join(one): ("sharded_fit", dict(zip(("method", "network", "kind"), one, strict=True))) for one in COMPARED},
     **{" ".join(one): ("sharded_fit", {"method": one[0], "network": one[1]}) for one in SAMPLED},
     "on a lattice": ("sharded_fit", {"method": "SGLD", "network": "tied", "secure": True}),
+    "broken SGD": ("sharded_fit", {"method": "momentum", "network": "tied", "kind": "float64", "broken": 3}),
+    "broken SGLD": ("sharded_fit", {"method": "SGLD", "network": "reaching", "broken": 9}),
+    LOST: ("sharded_fit", {"method": "SGLD", "network": "plain", "broken": 9, "lost": True}),
     "noise": ("sharded_noise", {}),
     "noise on a lattice": ("sharded_noise", {"secure": True}),
     "noise on none": ("sharded_noise", {"fault": "noise on none"}),
@@ -52,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(folder: Path) -> list[dict[str, Any]]:
     """All cases, on two ranks, in one start."""
     found = run(2, WANTED, folder)
-    told = [(label, each[label]) for each in found for label in WANTED if label not in REFUSED]
+    told = [(label, each[label]) for each in found for label in WANTED if label not in (*REFUSED, LOST)]
     assert [(label, each) for label, each in told if isinstance(each, dict) and "error" in each] == []
     return found
 
@@ -90,6 +94,34 @@ def test_one_charge_and_draws_on_disk(said: list[Any], folder: Path, label: str)
     assert posterior.draws.shape[1] == sum(p.numel() for p in own.parameters() if p.requires_grad)
     again = posterior.predict(problems.records(torch.float32)[0][:5]).probabilities  # frozen layers are given anew
     assert np.allclose(probabilities, again.numpy(), atol=1e-6)
+
+
+def test_a_run_goes_on_from_the_parts_of_all_ranks(said: list[Any], folder: Path) -> None:
+    """Without noise it comes where an unbroken run comes; broken off after step 3, the last checkpoint is after 2."""
+    found, want = np.load(folder / "broken SGD" / "draws.npy")[0], alone("momentum", "tied", "float64").draws[0].numpy()
+    assert np.linalg.norm(found - want) < 1e-12 * np.linalg.norm(want)
+    assert [steps for _, steps in said[0]["broken SGD"][1]] == [4, 1]  # step 3 was made twice, and is paid for twice
+
+
+def test_draws_that_were_written_stay(said: list[Any], folder: Path) -> None:
+    (same, charged, probabilities, _), other = said[0]["broken SGLD"], said[1]["broken SGLD"]
+    assert same
+    assert other == [True, []]
+    assert [steps for _, steps in charged] == [12, 1]  # step 9 was made again
+    posterior = open_draws(folder / "broken SGLD" / "draws.safetensors", problems.foreign("reaching"))
+    assert len(torch.unique(posterior.draws, dim=0)) == 6
+    again = posterior.predict(problems.records(torch.float32)[0][:5]).probabilities
+    assert np.allclose(probabilities, again.numpy(), atol=1e-6)
+    left = [path.name for path in (folder / "broken SGLD").iterdir() if "unfinished" in path.name]
+    assert left == []
+
+
+def test_a_part_that_is_missing_is_refused_before_a_charge(said: list[Any], folder: Path) -> None:
+    for told in said:
+        assert told[LOST]["error"] == "Refusal"
+        assert "holds no part of the checkpoint after step 8" in told[LOST]["text"]
+    with confide.Ledger(folder / LOST / "budget.db") as ledger:
+        assert sum(event.count for event in ledger.events("d")) == 12
 
 
 def noise_is_right(folder: Path) -> bool:

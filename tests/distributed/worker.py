@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -172,27 +173,37 @@ def chains(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     return [bits(run), charged(ranks, folder)]
 
 
+class BrokenOffError(Exception):
+    """What ends a run between two steps."""
+
+
+def breaking_at(step: int) -> Callable[[int, int], None]:
+    def progress(done: int, total: int) -> None:
+        if done == step:
+            raise BrokenOffError
+
+    return progress
+
+
+def broken_off(work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except BrokenOffError:
+        return
+    raise AssertionError("the run was to break off")
+
+
 @case
 def resumed(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     """A run that breaks off after step 7 of 12 with a checkpoint after every 3, and goes on."""
-
-    class BrokenOffError(Exception):
-        pass
-
-    def progress(done: int, total: int) -> None:
-        if done == 7:
-            raise BrokenOffError
-
     network = networks.mlp(problems.FEATURES, 3, hidden=(16,))
     arguments = (confide.methods.SGLD(), network, private(ranks, folder), problems.plan())
     checkpoint = Checkpoints(folder / f"checkpoints-{0 if ranks.leads else 'none'}", every=3)
-    try:
-        confide.fit(*arguments, checkpoint=checkpoint, progress=progress)
-    except BrokenOffError:
-        before = charged(ranks, folder)
-        run = confide.fit(*arguments, checkpoint=checkpoint)
-        steps = sum(event.count for event in run.privacy.events)
-        return [bits(run), before, charged(ranks, folder), steps, Path(checkpoint.directory).exists()]
+    broken_off(lambda: confide.fit(*arguments, checkpoint=checkpoint, progress=breaking_at(7)))
+    before = charged(ranks, folder)
+    run = confide.fit(*arguments, checkpoint=checkpoint)
+    steps = sum(event.count for event in run.privacy.events)
+    return [bits(run), before, charged(ranks, folder), steps, Path(checkpoint.directory).exists()]
 
 
 @case
@@ -289,7 +300,13 @@ def sharded_fit(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     problems.SCRIPT["network"] = network
     before = local_parts(network)
     arguments = (problems.METHODS[options["method"]], network, data, problems.sharded_plan(options["method"]))
-    run = confide.fit_sharded(*arguments, draws=folder / "draws.safetensors", secure=options.get("secure", False))
+    more: dict[str, Any] = {"draws": folder / "draws.safetensors", "secure": options.get("secure", False)}
+    if "broken" in options:  # every rank has a disk of its own
+        more["checkpoint"] = Checkpoints(folder / f"checkpoints-{ranks.rank}", every=2)
+        broken_off(lambda: confide.fit_sharded(*arguments, **more, progress=breaking_at(options["broken"])))
+        if options.get("lost") and not ranks.leads:
+            shutil.rmtree(folder / f"checkpoints-{ranks.rank}")
+    run = confide.fit_sharded(*arguments, **more)
     same = all(torch.equal(a, b) for a, b in zip(before, local_parts(network), strict=True))
     if run is None:
         return [same, charged(ranks, folder)]

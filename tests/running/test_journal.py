@@ -22,7 +22,8 @@ from confide.methods.base import Problem
 from confide.methods.sgd import SGD
 from confide.posteriors.draws import Draws
 from confide.running import checkpoint_files
-from confide.running.journal import Checkpoints, Kept, KeptJournal
+from confide.running.checkpoint_files import Kept
+from confide.running.journal import Checkpoints, KeptJournal
 from confide.sources.queries import Release, StatisticQuery
 from confide.sources.replay import Recorder, Replay
 from tests.conformance.conftest import Case, case_for, classification, small_plan

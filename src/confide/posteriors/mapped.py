@@ -15,7 +15,7 @@ import json
 import mmap
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -123,6 +123,8 @@ class DrawWriter:
     count   how many draws there will be; leaving the `with` block with fewer, or by an error, leaves no file
     dtype   torch.float32, or torch.bfloat16 for half the size at three significant digits per weight; torch.float64 for
             a network in double precision
+    draft   where draws stay when the block is left by an error, so that a writer with the same draft goes on; None:
+            they are thrown away
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class DrawWriter:
         *,
         dtype: torch.dtype = torch.float32,
         facts: Mapping[str, Any] | None = None,
+        draft: Path | None = None,
     ) -> None:
         if count < 1:
             raise Refusal(f"count={count}: must be at least 1")
@@ -144,7 +147,7 @@ class DrawWriter:
         self.parameters = sum(parameter.numel() for parameter in trainable(module))
         shell = Draws(module, likelihood, torch.empty(0), torch.empty(0), dict(facts or {}))
         self._header = self._header_of(description_of(shell))
-        self._draft = draft_of(self.path)
+        self._draft, self._stays = (draft_of(self.path), False) if draft is None else (draft, True)
         self._weights: list[float] = []
 
     def _header_of(self, description: str) -> bytes:
@@ -167,9 +170,28 @@ class DrawWriter:
         return len(text).to_bytes(8, "little") + text
 
     def __enter__(self) -> Self:
-        self._file = self._draft.open("xb")
-        self._file.write(self._header)
+        there = self._stays and self._draft.exists()
+        self._file = self._draft.open("r+b" if there else "x+b")
+        if self._file.read(len(self._header)) != self._header:  # new, or cut off before it was whole
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(self._header)
         return self
+
+    def go_on(self, weights: Sequence[float]) -> None:
+        """Keep the first draws of those that an earlier writer left in the draft, one for each weight, and no more."""
+        end = len(self._header) + len(weights) * self.parameters * self.dtype.itemsize
+        self._file.flush()
+        if self._draft.stat().st_size < end:
+            raise Refusal(f"draws={str(self._draft)!r}: holds fewer than {len(weights)} draws; start anew")
+        self._file.seek(end)
+        self._file.truncate()
+        self._weights = list(weights)
+
+    def flush(self) -> None:
+        """What was written is on the disk when this returns."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def add(self, draw: Tensor, weight: float = 1.0) -> None:
         """Append one parameter vector; weights need not add up to one."""
@@ -199,7 +221,8 @@ class DrawWriter:
                 self._finish()
         finally:
             self._file.close()
-            self._draft.unlink(missing_ok=True)
+            if kind is None or not self._stays:
+                self._draft.unlink(missing_ok=True)
 
     def _finish(self) -> None:
         if len(self._weights) != self.count or not sum(self._weights) > 0:
@@ -208,8 +231,7 @@ class DrawWriter:
             )
         weights = torch.tensor(self._weights, dtype=torch.float64)
         self._file.write(_bytes((weights / weights.sum()).to(self._type_of_weights)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self.flush()
         os.replace(self._draft, self.path)
         sync(self.path.absolute().parent)
 

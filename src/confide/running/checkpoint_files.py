@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,16 @@ from confide.devices import HOST
 from confide.errors import Refusal
 
 TENSORS, LOCK = "tensors", "lock"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The whole state of a run after some step: what `tell` returned, and what it changed in place."""
+
+    step: int
+    state: Any
+    position: Tensor
+    generator: Tensor
 
 
 class Tensors:
@@ -111,6 +121,36 @@ def unpacked(value: Any, tensors: dict[str, Tensor], like: Any = None, device: t
         members = value["state"].items()
         return replace(like, **{name: unpacked(one, tensors, getattr(like, name), device) for name, one in members})
     return tuple(unpacked(member, tensors, None, device) for member in value["tuple"])
+
+
+def name_of(step: int) -> str:
+    """The file of the checkpoint after a step; they are in order."""
+    return f"step-{step:012d}.json"
+
+
+def packed_state(tensors: Tensors, kept: Kept) -> dict[str, Any]:
+    """As JSON, with the names of the tensors that were written for it."""
+    return {
+        "step": kept.step,
+        "state": tensors.packed(kept.state),
+        "position": tensors.write(kept.position),
+        "generator": tensors.write(kept.generator),
+    }
+
+
+def unpacked_state(body: dict[str, Any], tensors: dict[str, Tensor], like: Any, device: torch.device) -> Kept:
+    """The inverse; `like` is the state at the start of a run."""
+    packed = body["state"]["fields"].items()
+    values = {name: unpacked(value, tensors, getattr(like, name), device) for name, value in packed}
+    return Kept(int(body["step"]), type(like)(**values), tensors[body["position"]], tensors[body["generator"]])
+
+
+def tensors_of(body: dict[str, Any] | None) -> Iterator[str]:
+    """The tensors that a checkpoint refers to."""
+    if body is not None:
+        yield body["position"]
+        yield body["generator"]
+        yield from names_in(list(body["state"]["fields"].values()))
 
 
 def _laid_out(tensor: Tensor, stride: list[int]) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from confide.running.journal import Attempt, CheckpointPlace, Checkpoints, Journ
 from confide.sources.base import Part, Source, Stretch
 from confide.sources.crew import error_from_dict, error_to_dict
 from confide.sources.queries import Release
+
+Leader = TypeVar("Leader", bound="LeadingJournal")
+Follower = TypeVar("Follower", bound="FollowingJournal")
 
 
 def check_whole(module: nn.Module) -> None:
@@ -83,10 +86,15 @@ def shared_journal(place: CheckpointPlace, attempt: Attempt) -> Iterator[Journal
     source = attempt.source
     source.crew.together(source.check_resumable)
     if source.crew.leads:
-        with _leading(settings, attempt) as book:
+        with leading(settings, source, lambda: LeadingJournal(settings, attempt)) as book:
             yield book
         return
-    follower = FollowingJournal(attempt)
+    with following(FollowingJournal(attempt)) as follower:
+        yield follower
+
+
+@contextmanager
+def following(follower: Follower) -> Iterator[Follower]:
     follower.listen()  # whether the directory can be used
     try:
         yield follower
@@ -95,13 +103,14 @@ def shared_journal(place: CheckpointPlace, attempt: Attempt) -> Iterator[Journal
 
 
 @contextmanager
-def _leading(settings: Checkpoints, attempt: Attempt) -> Iterator[LeadingJournal]:
-    lock, source = locked(Path(settings.directory)), attempt.source
+def leading(settings: Checkpoints, source: Source, made: Callable[[], Leader]) -> Iterator[Leader]:
+    """The journal that is made once the directory is this process's own."""
+    lock = locked(Path(settings.directory))
     with _told(source):
         lock.__enter__()
     try:
         with _told(source):
-            book = LeadingJournal(settings, attempt)
+            book = made()
         source.crew.told(_packed({"word": "done"}))
         try:
             yield book
@@ -156,13 +165,16 @@ class LeadingJournal(KeptJournal):
     def _tell(self, work: Callable[[], None], start: bool = False) -> None:
         with _told(self.source):
             work()
-        message: dict[str, Any] = {}
         carried = _Carried(self.directory)
-        if start and self.done:
-            message["state"] = carried.packed(self.state)["fields"]
-            message["position"] = carried.write(self.problem.position)
-            message["generator"] = carried.write(self.problem.generator.get_state())
-        self._say_done(message, carried.held)
+        self._say_done(self._handed(carried) if start and self.done else {}, carried.held)
+
+    def _handed(self, carried: Tensors) -> dict[str, Any]:
+        """What the others need to go on from a checkpoint: all are in one state, so that it is the first one's."""
+        return {
+            "state": carried.packed(self.state)["fields"],
+            "position": carried.write(self.problem.position),
+            "generator": carried.write(self.problem.generator.get_state()),
+        }
 
 
 class FollowingJournal(Journal):

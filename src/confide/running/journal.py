@@ -44,7 +44,19 @@ from confide.methods.base import Method, Problem
 from confide.posteriors.frozen import fingerprint_of_frozen
 from confide.privacy.events import Event, event_from_dict, event_to_dict
 from confide.privacy.ledger import Head
-from confide.running.checkpoint_files import TENSORS, Tensors, locked, names_in, sealed, unpacked, unsealed, write
+from confide.running.checkpoint_files import (
+    TENSORS,
+    Kept,
+    Tensors,
+    locked,
+    name_of,
+    packed_state,
+    sealed,
+    tensors_of,
+    unpacked_state,
+    unsealed,
+    write,
+)
 from confide.running.closing import Closing, closing_from_dict, closing_to_dict
 from confide.sources.base import Part, Receipt, Source, Stretch
 from confide.sources.queries import Release
@@ -73,16 +85,6 @@ class Checkpoints:
 
 CheckpointPlace: TypeAlias = str | os.PathLike[str] | Checkpoints | None
 """What is given as `checkpoint`; None: the run is kept nowhere."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The whole state of a run after some step: what `tell` returned, and what it changed in place."""
-
-    step: int
-    state: Any
-    position: Tensor
-    generator: Tensor
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,11 @@ class Journal:
         if self.receipt is not None:
             self.receipt.void()
 
+    def _put_back(self, kept: Kept) -> None:
+        self.done, self.state = kept.step, kept.state
+        self.problem.position.copy_(kept.position)
+        self.problem.generator.set_state(kept.generator)
+
     def _pay(self, parts: Sequence[Part], stretch: Stretch) -> None:
         self.receipt = self.source.charge(parts, self.purpose, stretch)
         self.events += self.receipt.events
@@ -179,7 +186,7 @@ class KeptJournal(Journal):
         self.directory = Path(settings.directory)
         self.plan = attempt.problem.plan
         self.every = settings.every or math.ceil(self.plan.steps / USUAL_CHECKPOINTS)
-        self.what = fingerprint_of(attempt.method, attempt.problem, attempt.source, self.closing)
+        self.what = self._what(attempt)
         self.tensors = Tensors(self.directory)
         self.charged: list[tuple[int, int]] = []
         self.note = self._of_this_run(unsealed(self.directory / JOURNAL))
@@ -189,6 +196,9 @@ class KeptJournal(Journal):
         self.next = self._next()
         self.mine = self.done
         self.tensors.packed(self.state)  # a state that cannot be kept is refused before anything is charged
+
+    def _what(self, attempt: Attempt) -> str:
+        return fingerprint_of(attempt.method, attempt.problem, attempt.source, self.closing)
 
     # -- charging --------------------------------------------------------------------------------------------------
 
@@ -345,21 +355,17 @@ class KeptJournal(Journal):
         return body
 
     def _write(self, kept: Kept) -> None:
-        body = {
-            "what": self.what,
-            "step": kept.step,
-            "state": self.tensors.packed(kept.state),
-            "position": self.tensors.write(kept.position),
-            "generator": self.tensors.write(kept.generator),
-        }
-        write(self.directory / f"step-{kept.step:012d}.json", sealed(body))
+        write(self.directory / name_of(kept.step), sealed(self._body(kept)))
+
+    def _body(self, kept: Kept) -> dict[str, Any]:
+        return {"what": self.what, **packed_state(self.tensors, kept)}
 
     def _sweep(self) -> None:
         """Remove what no kept checkpoint needs."""
         checkpoints = self._checkpoints()
         for path in checkpoints[KEPT:]:
             path.unlink(missing_ok=True)
-        needed = {name for path in checkpoints[:KEPT] for name in _names(unsealed(path))}
+        needed = {name for path in checkpoints[:KEPT] for name in tensors_of(unsealed(path))}
         for path in (self.directory / TENSORS).iterdir():
             if path.name not in needed:
                 path.unlink(missing_ok=True)
@@ -375,20 +381,11 @@ class KeptJournal(Journal):
             if body is None or body["state"]["type"] != type(self.state).__qualname__:
                 continue
             try:
-                tensors = {name: self.tensors.read(name) for name in _names(body)}
+                tensors = {name: self.tensors.read(name) for name in tensors_of(body)}
             except (OSError, ValueError):
                 continue
-            packed = body["state"]["fields"].items()
-            device = self.problem.position.device
-            values = {name: unpacked(value, tensors, getattr(self.state, name), device) for name, value in packed}
-            state = type(self.state)(**values)
-            return Kept(int(body["step"]), state, tensors[body["position"]], tensors[body["generator"]])
+            return unpacked_state(body, tensors, self.state, self.problem.position.device)
         return None
-
-    def _put_back(self, kept: Kept) -> None:
-        self.done, self.state = kept.step, kept.state
-        self.problem.position.copy_(kept.position)
-        self.problem.generator.set_state(kept.generator)
 
     def _checkpoints(self) -> list[Path]:
         """Newest first."""
@@ -419,14 +416,6 @@ def _digest(tensor: Tensor) -> str:
     from safetensors.torch import save
 
     return hashlib.sha256(save({"value": tensor.detach().contiguous().cpu()})).hexdigest()
-
-
-def _names(body: dict[str, Any] | None) -> Iterator[str]:
-    """The tensors that a checkpoint refers to."""
-    if body is not None:
-        yield body["position"]
-        yield body["generator"]
-        yield from names_in(list(body["state"]["fields"].values()))
 
 
 def _pairs(values: list[Any]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@
             fully_shard(layer)
         fully_shard(network)
         data = ranks.private(records, schema=schema, ledger="budget.db", name="patients")
-        run = confide.fit_sharded(method, network, data, plan, draws="draws.safetensors")
+        run = confide.fit_sharded(method, network, data, plan, draws="draws.safetensors", checkpoint="DIR")
 
 Position, release, the method's state and its draws are this rank's part of the vector. Draws are written by the first
 rank as they come, one weight after the other, and nobody holds two of them: what is kept are the trainable parameters.
@@ -20,7 +20,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ from confide.posteriors.mapped import DrawWriter, MappedDraws, open_draws
 from confide.privacy.statement import Privacy
 from confide.running.crews import digest_of
 from confide.running.fit import Run, check_sizes, default_likelihood, head_behind, stated
-from confide.running.journal import Attempt, journal
+from confide.running.journal import Attempt, CheckpointPlace, Journal, KeptJournal
+from confide.running.sharded_journal import spread_journal
 from confide.sources.base import Source
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Query, StatisticQuery
@@ -67,32 +68,37 @@ def fit_sharded(
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     secure: bool = False,
+    checkpoint: CheckpointPlace = None,
 ) -> Run | None:
     """Fit a network that fully_shard has spread over the ranks; the run on rank 0, which has the file, else None.
 
-    draws   a new file of draws, which rank 0 writes while the run lasts; see `confide.posteriors.mapped`
-    Everything else is as for `confide.fit`. The network stays as it was. There are no checkpoints.
+    draws        a new file of draws, which rank 0 writes while the run lasts; see `confide.posteriors.mapped`
+    checkpoint   a directory from which a run that was killed goes on, with as many ranks: each keeps its own part there
+    Everything else is as for `confide.fit`. The network stays as it was.
     """
     started = time.perf_counter()
     ranks = _ranks_of(data)
     plan = plan.secured() if secure else plan
     network, problem, query = _prepared(method, module, data, plan, likelihood, seed, ranks)
     place = Path(draws)
-    with _written(place, method, problem, ranks) as write:
-        state = ranks.together(lambda: method.init(problem))
-        _rehearse(network, problem, query, data)
-        with journal(None, Attempt(method, problem, data, state)) as book:
-            book.charge(plan)  # before any record is read
-            for step, mechanism in book.left():
-                with network.whole(problem.position):
-                    release = data.answer(query, mechanism, book.receipt)
-                state = method.tell(problem, state, release)
-                state = _handed_over(network, state, write)
-                if progress is not None:
-                    progress(step, plan.steps)
-            if not isinstance(state, ChainState):
-                average = getattr(state, "average", None)
-                write(network.pieces(problem.position if average is None else average), 1.0)
+    state = ranks.together(lambda: method.init(problem))
+    _rehearse(network, problem, query, data)
+    attempt, writing = Attempt(method, problem, data, state), _Writing(ranks)
+    with spread_journal(checkpoint, attempt, network, writing.flush) as book, writing:
+        writing.open(place, method, problem, book)
+        book.charge(plan)  # before any record is read
+        state = book.state
+        for step, mechanism in book.left():
+            with network.whole(problem.position):
+                release = data.answer(query, mechanism, book.receipt)
+            state = method.tell(problem, state, release)
+            state = _handed_over(network, state, writing.write)
+            book.keep(step, state)
+            if progress is not None:
+                progress(step, plan.steps)
+        if not isinstance(state, ChainState):
+            average = getattr(state, "average", None)
+            writing.write(network.pieces(problem.position if average is None else average), 1.0)
     privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
     head = head_behind(data, privacy)
     public = network.fresh()  # never shown a record
@@ -193,36 +199,45 @@ def _handed_over(network: SpreadNetwork, state: Any, write: Callable[[Iterator[T
     return replace(state, draws=())
 
 
-@contextmanager
-def _written(
-    place: Path, method: Method, problem: Problem, ranks: Ranks
-) -> Iterator[Callable[[Iterator[Tensor], float], None]]:
-    """A way to write draws that every rank takes part in; the first one has the file. Refused before the charge."""
-    count = method.draws_of(problem.plan.steps) or 1
+class _Writing(ExitStack):
+    """A way to write draws that every rank takes part in; the first one has the file."""
 
-    def opened(stack: ExitStack) -> DrawWriter | None:
-        if not ranks.leads:
-            return None
-        if place.exists():
-            raise Refusal(f"draws={str(place)!r}: exists already; name a new file")
-        if not place.absolute().parent.is_dir():
-            raise Refusal(f"draws={str(place)!r}: the folder {place.absolute().parent} does not exist; make it first")
-        kind = problem.position.dtype
-        facts = _facts(method, problem, count)
-        made = DrawWriter(place, problem.module, problem.likelihood, count, dtype=kind, facts=facts)
-        return stack.enter_context(made)
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self._ranks = ranks
+        self._writer: DrawWriter | None = None
 
-    with ExitStack() as stack:
-        writer = ranks.together(lambda: opened(stack))
+    def open(self, place: Path, method: Method, problem: Problem, book: Journal) -> None:
+        """Refuse a file that cannot be written, before the charge; go on with the draws that the journal knows of."""
 
-        def write(pieces: Iterator[Tensor], weight: float) -> None:
-            if writer is not None:
-                writer.add_pieces(pieces, weight)
-            else:
-                for _ in pieces:
-                    pass
+        def opened() -> DrawWriter | None:
+            if not self._ranks.leads:
+                return None
+            folder = place.absolute().parent
+            if place.exists():
+                raise Refusal(f"draws={str(place)!r}: exists already; name a new file")
+            if not folder.is_dir():
+                raise Refusal(f"draws={str(place)!r}: the folder {folder} does not exist; make it first")
+            count = method.draws_of(problem.plan.steps) or 1
+            kept = folder / f".{place.name}.{book.what[:16]}.unfinished" if isinstance(book, KeptJournal) else None
+            shape: dict[str, Any] = {"dtype": problem.position.dtype, "facts": _facts(method, problem, count)}
+            made = DrawWriter(place, problem.module, problem.likelihood, count, draft=kept, **shape)
+            writer = self.enter_context(made)
+            writer.go_on(book.state.weights if isinstance(book.state, ChainState) else ())
+            return writer
 
-        yield write
+        self._writer = self._ranks.together(opened)
+
+    def write(self, pieces: Iterator[Tensor], weight: float) -> None:
+        if self._writer is not None:
+            self._writer.add_pieces(pieces, weight)
+        else:
+            for _ in pieces:
+                pass
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
 
 
 def _facts(method: Method, problem: Problem, count: int) -> dict[str, Any]:
