@@ -109,6 +109,7 @@ def compare(
     from confide.cli.comparison_table import show
     from confide.cli.records import Records
     from confide.workflow.compare import compare as contest
+    from confide.workflow.tickets import Workers
 
     records = Records(train, target, test, facts, assume_public, data, split, options.task(task))
     plan = options.plan_options(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency, noise_scale)
@@ -125,21 +126,22 @@ def compare(
 
     chosen: dict[str, Any] = {**plan, "hidden": widths, "secure": secure, "ledger": ledger, "seed": seed}
     reopen = partial(opened, records, name, chosen)
-    request, held_out = reopen()
-    config = {**records.typed(), "ledger": None if ledger is None else str(ledger), "name": request.name}
-    with options.named(), progress_bar(f"methods on {records.train}") as progress:
-        found = contest(
-            request,
-            held_out,
-            asked,
-            repeats=repeats,
-            test_source=records.test_source,
-            out=out,
-            config={**config, "noise_scale": noise_scale, "seed": seed},
-            progress=progress,
-            jobs=jobs,
-            reopen=reopen,
-        )
+    with Workers(jobs, reopen) as workers:  # they open the records while this process does
+        request, held_out = reopen()
+        config = {**records.typed(), "ledger": None if ledger is None else str(ledger), "name": request.name}
+        with options.named(), progress_bar(f"methods on {records.train}") as progress:
+            found = contest(
+                request,
+                held_out,
+                asked,
+                repeats=repeats,
+                test_source=records.test_source,
+                out=out,
+                config={**config, "noise_scale": noise_scale, "seed": seed},
+                progress=progress,
+                jobs=jobs,
+                reopen=workers,
+            )
     summary = {**found.to_dict(), "out": None if out is None else str(out)}
     if as_json:
         emit_json(summary)

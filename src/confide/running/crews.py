@@ -26,6 +26,7 @@ from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
 from confide.privacy.events import event_from_dict, event_to_dict
+from confide.privacy.ledger.book import VERSION
 from confide.running.checkpoint_files import Tensors, locked, unpacked
 from confide.running.closing import closing_from_dict, closing_to_dict
 from confide.running.journal import Attempt, CheckpointPlace, Checkpoints, Journal, KeptJournal, fingerprint_of, journal
@@ -68,7 +69,7 @@ def start_alike(method: Method, problem: Problem, source: Source) -> None:
             "network": repr(module),
             "frozen weights": " ".join(f"{name} {digest_of(value)}" for name, value in frozen),
             "run": fingerprint_of(method, problem, source),
-            "versions": f"{platform.python_version()} {torch.__version__} {np.__version__}",
+            "versions": versions_here(),
         }
     )
     problem.position.copy_(crew.share_(problem.position.cpu()))
@@ -261,6 +262,11 @@ def _written(parts: Sequence[Part]) -> list[Any]:
 
 def _read(parts: list[Any]) -> tuple[Part, ...]:
     return tuple((SampledGaussian(**mechanism), int(answers)) for mechanism, answers in parts)
+
+
+def versions_here() -> str:
+    """Of what the members must have in common."""
+    return f"confide {VERSION} python {platform.python_version()} torch {torch.__version__} numpy {np.__version__}"
 
 
 def digest_of(tensor: Tensor) -> str:

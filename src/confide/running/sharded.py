@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ from confide.posteriors.draws import Draws
 from confide.posteriors.files import check_saveable
 from confide.posteriors.mapped import DrawWriter, MappedDraws, open_draws
 from confide.privacy.statement import Privacy
-from confide.running.crews import digest_of
+from confide.running.crews import digest_of, versions_here
 from confide.running.fit import Run, check_sizes, default_likelihood, head_behind, stated
 from confide.running.journal import Attempt, CheckpointPlace, Journal, KeptJournal
 from confide.running.sharded_journal import spread_journal
@@ -151,7 +150,7 @@ def _prepared(
             "parts": repr(network.parts),
             "buffers": " ".join(f"{name} {digest_of(value)}" for name, value in whole if not value.requires_grad),
             "seed": str(seed),
-            "versions": f"{platform.python_version()} {torch.__version__}",
+            "versions": versions_here(),
         }
     )
     return network, problem, replace(problem.gradient_query, parts=network.parts)

@@ -13,10 +13,9 @@ fit of the same request would get.
 
 from __future__ import annotations
 
-import collections
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -141,7 +140,7 @@ def compare(
     config: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     jobs: int = 1,
-    reopen: Reopen | None = None,
+    reopen: Reopen | Workers | None = None,
 ) -> Comparison:
     """Fit every method to the records of one request, each with its budget, and measure all of them on `test`.
 
@@ -153,7 +152,8 @@ def compare(
     jobs         fits that run at the same time, each in a process of its own (joblib's: loky, or another backend that
                  is set by joblib.parallel_config). All of them are paid for before the first starts
     reopen       for jobs > 1: gives the same request and test records again. It is called in the other processes, so
-                 that no record passes from one to another; a function of a module, or a partial of one
+                 that no record passes from one to another; a function of a module, or a partial of one. Or `Workers`
+                 that were started with it, and with as many jobs
     """
     request.check()
     if repeats < 1:
@@ -165,13 +165,13 @@ def compare(
     if request.checkpoint is not None:
         raise Refusal("checkpoint: keeps one fit, and a comparison makes several; leave it out")
     check_jobs(request.ledger, jobs, reopen)
-    workers = None if reopen is None or jobs == 1 else Workers(jobs, reopen)
-    with _started(workers) as ready:
+    with _workers(jobs, reopen) as workers:
         settled = settle(request)
         check_test(test, settled.encoder)
-        ready()
+        if workers is not None:
+            workers.ready()
         with _directory(out) as directory:
-            if jobs > 1 and request.ledger is None:  # processes share a file; it goes when they are done
+            if workers is not None and request.ledger is None:  # processes share a file; it goes when they are done
                 request = replace(request, ledger=directory.parent / "budget.db")
             elif request.ledger is None:  # one book, or what one fit has paid ahead could not be taken by another
                 request = replace(request, ledger=Ledger())
@@ -183,14 +183,10 @@ def compare(
     return found
 
 
-@contextmanager
-def _started(workers: Workers | None) -> Iterator[Callable[[], None]]:
-    """The other processes open the records while this one does; what is given waits until they have."""
-    if workers is None:
-        yield lambda: None
-        return
-    with closing(workers), closing(workers.start()) as opening:
-        yield lambda: collections.deque(opening, maxlen=0).clear()
+def _workers(jobs: int, reopen: Reopen | Workers | None) -> AbstractContextManager[Workers | None]:
+    if reopen is None or jobs == 1:
+        return nullcontext()
+    return reopen if isinstance(reopen, Workers) else Workers(jobs, reopen)
 
 
 class _Contest:

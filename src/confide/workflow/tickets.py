@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from confide import rules
 from confide.data.table import Table
@@ -91,20 +91,34 @@ class Opened:
         return trial_of(job.method.name, evaluation, outcome.run.seconds, peak.mb, target / POSTERIOR), evaluation
 
 
-@dataclass(frozen=True)
 class Workers:
-    """How many processes, and how each of them comes by the records."""
+    """So many processes, each of which comes by the records through `reopen`.
 
-    jobs: int
-    reopen: Reopen
-    work: str = field(default_factory=lambda: secrets.token_hex(16))
+    Inside the `with` block they are at it, while this process opens the records too.
+    """
 
-    def start(self) -> Generator[Any, None, None]:
-        """Have the processes open the records, while this one does so too."""
+    def __init__(self, jobs: int, reopen: Reopen) -> None:
+        self.jobs, self.reopen = jobs, reopen
+        self.work = secrets.token_hex(16)
+        self._opening: Generator[Any, None, None] | None = None
+
+    def __enter__(self) -> Self:
         import joblib
 
-        call = joblib.delayed(_open_in_worker)(self.work, self.reopen)
-        return in_processes([call] * self.jobs, self.jobs)
+        if self._opening is None and self.jobs > 1:
+            call = joblib.delayed(_open_in_worker)(self.work, self.reopen)
+            self._opening = in_processes([call] * self.jobs, self.jobs)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._opening is not None:
+            self._opening.close()
+        forget(self.work)  # where the workers are threads of this process
+
+    def ready(self) -> None:
+        """Wait until they have opened the records; what went wrong there is raised here."""
+        for _ in self._opening or ():
+            pass
 
     def rehearse(self, names: Sequence[str]) -> Iterator[tuple[str, float | Refusal]]:
         """Every method, on made-up records: how many seconds a fit may take, or why there can be none."""
@@ -124,10 +138,6 @@ class Workers:
         common = (os.fspath(ledger), test_source, dict(config))
         calls = [joblib.delayed(_fit_in_worker)(self.work, self.reopen, ticket, *common) for ticket in tickets]
         return in_processes(calls, self.jobs)
-
-    def close(self) -> None:
-        """Where the workers are threads of this process, the records are let go here."""
-        forget(self.work)
 
 
 def _opened(work: str, reopen: Reopen) -> Opened:

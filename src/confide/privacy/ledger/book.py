@@ -14,9 +14,9 @@ from confide.privacy.ledger.store import Head, LedgerStore, Record
 from confide.privacy.ledger.witness import Witness
 
 try:
-    _VERSION = version("confide")
+    VERSION = version("confide")
 except PackageNotFoundError:  # run from its source folder, without having been installed
-    _VERSION = "not installed"
+    VERSION = "not installed"
 
 
 class Book:
@@ -61,7 +61,7 @@ class Book:
 
     def append(self, kind: str, values: dict[str, Any], head: Head) -> Entry:
         stamp = datetime.now(UTC).isoformat(timespec="microseconds")
-        written = {"type": kind, "time": stamp, "who": self.who, "version": _VERSION}
+        written = {"type": kind, "time": stamp, "who": self.who, "version": VERSION}
         return self._parse(self._reader, self.store.append({**written, **values}, head))
 
     def read_all(self) -> Iterator[Entry]:
