@@ -18,7 +18,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
-from unittest import mock
 from unittest.mock import patch
 
 import numpy as np
@@ -376,7 +375,7 @@ def other_schema(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
 @case
 def other_version(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     """Rank 1 runs another confide."""
-    with nullcontext() if ranks.leads else mock.patch("confide.running.crews.VERSION", "0.0.1"):
+    with nullcontext() if ranks.leads else patch("confide.running.crews.VERSION", "0.0.1"):
         network = networks.mlp(problems.FEATURES, 3, hidden=(8,))
         confide.fit(confide.methods.SGD(), network, private(ranks, folder), problems.plan())
 
