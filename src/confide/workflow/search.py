@@ -46,7 +46,7 @@ from confide.workflow.calibrate import multiplier_for
 from confide.workflow.facts import Settled, settle
 from confide.workflow.request import Request
 from confide.workflow.run import Job, Outcome, carry_out, job_of, records_of, rehearse_job
-from confide.workflow.workers import check_jobs, in_processes
+from confide.workflow.workers import check_jobs, forget, in_processes, opened_once
 
 HELD_OUT = 0.2
 """Chance that a record is kept back for scores."""
@@ -221,6 +221,7 @@ def _in_workers(trials: Trials, purse: Purse, progress: Progress | None, jobs: i
         found[place] = outcome
         if progress is not None:
             progress(len(found), len(calls))
+    forget(purse.run)
     return [found[place] for place in range(len(calls))]
 
 
@@ -228,11 +229,15 @@ def _fit_in_worker(
     reopen: Reopen, coins: int, place: int, ledger: str, paid: tuple[str, tuple[Part, ...], int]
 ) -> tuple[int, Outcome]:
     """In another process: open the records, divide them alike, and take up the steps that are paid for."""
-    request, changes = reopen()
-    job = prepare_search(replace(request, ledger=ledger), changes, coins).jobs[place]
+    job = opened_once(paid[0], lambda: _opened(reopen, coins, ledger)).jobs[place]
     if job.parts != paid[1]:
         raise Refusal(f"candidates: number {place + 1} is not what was paid for; the records' file has changed")
     return place, carry_out(job, purse=Purse(*paid))
+
+
+def _opened(reopen: Reopen, coins: int, ledger: str) -> Trials:
+    request, changes = reopen()
+    return prepare_search(replace(request, ledger=ledger), changes, coins)
 
 
 def _chosen(trials: Trials, outcomes: Sequence[Outcome], purse: Purse) -> Searched:
