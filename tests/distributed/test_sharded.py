@@ -100,7 +100,7 @@ def test_a_run_goes_on_from_the_parts_of_all_ranks(said: list[Any], folder: Path
     """Without noise it comes where an unbroken run comes; broken off after step 3, the last checkpoint is after 2."""
     found, want = np.load(folder / "broken SGD" / "draws.npy")[0], alone("momentum", "tied", "float64").draws[0].numpy()
     assert np.linalg.norm(found - want) < 1e-12 * np.linalg.norm(want)
-    assert [steps for _, steps in said[0]["broken SGD"][1]] == [4, 2]  # steps 3 and 4 were claimed together, and are paid for again
+    assert [steps for _, steps in said[0]["broken SGD"][1]] == [4, 2]  # steps 3 and 4 were claimed
 
 
 def test_draws_that_were_written_stay(said: list[Any], folder: Path) -> None:
