@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 
+import joblib
 import pytest
 import torch
 
 import confide
 from confide.data.loaders import load_dataset
 from confide.data.table import Table
-from confide.errors import Refusal
+from confide.errors import RankLost, Refusal
+from confide.running.processes import in_processes
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.private_data import PrivateData
 from confide.workflow.compare import compare
 from confide.workflow.facts import settle
 from confide.workflow.request import Request
 from confide.workflow.run import job_of, records_of
+from confide.workflow.workers import forget, opened_once
 
 METHODS = ["sgd", "sgld"]
 
@@ -103,6 +108,24 @@ def test_chains_in_processes_of_their_own(tmp_path: Path) -> None:
     assert charged == sum(event.count for event in run.privacy.events) == 40
     with pytest.raises(Refusal, match="in memory"):
         confide.fit_chains(confide.methods.SGLD(), network, chain_records(None), plan, chains=2, jobs=2, reopen=reopen)
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_one_sentence() -> None:
+    with pytest.raises(RankLost, match="a worker process was killed"):
+        list(in_processes([joblib.delayed(killed)()], 2))
+
+
+def test_a_process_opens_the_records_once() -> None:
+    """Of one piece of work; another one's are opened in their place."""
+    seen: list[str] = []
+    for work in ("first", "first", "second", "first"):
+        assert opened_once(work, lambda: seen.append("opened")) is None
+    forget("first")
+    assert len(seen) == 3
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -106,6 +106,10 @@ def compare(
     stated. Settings come from public rules, never from tuning on the records. The test records are public or separate
     on your word, and a comparison needs them.
     """
+    from confide.running.processes import begin
+
+    # Imports take seconds, here and in other processes, so these begin at once.
+    beginning = begin(jobs, "confide.workflow.tickets") if 1 < jobs <= MOST_JOBS else None
     from confide.cli.comparison_table import show
     from confide.cli.records import Records
     from confide.workflow.compare import compare as contest
@@ -126,6 +130,8 @@ def compare(
 
     chosen: dict[str, Any] = {**plan, "hidden": widths, "secure": secure, "ledger": ledger, "seed": seed}
     reopen = partial(opened, records, name, chosen)
+    for _ in beginning or ():
+        pass
     with Workers(jobs, reopen) as workers:  # they open the records while this process does
         request, held_out = reopen()
         config = {**records.typed(), "ledger": None if ledger is None else str(ledger), "name": request.name}

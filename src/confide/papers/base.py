@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from confide.errors import Refusal
+from confide.running.processes import in_processes
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 
@@ -246,7 +247,7 @@ def _together(
 
     silent = replace(context, progress=_silent)
     calls = (joblib.delayed(_in_worker)(paper.name, each.name, silent, source) for each in chosen)
-    found = joblib.Parallel(n_jobs=jobs, return_as="generator")(calls)
+    found = in_processes(calls, jobs, in_order=True)
     for place, (experiment, (outcome, seconds, processor)) in enumerate(zip(chosen, found, strict=True), 1):
         context.progress(paper.name, place, len(chosen))
         yield Finished(experiment, outcome, seconds, processor)

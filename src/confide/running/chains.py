@@ -34,6 +34,7 @@ from confide.privacy.statement import Privacy
 from confide.running.closing import Closing
 from confide.running.fit import HALF, Run, fit, head_behind, rehearse, stated
 from confide.running.journal import CheckpointPlace
+from confide.running.processes import in_processes
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Source
 from confide.sources.queries import Query, Release
@@ -206,7 +207,7 @@ def _in_workers(
         raise Refusal(f"jobs={jobs}: other processes cannot see a ledger in memory; give PrivateData the path of one")
     run = pay_ahead(data, plan.blocks * len(seeds), f"{len(seeds)} chains").run
     calls = [joblib.delayed(chain)(seed, run, number * plan.steps) for number, seed in enumerate(seeds)]
-    return list(joblib.Parallel(n_jobs=jobs)(calls))
+    return list(in_processes(calls, jobs, in_order=True))
 
 
 def _one_chain(

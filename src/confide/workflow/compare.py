@@ -228,7 +228,8 @@ class _Contest:
 
     def rehearsed_by(self, workers: Workers, names: Sequence[str], not_run: dict[str, str]) -> dict[str, list[Job]]:
         """The same, by other processes; what will take longest comes first, so that nobody waits for it at the end."""
-        trying = workers.rehearse(names)
+        # What is solved on the host takes longest to rehearse.
+        trying = workers.rehearse(sorted(names, key=lambda name: not known.get(name).on_host))
         fits: dict[str, list[Job]] = {}
         for name in names:  # the noise of each, which is found here meanwhile
             try:

@@ -39,6 +39,7 @@ from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import Event
 from confide.privacy.ledger import Ledger
 from confide.running.fit import head_behind
+from confide.running.processes import in_processes
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Part, priced
 from confide.sources.queries import StatisticQuery
@@ -46,7 +47,7 @@ from confide.workflow.calibrate import multiplier_for
 from confide.workflow.facts import Settled, settle
 from confide.workflow.request import Request
 from confide.workflow.run import Job, Outcome, carry_out, job_of, records_of, rehearse_job
-from confide.workflow.workers import check_jobs, forget, in_processes, opened_once
+from confide.workflow.workers import check_jobs, forget, opened_once
 
 HELD_OUT = 0.2
 """Chance that a record is kept back for scores."""

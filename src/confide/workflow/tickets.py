@@ -18,6 +18,7 @@ from confide.data.table import Table
 from confide.errors import Refusal, Unfinished
 from confide.report.evaluation import Evaluation
 from confide.running.artefacts import POSTERIOR, save_run
+from confide.running.processes import in_processes
 from confide.sources.ahead import Purse
 from confide.sources.base import Part
 from confide.workflow.facts import Settled, settle
@@ -27,7 +28,7 @@ from confide.workflow.memory import peak_memory
 from confide.workflow.ranking import Trial, trial_of
 from confide.workflow.request import Request
 from confide.workflow.run import Job, Progress, carry_out, job_of, rehearse_job
-from confide.workflow.workers import forget, in_processes, opened_once
+from confide.workflow.workers import forget, opened_once
 
 Reopen: TypeAlias = Callable[[], tuple[Request, Table]]
 """Gives a request and its test records again, in whatever process it is called."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from confide.errors import Refusal
@@ -21,14 +21,6 @@ def check_jobs(ledger: Any, jobs: int, reopen: object | None) -> None:
         raise Refusal(f"jobs={jobs}: other processes open the records by themselves; give reopen=, or jobs=1")
     if jobs > 1 and isinstance(ledger, Ledger):
         raise Refusal(f"jobs={jobs}: other processes cannot share an open ledger; give its path as ledger=")
-
-
-def in_processes(calls: Iterable[Any], jobs: int) -> Generator[Any, None, None]:
-    """What `joblib.delayed` calls give, as they end. They begin at once, whether or not anybody looks already."""
-    import joblib
-
-    found: Generator[Any, None, None] = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
-    return found
 
 
 def opened_once(work: str, opening: Callable[[], Opened]) -> Opened:
