@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from confide.papers.base import Experiment, Paper
 from confide.papers.dp_bnn.claims import CLAIMS
 from confide.papers.dp_bnn.mnist import run_cnn, run_effects, run_epsilon, run_mlp
 from confide.papers.dp_bnn.printed import run_family, run_seconds
 from confide.papers.dp_bnn.regression import run_regression
+
+PRINTED_EPOCHS = 15.0  # of figure 5
 
 PAPER = Paper(
     "dp-bnn",
@@ -17,6 +21,12 @@ PAPER = Paper(
         Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp),
         Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn, minutes=6.3),
         Experiment("effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects),
+        Experiment(
+            "effects-cnn",
+            f"the same with a CNN and {PRINTED_EPOCHS:g} epochs, as printed (figure 5)",
+            partial(run_effects, network="CNN", epochs=PRINTED_EPOCHS),
+            quick=False,
+        ),
         Experiment("epsilon", "accuracy against epsilon (figure 1)", run_epsilon),
         Experiment("family", "clip, noise, epochs and a falling clip (figure 4)", run_family),
         Experiment("seconds", "time of an epoch on the network as printed (table 2)", run_seconds),

@@ -130,6 +130,18 @@ def effects(panels: Sequence[tuple[str, str, Sequence[tuple[float, PaperMeasure,
     return Figure("effects", "Effects of batch size and learning rate on DP-SGD and DP-SGLD (figure 5)", draw, (10, 7))
 
 
+def inputs(shown: Sequence[tuple[str, Tensor]]) -> Figure:
+    """The images that the prediction distributions are about (figure 12)."""
+
+    def draw(figure: Any) -> None:
+        for axis, (title, pixels) in zip(figure.subplots(1, len(shown)), shown, strict=True):
+            side = round(len(pixels) ** 0.5)
+            axis.imshow(pixels.reshape(side, side).numpy(), cmap="gray")
+            axis.set(title=title, xticks=[], yticks=[])
+
+    return Figure("predictions_inputs", "A hard and an easy test image (figure 12)", draw, (5.0, 2.8))
+
+
 def _grid(figure: Any, count: int) -> list[Any]:
     return list(figure.subplots(2, count // 2, sharex=True, sharey=True).flat)
 

@@ -109,7 +109,7 @@ def run_mlp(context: Context) -> PaperOutcome:
     images = load(context)
     found = _found([key for key in _keys(context) if key[1] == "MLP"], images, context)
     tables = (_accuracy_table("MLP", found, images), _calibration_table("MLP", found, images))
-    return PaperOutcome(tables, (*_distributions(found), *_reliabilities(found)))
+    return PaperOutcome(tables, (*_distributions(found, images), *_reliabilities(found)))
 
 
 def run_cnn(context: Context) -> PaperOutcome:
@@ -204,14 +204,15 @@ def _name(row: TableRow) -> str:
     return f"{row.method}, {row.network}, {row.prior}" + ("" if row.private else ", not private")
 
 
-def _distributions(found: Found) -> tuple[Figure, ...]:
+def _distributions(found: Found, images: Images) -> tuple[Figure, ...]:
     """A hard image, a 3 of which private SGLD is least sure, and an easy one, the 2 of which it is surest."""
     judge = found[TableRow("SGLD")][0]
     doubt = entropy(judge.predicted)
-    drawn = []
+    drawn, shown_images = [], []
     for name, digit, hard in (("hard", 3, True), ("easy", 2, False)):
         shown = doubt if hard else -doubt
         index = int(shown.masked_fill(judge.y != digit, -math.inf).argmax())
+        shown_images.append((f"{name}: image {index}, a {digit}", images.found.x_test[index].flatten()))
         panels = []
         for private in (False, True):
             for method in BAYESIAN:
@@ -219,7 +220,7 @@ def _distributions(found: Found) -> tuple[Figure, ...]:
                 panels.append((title, found[TableRow(method, private=private)][0].draws_at(index)))
         caption = f"Prediction distribution over draws for test image {index}, a {digit} (figures 6 and 13)"
         drawn.append(figures.prediction_distributions(f"predictions_{name}", caption, panels, digit))
-    return tuple(drawn)
+    return (*drawn, figures.inputs(shown_images))
 
 
 def _reliabilities(found: Found) -> tuple[Figure, ...]:
@@ -264,16 +265,18 @@ def run_epsilon(context: Context) -> PaperOutcome:
     return PaperOutcome((PaperTable(title, columns, tuple(rows), notes),), (figures.accuracy_against_epsilon(points),))
 
 
-def run_effects(context: Context) -> PaperOutcome:
+def run_effects(context: Context, network: NetworkName = "MLP", epochs: float = EFFECT_EPOCHS) -> PaperOutcome:
     """Figure 5: batch size and learning rate, for SGD with fixed noise and SGLD whose noise is the Langevin noise."""
     images = load(context)
+    epochs = min(epochs, EFFECT_EPOCHS) if context.quick else epochs
     batches, rates = (QUICK_BATCHES, QUICK_RATES) if context.quick else (BATCHES, RATES)
     middle = QUICK_BATCHES[0] if context.quick else EFFECT_BATCH
     studies: list[tuple[str, str, list[tuple[float, TableRow]]]] = []
     for method in ("SGD", "SGLD"):
         for setting in ("batch size", "learning rate"):
             pairs = [(b, EFFECT_RATE) for b in batches] if setting == "batch size" else [(middle, r) for r in rates]
-            made = [_effect_row("SGD" if method == "SGD" else "SGLD", b, r, images.found.records) for b, r in pairs]
+            sizes = (network, epochs, images.found.records)
+            made = [_effect_row("SGD" if method == "SGD" else "SGLD", b, r, *sizes) for b, r in pairs]
             values = [b if setting == "batch size" else r for b, r in pairs]
             studies.append((method, setting, list(zip(values, made, strict=True))))
     rows: list[tuple[Cell, ...]] = []
@@ -287,20 +290,24 @@ def run_effects(context: Context) -> PaperOutcome:
             rows.append((f"{method}, {setting} {value:g}", row.noise_multiplier, *point[1:]))
             context.progress("effects", len(rows), sum(len(study[2]) for study in studies))
         panels.append((f"{method}, {setting}", setting, points))
-    return PaperOutcome((_effects_table(rows, images, middle),), (figures.effects(panels),))
+    return PaperOutcome((_effects_table(rows, images, middle, network, epochs),), (figures.effects(panels),))
 
 
-def _effect_row(method: MethodName, batch: int, rate: float, records: int) -> TableRow:
+def _effect_row(
+    method: MethodName, batch: int, rate: float, network: NetworkName, epochs: float, records: int
+) -> TableRow:
     langevin = langevin_noise_multiplier(rate, batch, EFFECT_CLIP, records)
     noise = PAPER_NOISE if method == "SGD" else langevin
-    options: dict[str, Any] = {"batch": batch, "rate": rate, "epochs": EFFECT_EPOCHS, "clip": EFFECT_CLIP}
-    return TableRow(method, noise_multiplier=noise, **options)
+    options: dict[str, Any] = {"batch": batch, "rate": rate, "epochs": epochs, "clip": EFFECT_CLIP}
+    return TableRow(method, network, noise_multiplier=noise, **options)
 
 
-def _effects_table(rows: list[tuple[Cell, ...]], images: Images, middle: int) -> PaperTable:
+def _effects_table(
+    rows: list[tuple[Cell, ...]], images: Images, middle: int, network: NetworkName, epochs: float
+) -> PaperTable:
     notes = (
         *images.found.notes,
-        f"MLP, clip {EFFECT_CLIP:g}, {EFFECT_EPOCHS} epochs; rate {EFFECT_RATE:g} where the batch varies and batch "
+        f"{network}, clip {EFFECT_CLIP:g}, {epochs:g} epochs; rate {EFFECT_RATE:g} where the batch varies and batch "
         f"{middle} where the rate does. SGD has the paper's noise multiplier {PAPER_NOISE:g}: a larger batch costs "
         "more, the rate nothing. SGLD's noise follows from both: a larger batch costs less, a larger rate more.",
     )
