@@ -25,7 +25,7 @@ from confide.evaluate.drawing import (
 )
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.privacy.accountants.bound import Bound
-from confide.wording import accountant, share_up, up
+from confide.wording import accountant, epsilon, share_up
 
 MOST_POINTS = 200  # convention: more dots than this in a small drawing cover each other
 _SOLID = {"color": BLUE}
@@ -213,7 +213,7 @@ def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
         axes = figure.subplots()
         for place, ((_, bound), value) in enumerate(zip(rows, values, strict=True)):
             axes.barh(place, value, 0.62, **(_SOLID if bound.sound else _HATCHED))
-            axes.annotate(_upward(value), (value, place), (5, 0), textcoords="offset points", va="center")
+            axes.annotate(epsilon(value), (value, place), (5, 0), textcoords="offset points", va="center")
         axes.set_yticks(range(len(rows)), [accountant(name).heading for name, _ in rows])
         axes.tick_params("y", length=0)
         axes.invert_yaxis()
@@ -225,7 +225,7 @@ def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
         key(axes, [("a guarantee", _SOLID), ("an approximation", _HATCHED)])
 
     said = ", ".join(
-        f"{accountant(name).heading} {_upward(value)} ({bound.kind})"
+        f"{accountant(name).heading} {epsilon(value)} ({bound.kind})"
         for (name, bound), value in zip(rows, values, strict=True)
     )
     alt = f"Epsilon at delta {delta:g} by accountant: {said or 'no accountant gives a finite number'}."
@@ -278,11 +278,6 @@ def _stacked_bars(axes: Any, names: Sequence[str], parts: Sequence[tuple[float, 
     axes.set_yticks(places, names)
     axes.tick_params("y", length=0)
     legend(axes, 2, 0.4)
-
-
-def _upward(value: float) -> str:
-    """Rounded up: a claim may be weaker than what holds, never stronger."""
-    return f"{math.ceil(value):,}" if value >= 100 else up(value, decimals=3)
 
 
 def _percent_ticks(axes: Any, lowest: float) -> None:

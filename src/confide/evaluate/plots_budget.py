@@ -8,6 +8,7 @@ from typing import Any
 
 from confide.errors import Refusal
 from confide.evaluate.drawing import BLUE, GREY, ORANGE, SKY, VERMILION, Plot, legend, logarithmic, plot
+from confide.wording import epsilon as shown
 
 
 def privacy_utility(
@@ -64,14 +65,18 @@ def budget_over_time(
         axes.step(places, [*epsilons, epsilons[-1]], where="post", color=BLUE, linewidth=2, label="spent")
         if limit is not None:
             axes.axhline(limit, color=VERMILION, linewidth=1.8, linestyle=(0, (5, 2)), label="ceiling")
-        axes.set(xlabel="Charge", ylabel="Epsilon", ylim=(0, 1.12 * max(*epsilons, limit or 0)), xlim=(0, len(times)))
-        few = sorted({0, len(times) // 2, len(times) - 1})
-        axes.set_xticks([place + 0.5 for place in few], [_date(times[place]) for place in few])
+        day = f" on {times[0][:10]}, by time (UTC)" if _one_day(times) else ""
+        axes.set(
+            xlabel=f"Charge{day}", ylabel="Epsilon", ylim=(0, 1.12 * max(*epsilons, limit or 0)), xlim=(0, len(times))
+        )
+        few, dates = sorted({0, len(times) // 2, len(times) - 1}), _dates(times)
+        axes.set_xticks([place + 0.5 for place in few], [dates[place] for place in few])
         legend(axes, 2)
 
-    rest = "" if limit is None else f" {max(0.0, limit - epsilons[-1]):.3g} of the ceiling of {limit:g} is left."
-    alt = f"Epsilon spent over {len(times)} charges, from {epsilons[0]:.3g} to {epsilons[-1]:.3g}.{rest}"
-    reading = "Every step is a charge, and none is ever given back. A charge that would cross the ceiling is refused."
+    rest = "" if limit is None else f" The ceiling is {limit:g}."
+    alt = f"Epsilon spent over {len(times)} charges, from {shown(epsilons[0])} to {shown(epsilons[-1])}.{rest}"
+    refused = "" if limit is None else " A charge that would cross the ceiling is refused."
+    reading = f"Every step is a charge, and none is ever given back.{refused}"
     return plot(identifier, title, alt, reading, draw, 290)
 
 
@@ -88,18 +93,27 @@ def plan_curve(values: Sequence[float], epsilons: Sequence[float], name: str, id
         logarithmic(axes, min(values) / 1.3, max(values) * 1.3)
         axes.set_xticks(list(values), [f"{value:.4g}" for value in values])
         axes.set_yscale("log")
-        axes.set_yticks(list(epsilons), [f"{value:.2g}" for value in epsilons])
+        axes.set_yticks(list(epsilons), [shown(value) for value in epsilons])
         axes.yaxis.set_minor_locator(NullLocator())
         legend(axes, 1)
 
-    said = ", ".join(f"{epsilon:.3g} at {value:.4g}" for value, epsilon in zip(values, epsilons, strict=True))
+    said = ", ".join(f"{shown(epsilon)} at {value:.4g}" for value, epsilon in zip(values, epsilons, strict=True))
     reading = "Every point is a plan by itself, priced as a whole. Lower protects more."
     title = f"Epsilon against {name.lower()}"
     return plot(identifier, title, f"{title}: {said}.", reading, draw, 300)
 
 
-def _date(time: Any) -> str:
-    return time.strftime("%d %b %Y") if hasattr(time, "strftime") else str(time)[:16]
+def _dates(times: Sequence[Any]) -> list[str]:
+    """Days, or times of the day where all are of one."""
+    if not all(isinstance(time, str) for time in times):
+        return [time.strftime("%d %b %Y") if hasattr(time, "strftime") else str(time)[:16] for time in times]
+    return [time[11:] if _one_day(times) else time[:10] for time in times]
+
+
+def _one_day(times: Sequence[Any]) -> bool:
+    """Whether several texts such as "2026-01-31T12:00" name one day."""
+    whole = len(times) > 1 and all(isinstance(time, str) and len(time) > 10 for time in times)
+    return whole and len({time[:10] for time in times}) == 1
 
 
 def method_points(

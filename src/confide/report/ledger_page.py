@@ -79,7 +79,7 @@ def _named(name: str) -> str:
 
 def _promise(ceiling: Limit | None) -> str:
     if ceiling is None:
-        return "No ceiling was set, so nothing is refused: confide ledger limit FILE --epsilon E --delta D sets one."
+        return "No ceiling was set, so nothing is refused; the command “confide ledger limit” sets one."
     return (
         f"The ceiling holds for each data set by itself: epsilon {ceiling.epsilon:g} at delta {small(ceiling.delta)}, "
         f"{ceiling.adjacency}. A charge that would pass it is refused before a record is read."
@@ -98,10 +98,10 @@ def _lead(names: Sequence[str], standings: Mapping[str, Standing | None], ceilin
     if over:
         listed = ", ".join(f"“{_named(name)}”" for name in over[:4])
         return f"{count} been charged. More than the ceiling allows was charged to {listed}: it proves nothing there."
-    return (
-        f"{count} been charged, each within a ceiling of epsilon {ceiling.epsilon:g}. The least is left of "
-        f"“{_named(least)}”: {remaining(left[least])}."
-    )
+    within = f"within a ceiling of epsilon {ceiling.epsilon:g}"
+    if len(names) == 1:
+        return f"{count} been charged, {within}. Of it {remaining(left[least])} is left."
+    return f"{count} been charged, each {within}. The least is left of “{_named(least)}”: {remaining(left[least])}."
 
 
 def _cards(
@@ -192,7 +192,7 @@ def _plots(rows: Sequence[Mapping[str, Any]], names: Sequence[str], ceiling: Lim
     for place, name in enumerate(names[:MOST_PLOTS]):
         priced = [row for row in rows if row["dataset"] == name and row["epsilon"] is not None]
         if priced:
-            times, values = [str(row["time"])[:10] for row in priced], [row["epsilon"] for row in priced]
+            times, values = [str(row["time"])[:16] for row in priced], [row["epsilon"] for row in priced]
             limit = None if ceiling is None else ceiling.epsilon
             title = f"Budget of “{_named(name)}”"
             found.append(budget_over_time(times, values, limit, title=title, identifier=f"budget-{place}"))
