@@ -148,8 +148,8 @@ def test_one_input() -> None:
 
 def test_epsilons_are_rounded_up_and_kinds_named() -> None:
     plot = all_plots()["epsilon"]
-    assert "0.865 (upper bound)" in plot.alt
-    assert "0.835 (approximation)" in plot.alt
+    assert "0.8647 (upper bound)" in plot.alt
+    assert "0.8345 (approximation)" in plot.alt
     assert "advanced" not in plot.alt.lower()
 
 
