@@ -27,6 +27,7 @@ FIGURES = {
     "regression_bands",
     "predictions_hard",
     "predictions_easy",
+    "predictions_inputs",
     "reliability_private",
     "reliability_not_private",
     "reliability_sgld",

@@ -30,7 +30,7 @@ def rows(table: PaperTable) -> dict[tuple[Any, Any], dict[str, Any]]:
 
 @pytest.mark.slow
 def test_every_table_sets_the_paper_beside_ours_and_a_sound_epsilon(done: dict[str, Finished]) -> None:
-    assert list(done) == ["step-sizes", "adult", "mnist", "pate"]
+    assert list(done) == ["step-sizes", "adult", "mnist", "pate", "gan"]
     for item in done.values():
         for table in item.outcome.tables:
             if table.title.startswith("Protocol"):
@@ -71,7 +71,7 @@ def test_figures_can_be_drawn(done: dict[str, Finished], tmp_path: Any) -> None:
         for figure in item.outcome.figures:
             base.save_figure(figure, tmp_path)
             names.append(figure.name)
-    assert names == ["step_sizes", "step_size_sensitivity", "adult_accuracy", "adult_traces"]
+    assert names == ["step_sizes", "step_size_sensitivity", "adult_accuracy", "adult_traces", "gan_samples"]
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in names)
 
 
