@@ -38,6 +38,8 @@ from confide.sources.queries import GradientQuery, StatisticQuery
 DELTA = 1e-5
 CLASSES = 10
 UNLABELLED = CLASSES
+MATCHING = 1.0
+"""Weight of the squared distance between mean features, in which a record has about length 1."""
 LABELS = tuple(range(CLASSES + 1))
 """The classes, and one more for records that have none."""
 
@@ -62,7 +64,7 @@ class GanSetting:
     batch: int = 400
     matched_every: int = 1
     rate: float = 0.05
-    generator_rate: float = 0.02
+    generator_rate: float = 0.005
     friction: float = 0.1
     clip: float = 1.0
     feature_clip: float = 1.0
@@ -273,7 +275,7 @@ def _tell_maker(
     loss = torch.zeros(())
     for judge, mean in zip(judges, real, strict=True):
         loss = loss + F.softplus(-judge.network(fakes).logsumexp(1)).mean()
-        loss = loss + (features(judge.network, fakes).mean(0) - mean).square().sum() * setting.hidden
+        loss = loss + MATCHING * (features(judge.network, fakes).mean(0) - mean).square().sum()
     maker.tell(_gradient(maker.network, loss / len(judges)), 0.0, rate, setting, records)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from confide.papers import protocol, sets
 from confide.papers.base import Cell, Context, Figure, PaperMeasure, PaperOutcome, PaperTable
-from confide.papers.dp_sgmcmc.gan import CLASSES, DELTA, Digits, GanSetting, blocks, fitted, labelled_rows
+from confide.papers.dp_sgmcmc.gan import CLASSES, DELTA, MATCHING, Digits, GanSetting, blocks, fitted, labelled_rows
 from confide.papers.dp_sgmcmc.gan import supervised_only as floor
 from confide.papers.scattering_features import GROUPS, scattered
 
@@ -23,8 +23,8 @@ PAPER_EPSILON, PAPER_ACCURACY = 0.2, 0.983
 COMPONENTS = 100
 PIXELS, PARTS = "pixels", "scattering components"
 OPEN: dict[str, GanSetting] = {
-    PIXELS: GanSetting(hidden=256, steps=1500, batch=300, rate=0.05, generator_rate=0.02),
-    PARTS: GanSetting(hidden=200, steps=1500, batch=300, rate=0.05, generator_rate=0.02),
+    PIXELS: GanSetting(hidden=256, steps=1500, batch=300, rate=0.05),
+    PARTS: GanSetting(hidden=200, steps=1500, batch=300, rate=0.05),
 }
 PRIVATE: dict[str, GanSetting] = {
     kind: replace(setting, steps=300, batch=1000, matched_every=10, rate=0.05) for kind, setting in OPEN.items()
@@ -149,7 +149,7 @@ def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
     count = next(len(images.y) for images in given.values())
     return (
         f"{count} images, {LABELLED} of every class labelled, others at every seed ({_listed(context.seeds)}). "
-        f"{'; '.join(told)}; clip {QUICK.clip:g} under privacy, features clipped to {QUICK.feature_clip:g}.",
+        f"{'; '.join(told)}; weight {MATCHING:g} of mean features; clip {QUICK.clip:g} under privacy, features clipped to {QUICK.feature_clip:g}.",
         "A labelled record pays once for its class and for being real; fakes and prior join outside the clip; every "
         "discriminator asks for itself and every answer is paid for, mean features of real records too. Labelled "
         "records answer at every step: rate 1. A record is labelled or not, so the epsilon (add/remove) is the larger "
