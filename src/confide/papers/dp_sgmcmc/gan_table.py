@@ -149,7 +149,8 @@ def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
     count = next(len(images.y) for images in given.values())
     return (
         f"{count} images, {LABELLED} of every class labelled, others at every seed ({_listed(context.seeds)}). "
-        f"{'; '.join(told)}; weight {MATCHING:g} of mean features; clip {QUICK.clip:g} under privacy, features clipped to {QUICK.feature_clip:g}.",
+        f"{'; '.join(told)}; weight {MATCHING:g} of mean features; clip {QUICK.clip:g} under privacy, features clipped "
+        f"to {QUICK.feature_clip:g}.",
         "A labelled record pays once for its class and for being real; fakes and prior join outside the clip; every "
         "discriminator asks for itself and every answer is paid for, mean features of real records too. Labelled "
         "records answer at every step: rate 1. A record is labelled or not, so the epsilon (add/remove) is the larger "
