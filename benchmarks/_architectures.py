@@ -53,31 +53,33 @@ def _language(name: str, module: nn.Module, records: int, length: int) -> Case:
     return Case(name, module, ids, ids, next_word)
 
 
-SIZES: dict[bool, dict[str, int]] = {
-    False: {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048},
-    True: {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128},
-}
+SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
 SPECIAL: dict[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def gpt2(tiny: bool) -> Case:
-    size = {"n_embd": 64, "n_layer": 1, "n_head": 2} if tiny else {"n_embd": 768, "n_layer": 4, "n_head": 12}
-    options = {**size, "n_positions": 128, "vocab_size": WORDS, "use_cache": False}
+    """GPT-2 small, as published."""
+    options = (
+        {"n_embd": 64, "n_layer": 1, "n_head": 2, "n_positions": 128, "vocab_size": WORDS, **SPECIAL} if tiny else {}
+    )
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return _language("gpt2", _library("gpt2", "CausalLM", "input_ids", **options, **dropout, **SPECIAL), 8, 64)
+    return _language("gpt2", _library("gpt2", "CausalLM", "input_ids", **options, **dropout, use_cache=False), 4, 64)
 
 
 def bert(tiny: bool) -> Case:
+    """BERT base, as published."""
     dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    options = {**SIZES[tiny], **dropout, "vocab_size": WORDS, "num_labels": 2, **SPECIAL}
-    module = _library("bert", "SequenceClassification", "input_ids", **options)
-    return Case("bert", module, _words(16, 64), torch.randint(2, (16,)), cross_entropy)
+    options = {**SMALL, "vocab_size": WORDS, **SPECIAL} if tiny else {}
+    module = _library("bert", "SequenceClassification", "input_ids", **options, **dropout, num_labels=2)
+    return Case("bert", module, _words(8, 64), torch.randint(2, (8,)), cross_entropy)
 
 
 def vit(tiny: bool) -> Case:
-    options = {**SIZES[tiny], "image_size": 64, "patch_size": 8, "num_labels": 10}
-    module = _library("vit", "ImageClassification", "pixel_values", **options)
-    return Case("vit", module, torch.rand(16, 3, 64, 64), torch.randint(10, (16,)), cross_entropy)
+    """ViT-B/16, as published."""
+    options = {**SMALL, "image_size": 64, "patch_size": 8} if tiny else {}
+    module = _library("vit", "ImageClassification", "pixel_values", **options, num_labels=10)
+    pixels = torch.rand(16, 3, 64, 64) if tiny else torch.rand(4, 3, 224, 224)
+    return Case("vit", module, pixels, torch.randint(10, (len(pixels),)), cross_entropy)
 
 
 class Residual(nn.Module):
@@ -130,7 +132,9 @@ def mamba(tiny: bool) -> Case:
 
 
 def mixtral(tiny: bool) -> Case:
-    size = {**SIZES[tiny], "num_hidden_layers": 1, "intermediate_size": 64 if tiny else 512}
+    size = {**SMALL, "intermediate_size": 64}
+    if not tiny:
+        size |= {"hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 512}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2, "use_cache": False}
     options = {**size, **experts, "vocab_size": WORDS, "experts_implementation": "batched_mm", **SPECIAL}
     return _language("mixtral", _library("mixtral", "CausalLM", "input_ids", **options), 8, 32)

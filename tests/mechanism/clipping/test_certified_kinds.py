@@ -46,6 +46,14 @@ class Tied(nn.Module):
         return scores[:, 3] - scores[:, 5]
 
 
+class TiedTokens(Tied):
+    """The same at every position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.out(self.table(x.long()))
+        return (scores[..., 3] - scores[..., 5]).mean(1)
+
+
 class Signs(nn.Module):
     """Rows of one table with alternating signs."""
 
@@ -155,6 +163,7 @@ def drawn(layer: Any, draws: int = 1) -> nn.Module:
 Kind = tuple[Callable[[], nn.Module], tuple[int, ...], tuple[torch.dtype, ...]]
 KINDS: dict[str, Kind] = {
     "tied": (Tied, (8,), BOTH),
+    "tied_tokens": (TiedTokens, (8,), BOTH),
     "bag": (lambda: Signs(bag=True), (8,), BOTH),
     "few_hits": (lambda: Signs(bag=False), (8,), BOTH),
     "many_hits": (lambda: Signs(bag=False), (200,), BOTH),
@@ -254,7 +263,7 @@ def test_among_thousands(name: str, dtype: torch.dtype) -> None:
     assert moves(name, dtype, 4096, "flat", 1.0, 3e9) <= CLIP
 
 
-@pytest.mark.parametrize("name", ["positions", "tied", "convolution"])
+@pytest.mark.parametrize("name", ["positions", "tied", "tied_tokens", "convolution"])
 def test_records_that_are_formed_have_the_same_sum(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last way out, where double precision is not enough for the parts of a layer."""
     module, x, y = batch_for(name, 30, torch.float32)

@@ -11,6 +11,7 @@ from torch import Tensor
 from confide.mechanism.clipping import calls, chain, clipped_sum, engine, factors, structure
 from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
+from confide.mechanism.clipping.rules import tied
 from confide.mechanism.clipping.structure import kept_generators
 from tests.mechanism.clipping.zoo import ZOO
 
@@ -161,6 +162,15 @@ def test_cross_terms_of_tied_weights_matter(monkeypatch: pytest.MonkeyPatch) -> 
     """Adding squared norms of layers that share a weight, as if it were two weights, is wrong and is seen."""
     monkeypatch.setattr(calls, "_disjoint", lambda targets: True)
     assert compare("tied_linear_layers") > 1e-3
+
+
+@pytest.mark.parametrize("name", ["tied_weights", "tied_words_and_a_bias"])
+def test_a_table_that_is_also_a_weight_has_cross_terms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are neither formed record by record nor left out."""
+    monkeypatch.delattr(calls.Cluster, "_dense_norms")
+    assert compare(name) < TOLERANCE
+    monkeypatch.setattr(tied, "crossed", lambda rows, left, right: left.new_zeros(len(left)))
+    assert compare(name) > 1e-4
 
 
 def test_per_layer_groups_share_the_bound() -> None:

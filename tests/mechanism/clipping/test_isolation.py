@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.errors import SpeedWarning, UnclippableError
-from confide.mechanism.clipping import Recordwise, clipped_sum, engine, isolated_rows, isolation
+from confide.mechanism.clipping import Recordwise, batching, clipped_sum, engine, isolated_rows, isolation
 from confide.mechanism.clipping.engine import engine_of
 from confide.mechanism.clipping.sealed import Reachable
 from confide.models.likelihoods import Categorical
@@ -445,11 +445,11 @@ def test_cross_entropy_of_a_region_is_torchs() -> None:
     for values, target in cases:
         ignoring = target.clone().masked_fill_(target == 1, -100)
         for options in ({}, {"weight": weights}, {"reduction": "none"}, {"reduction": "sum"}):
-            found = isolation._cross_entropy(values.double(), ignoring, **options)
+            found = batching._cross_entropy(values.double(), ignoring, **options)
             torch.testing.assert_close(found, F.cross_entropy(values.double(), ignoring, **options))
-        found = isolation._cross_entropy(values.double(), target, ignore_index=1)
+        found = batching._cross_entropy(values.double(), target, ignore_index=1)
         torch.testing.assert_close(found, F.cross_entropy(values.double(), target, ignore_index=1))
     positional = (values.double(), target, weights, None, -100, None, "sum")
-    torch.testing.assert_close(isolation._cross_entropy(*positional), F.cross_entropy(*positional))
+    torch.testing.assert_close(batching._cross_entropy(*positional), F.cross_entropy(*positional))
     with pytest.raises(TypeError, match="unexpected keyword"):
-        isolation._cross_entropy(values, target, weigth=weights)
+        batching._cross_entropy(values, target, weigth=weights)

@@ -179,6 +179,21 @@ def tied_weights() -> Case:
 
 
 @animal
+def tied_words_and_a_bias() -> Case:
+    """A small language model: more look-ups than pairs are compared for, a read-out at one position."""
+
+    def forward(self: Any, words: Tensor) -> Tensor:
+        state = self.norm(self.words(words) + self.places(torch.arange(words.shape[1])))
+        return self.head(torch.tanh(state).cumsum(1)[:, -1])[:, :CLASSES]
+
+    module = Lambda(
+        forward, words=nn.Embedding(9, 5), places=nn.Embedding(40, 5), norm=nn.LayerNorm(5), head=nn.Linear(5, 9)
+    )
+    module.head.weight = module.words.weight
+    return module, classes, tokens(9, 40), labels()
+
+
+@animal
 def tied_linear_layers() -> Case:
     module = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, CLASSES))
     module[2].weight = module[0].weight

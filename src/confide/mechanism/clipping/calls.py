@@ -15,6 +15,7 @@ from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
 from confide.mechanism.clipping.rounding import ROWS, Tally, lost_in_squares
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Rule, Where
 from confide.mechanism.clipping.rules.squares import chunks, full_precision, squared_norms_of
+from confide.mechanism.clipping.rules.tied import tied_norms
 from confide.mechanism.clipping.tape import Tape, TapedCall
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -54,7 +55,15 @@ class Cluster:
         if _disjoint([target for slot, _ in self.members for target in slot.targets.values()]):
             first, *rest = (contribution.squared_norms() for _, contribution in self.members)
             return sum(rest, start=first)
-        return self._dense_norms()
+        tied = tied_norms([one for _, one in self.members], self.chain(1)) if self._share_a_weight() else None
+        return self._dense_norms() if tied is None else tied
+
+    def _share_a_weight(self) -> bool:
+        """Whether what all members have in common is one whole parameter, the weight of each."""
+        weights = {slot.targets.get("weight") for slot, _ in self.members}
+        others = [target for slot, _ in self.members for name, target in slot.targets.items() if name != "weight"]
+        shared = next(iter(weights))
+        return len(weights) == 1 and shared is not None and shared.rows is None and _disjoint([shared, *others])
 
     def _formed(self) -> Iterator[tuple[slice, dict[int, Tensor]]]:
         """The gradients of all members added up in full, some records at a time, by parameter."""
@@ -134,6 +143,9 @@ class Cluster:
                     found[target] = value.reshape(shape if target.rows is None else (-1, *shape[1:]))
                     continue
                 whole = target if apart else Target(target.parameter)
+                if whole not in found and target.rows is None:
+                    found[whole] = value.reshape(shape)
+                    continue
                 if whole not in found:
                     found[whole] = value.new_zeros(shape)
                 place = found[whole] if apart or target.rows is None else found[whole][slice(*target.rows)]
@@ -181,18 +193,21 @@ def clusters_of(
     return clusters
 
 
-@dataclass(frozen=True)
+@dataclass
 class Found:
     """All that a recorded pass and its backward found, from which contributions are made."""
 
     tape: Tape
-    at_outputs: Sequence[Sequence[Tensor | None]]
+    at_outputs: list[list[Tensor | None]]
     at_copies: dict[int, Tensor]
 
     def contributions(self, space: Workspace) -> list[tuple[Slot, Contribution]]:
-        """Every call through its rule."""
+        """Every call through its rule, once: what a contribution does not keep is let go before the next is made."""
         found: list[tuple[Slot, Contribution]] = []
-        for entry, given in zip(self.tape.entries, self.at_outputs, strict=True):
+        self.tape.entries.reverse()
+        self.at_outputs.reverse()
+        while self.tape.entries:
+            entry, given = self.tape.entries.pop(), self.at_outputs.pop()
             if any(gradient is not None for gradient in given):
                 rule = entry.slot.rule
                 assert rule is not None

@@ -12,18 +12,16 @@ trusts: torch's batching rules. What vmap leaves open is closed by `_Guard`, whi
     windows      what shows a whole stack (repr), how it lies in memory (strides, offsets, resizing), or lets user code
                  handle one (its own vmap rules), is refused
 
-Refused means `NotIsolable`: the engine then takes the records one by one. This file is the only one that speaks to the
-private parts of torch.func.
+Refused means `NotIsolable`: the engine then takes the records one by one. This file and `batching` are the only ones
+that speak to the private parts of torch.func.
 """
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
+from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -35,11 +33,11 @@ from torch._C._functorch import TransformType
 from torch._functorch import autograd_function
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from confide.data.trees import map_tensors
 from confide.devices import generators
+from confide.mechanism.clipping.batching import INSTEAD
 
 
 class NotIsolable(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
@@ -201,6 +199,17 @@ def clear(function: Any, args: Sequence[Any], result: Any) -> None:
             result.zero_()
 
 
+def _check_normalised(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """What is normalised over is a record's own: vmap would count the axis of the records among the last ones."""
+    if "layer_norm" not in name and "rms_norm" not in name:
+        return
+    given = dict(zip(("input", "normalized_shape"), args, strict=False)) | kwargs
+    values, last = given.get("input"), tuple(given.get("normalized_shape") or ())
+    fits = isinstance(values, Tensor) and 0 < len(last) <= values.dim() and values.shape[-len(last) :] == last
+    if not fits or "backward" in name:
+        raise NotIsolable("normalises over something else than the last axes of a record")
+
+
 def _states() -> list[Tensor]:
     return [generator.get_state() for generator in generators()]
 
@@ -231,12 +240,14 @@ class _Guard(TorchFunctionMode):
             raise NotIsolable("looks at how a tensor lies in memory")
         if isinstance(function, OpOverload | OpOverloadPacket) and not str(function).startswith("aten."):
             raise NotIsolable(f"calls {function}, an operator that may have a vmap rule of its own")
+        if "_norm" in getattr(function, "__name__", ""):
+            _check_normalised(function.__name__, args, kwargs)
         if function in RANDOM:
             self.check_generator()
             result = self._draw(function, args, kwargs)
             self.state = _states()
         else:
-            result = _INSTEAD.get(function, function)(*args, **kwargs)
+            result = INSTEAD.get(function, function)(*args, **kwargs)
             clear(function, args, result)
         self.mark(result)
         return result
@@ -271,7 +282,7 @@ class _Guard(TorchFunctionMode):
         """A single number (which layers to skip in this pass) is drawn once for all records, as in any batch."""
         if function in _SINGLE and (args[-1:] or (kwargs.get("size"),))[0] in ((), [], torch.Size([])):
             return self._same_for_all(function, args, kwargs)
-        return _INSTEAD.get(function, function)(*args, **kwargs)
+        return INSTEAD.get(function, function)(*args, **kwargs)
 
     def _same_for_all(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Numbers from a generator of the module's own: as one record alone would have drawn them."""
@@ -281,73 +292,6 @@ class _Guard(TorchFunctionMode):
             raise NotIsolable("draws random numbers for its records with a generator of its own")
         with temporarily_clear_interpreter_stack():
             return function(*args, **kwargs)
-
-
-# losses without a batching rule ---------------------------------------------------------------------------------
-
-
-def _cross_entropy(*args: Any, **kwargs: Any) -> Tensor:
-    """The same as torch's; vmap would loop over the records there."""
-    given = _given(F.cross_entropy, args, kwargs)
-    input, target = given["input"], given["target"]
-    if _is_deprecated(given) or given["label_smoothing"] or target.is_floating_point():
-        return F.cross_entropy(**given)
-    del given["label_smoothing"]
-    return _nll_loss(**{**given, "input": F.log_softmax(input, 1 if input.dim() > 1 else 0)})
-
-
-def _nll_loss(*args: Any, **kwargs: Any) -> Tensor:
-    given = _given(F.nll_loss, args, kwargs)
-    input, target, weight, reduction = (given[name] for name in ("input", "target", "weight", "reduction"))
-    axis = 1 if input.dim() > 1 else 0
-    if _is_deprecated(given) or target.shape != input.shape[:axis] + input.shape[axis + 1 :]:
-        return F.nll_loss(**given)
-    counted = target != given["ignore_index"]
-    known = torch.where(counted, target, 0)
-    picked: Tensor = -input.gather(axis, known.unsqueeze(axis)).squeeze(axis)
-    weights = counted.to(input.dtype) if weight is None else torch.where(counted, weight[known], 0.0)
-    losses = torch.where(counted, picked if weight is None else picked * weights, 0.0)
-    if reduction == "none":
-        return losses
-    return losses.sum() if reduction == "sum" else losses.sum() / weights.sum()
-
-
-_signature = cache(inspect.signature)
-
-
-def _given(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call by name, those left out at torch's own values."""
-    bound = _signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return dict(bound.arguments)
-
-
-def _is_deprecated(given: dict[str, Any]) -> bool:
-    return given["size_average"] is not None or given["reduce"] is not None
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **more: Any
-) -> Tensor:
-    """The same as torch's; a mask that is learnt (relative positions) has a gradient in the plain formula only."""
-    below = attn_mask
-    if below is not None and functorch.is_batchedtensor(below):
-        below = functorch.get_unwrapped(below)
-    with sdpa_kernel(SDPBackend.MATH) if below is not None and below.requires_grad else nullcontext():
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **more)
-
-
-def _group_norm(input: Tensor, *rest: Any, **more: Any) -> Tensor:
-    """The same as torch's, which asks a transposed input for a layout that vmap cannot tell."""
-    return F.group_norm(input.contiguous(), *rest, **more)
-
-
-_INSTEAD: dict[Any, Callable[..., Any]] = {
-    F.group_norm: _group_norm,
-    F.cross_entropy: _cross_entropy,
-    F.nll_loss: _nll_loss,
-    F.scaled_dot_product_attention: _attention,
-}
 
 
 # functions of the user's own ------------------------------------------------------------------------------------

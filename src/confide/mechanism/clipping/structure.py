@@ -107,9 +107,10 @@ def _proven(asked: Question, anatomy: Anatomy) -> Examined | None:
         return None
     if not is_proven_loss(asked.loss, few.y) and run.unseen():
         return None
+    held = _record_bytes(run)
     if _missed(run, anatomy):
         return None
-    return Examined("proven", _chain(asked, anatomy, run), _record_bytes(run))
+    return Examined("proven", _chain(asked, anatomy, run), held)
 
 
 def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
@@ -143,10 +144,11 @@ def _covered(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
     few = asked.few
     while True:
         run = isolated_pass(asked.module, anatomy, asked.loss, few.x, few.y)
+        held = _record_bytes(run)
         missed = run.unseen() or _missed(run, anatomy)
         if missed <= anatomy.escaped:
             why = "its gradients differ from run to run" if missed else ""
-            return anatomy, Examined("isolated", None, _record_bytes(run), why)
+            return anatomy, Examined("isolated", None, held, why)
         examined = anatomy.examined
         anatomy = anatomy_of(asked.module, anatomy.escaped | missed)
         anatomy.examined.update(examined)
@@ -185,7 +187,7 @@ def _record_bytes(run: Pass) -> int:
 
 
 def _missed(run: Pass, anatomy: Anatomy) -> frozenset[int]:
-    """Parameters whose gradients the recorded calls and the copies do not account for."""
+    """Parameters whose gradients the recorded calls and the copies do not account for; the calls are used up."""
     if not run.losses.requires_grad:
         return frozenset()
     found = Found(run.tape, *run.gradients(keep=True))

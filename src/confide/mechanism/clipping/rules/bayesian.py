@@ -23,7 +23,6 @@ from copy import copy
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from confide.layers.bayesian import (
@@ -37,7 +36,7 @@ from confide.layers.dropout import SharedNoiseConv2d, SharedNoiseLinear
 from confide.layers.tables import MeanFieldEmbedding
 from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rounding import lost_in_squares
-from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups, patches_of
+from confide.mechanism.clipping.rules.convolution import Cut, PatchSum, channel_groups
 from confide.mechanism.clipping.rules.embedding import MeanFieldRows, without_padding
 from confide.mechanism.clipping.rules.linear import OuterProduct, OuterSum, with_positions
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, rule_for
@@ -338,9 +337,7 @@ def mean_field_convolution(call: Call) -> Contribution:
 
 def patch_sum(layer: Any, gradient: Tensor, inputs: Tensor, space: Workspace) -> PatchSum:
     margins = [margin for size in reversed(layer.padding) for margin in (size, size)]
-    padded = F.pad(inputs, margins) if any(margins) else inputs
-    patches = patches_of(padded, layer.kernel_size, layer.stride, layer.dilation, layer.groups)
-    return PatchSum(channel_groups(gradient, layer.groups), patches, layer.kernel_size, space)
+    return PatchSum(channel_groups(gradient, layer.groups), inputs, Cut(layer, margins), space)
 
 
 # local reparameterisation ---------------------------------------------------------------------------------------

@@ -4,16 +4,16 @@
 
 with g_t the output gradient and patch_t the part of the padded input under the kernel. A transposed convolution
 exchanges the roles: the patches are cut from the output gradient and the input takes the place of g. Patches are
-strided views of a channels-last copy, written out a cache-sized piece at a time, never for the whole batch.
+strided views of a channels-last copy, made and written out a cache-sized piece at a time, never for the whole batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.mechanism.clipping.rules.linear import CACHE_BYTES, PASS_COST, ghost_norms, rounding_guard, squared_sizes
@@ -21,20 +21,47 @@ from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense,
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
-# Terms that meet in one product: enough to be worth a call, few enough for the rounding of some hundred records.
-TERMS = 128
+# Terms that meet in one product, and what may be written out for it: enough to be worth a call, few enough for the
+# rounding of some dozen records. More records go in blocks, where rounding asks for them.
+TERMS = 1024
+PRODUCT_BYTES = 16 << 20
+LARGE_PLANE = 512  # positions
+_pad = torch.nn.functional.pad  # as it was when confide was imported
+
+
+class Cut:
+    """How patches are cut out of images (records, channels, *space)."""
+
+    def __init__(self, layer: Any, margins: Sequence[int], mode: str = "constant") -> None:
+        self.kernel, self.stride, self.dilation, self.groups = (
+            layer.kernel_size, layer.stride, layer.dilation, layer.groups
+        )  # fmt: skip
+        self.margins, self.mode = margins, mode
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(records, groups, *positions, *kernel, channels of the group), a view of a copy."""
+        stride: Sequence[int] = self.stride
+        if set(self.kernel) == {1} and not any(self.margins):  # what is stepped over is read by nothing
+            steps: list[Any] = [slice(None, None, step) for step in stride]
+            images, stride = images[(..., *steps)], (1,) * len(stride)
+        view: Tensor = padded_last(images, self.margins, self.mode).unflatten(-1, (self.groups, -1)).movedim(-2, 1)
+        space = len(self.kernel)
+        for axis in range(space):
+            window = self.dilation[axis] * (self.kernel[axis] - 1) + 1
+            view = view.unfold(2 + axis, window, stride[axis])[..., :: self.dilation[axis]]
+        return view.movedim(2 + space, -1)  # unfold puts the kernel last; the channels go behind it again
 
 
 class PatchSum(Contribution):
     """sum_t left_t patch_t^T per record and channel group.
 
-    left (records, groups, channels, positions); patches (records, groups, *positions, *kernel, channels), a view.
+    left (records, groups, channels, positions); images (records, channels, *space), of which patches are cut.
     """
 
-    def __init__(self, left: Tensor, patches: Tensor, kernel: tuple[int, ...], space: Workspace) -> None:
-        self.left, self.patches, self.kernel, self.space = left, patches, kernel, space
+    def __init__(self, left: Tensor, images: Tensor, cut: Cut, space: Workspace) -> None:
+        self.left, self.images, self.cut, self.space = left, images, cut, space
         self.records, self.groups, self.channels, self.positions = left.shape
-        self.width = math.prod(kernel) * patches.shape[-1]
+        self.width: int = math.prod(cut.kernel) * images.shape[1] // self.groups
         self.stored: Tensor | None = None
         self.spreads: Tensor | None = None  # as far as they are known
         self.buffer: Tensor | None = None
@@ -45,7 +72,7 @@ class PatchSum(Contribution):
         if self.buffer is None or self.buffer.shape[0] < count:
             self.buffer = self.left.new_empty(count, self.groups, self.positions, self.width)
         columns = self.buffer[:count]
-        part = self.patches[start:stop]
+        part = self.cut(self.images[start:stop])
         columns.view(part.shape).copy_(part)
         return columns
 
@@ -64,6 +91,12 @@ class PatchSum(Contribution):
 
     def squared_norms(self) -> Tensor:
         """Choose by cost as for linear layers; small positions and wide kernels take Gram matrices."""
+        try:
+            return self._norms()
+        finally:
+            self.buffer = None  # one layer's after the other
+
+    def _norms(self) -> Tensor:
         inputs, outputs, positions = self.width, self.channels, self.positions
         entries = self.groups * inputs * outputs
         if positions * positions * (inputs + outputs) <= PASS_COST * inputs * outputs:
@@ -104,10 +137,13 @@ class PatchSum(Contribution):
     def chain(self, records: int) -> int:
         if self.stored is not None:
             return records
-        together = max(1, TERMS // self.positions)
-        piece = max(1, min(records, self._piece_bytes() // self._record_bytes()))
-        # the terms of one product, the products of one piece of records, and two sums for every piece
-        return min(records, together) * self.positions + -(-piece // together) + 2 * -(-records // piece)
+        together = min(records, self._together())
+        return together * self.positions + -(-records // together)
+
+    def _together(self) -> int:
+        """How many records meet in one product."""
+        room = min(self.space.budget, PRODUCT_BYTES) // self._record_bytes()
+        return max(1, min(TERMS // self.positions, room))
 
     def spread(self) -> Tensor:
         if self.spreads is None:
@@ -118,14 +154,14 @@ class PatchSum(Contribution):
         return found
 
     def chosen(self, where: Where) -> PatchSum:
-        found = PatchSum(self.left[where], self.patches[where], self.kernel, self.space)
+        found = PatchSum(self.left[where], self.images[where], self.cut, self.space)
         found.stored = None if self.stored is None else self.stored[where]
         found.spreads = None if self.spreads is None else self.spreads[where]
         return found
 
     def widened(self) -> PatchSum:
         """The patches are widened as they are written out."""
-        found = PatchSum(self.left.double(), self.patches, self.kernel, self.space)
+        found = PatchSum(self.left.double(), self.images, self.cut, self.space)
         found.stored = None if self.stored is None else self.stored.double()
         return found
 
@@ -137,23 +173,25 @@ class PatchSum(Contribution):
         return {"weight": self._as_weight(total.view(1, self.groups, self.channels, self.width))[0]}
 
     def _products(self, factors: Tensor) -> Tensor:
-        """Few terms meet in one product: as many products side by side as it takes, and their sums added up."""
-        total = self.left.new_zeros(self.groups, self.channels, self.width)
-        together = max(1, TERMS // self.positions)
-        for start, stop in self._pieces():
-            scaled, columns = self.left[start:stop] * expanded(factors[start:stop], 4), self._columns(start, stop)
-            whole = (stop - start) // together * together
-            for first, last, size in ((0, whole, together), (whole, stop - start, stop - start - whole)):
-                if first < last:  # (blocks, groups, channels, terms) and (blocks, groups, terms, width)
-                    left = scaled[first:last].unflatten(0, (-1, size)).permute(0, 2, 3, 1, 4).flatten(3)
-                    right = columns[first:last].unflatten(0, (-1, size)).transpose(1, 2).flatten(2, 3)
-                    total += torch.matmul(left, right).sum(0)
+        """Few records meet in one product, and the products are added up."""
+        total = self.space.take(self.left, self.groups, self.channels, self.width)
+        size = self._together()
+        for start in range(0, self.records, size):
+            stop = min(self.records, start + size)
+            columns = self._columns(start, stop).transpose(0, 1).flatten(1, 2)  # (groups, records x positions, width)
+            scaled = self.left[start:stop] * expanded(factors[start:stop], 4)
+            left = scaled.permute(1, 2, 0, 3).flatten(2)  # (groups, channels, records x positions)
+            if start:
+                total.baddbmm_(left, columns)
+            else:
+                torch.bmm(left, columns, out=total)
+        self.buffer = None
         return total
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
         """(records, groups, channels, width) in the shape of the weight, (records, channels, inputs, *kernel)."""
         records = gradients.shape[0]
-        return gradients.reshape(records, self.groups * self.channels, *self.kernel, -1).movedim(-1, 2)
+        return gradients.reshape(records, self.groups * self.channels, *self.cut.kernel, -1).movedim(-1, 2)
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         return {"weight": self._as_weight(self._gradients(start, stop))}
@@ -187,16 +225,22 @@ class WithBias(Contribution):
         return self.weight.dense(start, stop) | self.bias.dense(start, stop)
 
 
-def patches_of(
-    padded: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
-) -> Tensor:
-    """(records, channels, *space) cut into (records, groups, *positions, *kernel, channels of the group), a view."""
-    space = len(kernel)
-    view: Tensor = padded.movedim(1, -1).contiguous().unflatten(-1, (groups, -1)).movedim(-2, 1)
-    for axis in range(space):
-        window = dilation[axis] * (kernel[axis] - 1) + 1
-        view = view.unfold(2 + axis, window, stride[axis])[..., :: dilation[axis]]
-    return view.movedim(2 + space, -1)  # unfold puts the kernel last; the channels go behind it again
+def padded_last(values: Tensor, margins: Sequence[int], mode: str = "constant") -> Tensor:
+    """(records, channels, *space) with margins and the channels last, in memory of its own; zeros take one copy.
+
+    Two for large images: planes that are a power of two apart fall on the same lines of the cache.
+    """
+    if mode != "constant" or not any(margins) or min(margins) < 0 or math.prod(values.shape[2:]) >= LARGE_PLANE:
+        padded = _pad(values, list(margins), mode=mode) if any(margins) else values
+        return padded.movedim(1, -1).contiguous()
+    before, after = margins[::2][::-1], margins[1::2][::-1]  # torch counts from the last axis
+    sizes = values.shape[2:]
+    found = values.new_zeros(len(values), *map(sum, zip(before, sizes, after, strict=True)), values.shape[1])
+    inner: Any = found
+    for axis, (start, size) in enumerate(zip(before, sizes, strict=True)):
+        inner = inner.narrow(1 + axis, start, size)
+    inner.copy_(values.movedim(1, -1))
+    return found
 
 
 def channel_groups(values: Tensor, groups: int) -> Tensor:
@@ -218,11 +262,8 @@ def convolution(call: Call) -> Contribution:
     if "weight" not in call.trainable:
         return with_bias(call, None)
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    margins = layer._reversed_padding_repeated_twice
-    padded = F.pad(call.input, margins, mode=mode) if any(margins) else call.input
-    patches = patches_of(padded, layer.kernel_size, layer.stride, layer.dilation, layer.groups)
-    left = channel_groups(call.gradient, layer.groups)
-    return with_bias(call, PatchSum(left, patches, layer.kernel_size, call.space))
+    cut = Cut(layer, layer._reversed_padding_repeated_twice, mode)
+    return with_bias(call, PatchSum(channel_groups(call.gradient, layer.groups), call.input, cut, call.space))
 
 
 @rule_for(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, parameters=("weight", "bias"))
@@ -237,7 +278,5 @@ def transposed_convolution(call: Call) -> Contribution:
         reach += layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1
         before = layer.padding[axis]
         margins += [before, reach - before - call.gradient.shape[2 + axis]]
-    padded = F.pad(call.gradient, margins) if any(margins) else call.gradient
-    patches = patches_of(padded, layer.kernel_size, layer.stride, layer.dilation, layer.groups)
     left = channel_groups(call.input, layer.groups)
-    return with_bias(call, PatchSum(left, patches, layer.kernel_size, call.space))
+    return with_bias(call, PatchSum(left, call.gradient, Cut(layer, margins), call.space))

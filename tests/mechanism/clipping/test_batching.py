@@ -1,0 +1,161 @@
+"""Functions that run on all records of a region in one call: the same as for every record alone, and seen by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from confide.mechanism.clipping import batching, clipped_sum
+from confide.mechanism.clipping.isolation import NotIsolable, Region
+from confide.mechanism.clipping.reference import reference_clipped_sum
+
+RECORDS = 5
+Call = Callable[..., Tensor]
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def each(*shape: int) -> Tensor:
+    """One tensor for every record."""
+    return normal(RECORDS, *shape)
+
+
+def hidden(rows: int) -> Tensor:
+    return torch.rand(RECORDS, rows, 1, 6, 6) > 0.5
+
+
+# a function, what every record has of its own, and what all have in common
+CASES: dict[str, tuple[Call, tuple[Any, ...], tuple[Any, ...]]] = {
+    "linear": (F.linear, (each(2, 7, 3),), (normal(4, 3), normal(4))),
+    "linear_of_features": (F.linear, (each(3),), (normal(4, 3),)),
+    "linear_with_a_vector": (F.linear, (each(2, 3),), (normal(3),)),
+    "linear_with_own_weights": (F.linear, (each(2, 3), each(4, 3)), ()),
+    "addmm": (lambda x, bias, weight: torch.addmm(bias, x, weight), (each(6, 3),), (normal(4), normal(3, 4))),
+    "addmm_scaled": (lambda x, bias, w: torch.addmm(bias, x, w, beta=2), (each(6, 3),), (normal(4), normal(3, 4))),
+    "addmm_onto_a_matrix": (lambda x, into, w: torch.addmm(into, x, w), (each(6, 3),), (normal(6, 4), normal(3, 4))),
+    "layer_norm": (lambda x, *w: F.layer_norm(x, (3,), *w), (each(2, 7, 3),), (normal(3), normal(3))),
+    "layer_norm_of_all": (lambda x: F.layer_norm(x, [2, 3], eps=0.1), (each(2, 3),), ()),
+    "layer_norm_with_own": (lambda x, w: F.layer_norm(x, (3,), w), (each(2, 3), each(3)), ()),
+    "group_norm": (lambda x, *w: F.group_norm(x, 2, *w), (each(2, 4, 5, 5),), (normal(4), normal(4))),
+    "group_norm_turned": (lambda x: F.group_norm(x.transpose(1, 2), 2), (each(2, 5, 4),), ()),
+    "attention": (F.scaled_dot_product_attention, (each(1, 2, 6, 4), each(1, 2, 6, 4), each(1, 2, 6, 4)), ()),
+    "attention_rows": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
+        (each(3, 2, 6, 4), each(3, 2, 6, 4), each(3, 2, 6, 4)), (),
+    ),
+    "attention_own_masks": (
+        F.scaled_dot_product_attention, (each(3, 2, 6, 4), each(3, 2, 6, 4), each(3, 2, 6, 4), hidden(3)), ()
+    ),
+    "attention_one_mask": (
+        F.scaled_dot_product_attention, (each(2, 2, 6, 4), each(2, 2, 6, 4), each(2, 2, 6, 4)), (normal(6, 6),)
+    ),
+    "attention_mask_of_rows": (
+        F.scaled_dot_product_attention, (each(2, 2, 6, 4), each(2, 2, 6, 4), each(2, 2, 6, 4)), (normal(2, 1, 6, 6),)
+    ),
+    "attention_without_rows": (F.scaled_dot_product_attention, (each(2, 6, 4), each(2, 6, 4), each(2, 6, 4)), ()),
+    "attention_shared_keys": (F.scaled_dot_product_attention, (each(1, 2, 6, 4),), (normal(1, 2, 9, 4),) * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_for_every_record_alone(name: str) -> None:
+    function, own, common = CASES[name]
+    wanted = torch.stack([function(*(value[record] for value in own), *common) for record in range(RECORDS)])
+    region = Region(RECORDS)
+    with region.entered():
+        found = region.stacked(function(*map(region.wrap, own), *common))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["linear", "addmm", "layer_norm", "group_norm", "attention_own_masks"])
+def test_all_records_go_through_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the cases above are about what this file does."""
+    kernel = f"_{name.removesuffix('_own_masks')}_kernel"
+    seen, honest = [], getattr(batching, kernel)
+    monkeypatch.setattr(batching, kernel, lambda *given, **more: (seen.append(1), honest(*given, **more))[1])
+    test_as_for_every_record_alone(name)
+    assert seen == [1]
+
+
+NORMS: dict[str, Callable[[Tensor], Any]] = {
+    "function": lambda x: F.layer_norm(x, (RECORDS, 3)),
+    "kernel": lambda x: torch.layer_norm(x, (RECORDS, 3)),
+    "by_name": lambda x: torch.layer_norm(input=x, normalized_shape=[RECORDS, 3]),
+    "native": lambda x: torch.native_layer_norm(x, (RECORDS, 3), None, None, 1e-5),
+    "operator": lambda x: torch.ops.aten.native_layer_norm(x, [RECORDS, 3], None, None, 1e-5),
+    "overload": lambda x: torch.ops.aten.layer_norm.default(x, [RECORDS, 3]),
+    "root": lambda x: F.rms_norm(x, (RECORDS, 3)),
+    "backward": lambda x: torch.ops.aten.native_layer_norm_backward(
+        x, x, [RECORDS, 3], x.new_zeros(1, 1), x.new_ones(1, 1), None, None, [True, False, False]
+    ),
+    "groups": lambda x: F.group_norm(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_no_axis_of_the_records_is_normalised_over(name: str) -> None:
+    """torch's own vmap lets a layer norm reach the axis that it hides."""
+    features = each(3)
+    with Region(RECORDS).entered() as region, pytest.raises((NotIsolable, RuntimeError)):
+        NORMS[name](region.wrap(features))
+
+
+class Own(nn.Module):
+    """Not on the list of what is proven."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.groups = nn.Linear(4, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.norm(self.first(x)).unsqueeze(1)
+        looked = F.scaled_dot_product_attention(*[state.unsqueeze(1)] * 3)[:, 0]
+        out: Tensor = self.last(self.groups(looked.transpose(1, 2)).squeeze(2))
+        return out
+
+
+def summed(module: nn.Module, with_reference: bool = False) -> Tensor:
+    torch.manual_seed(0)
+    x, y = normal(RECORDS, 4), torch.randint(3, (RECORDS,))
+    out = torch.zeros(sum(value.numel() for value in module.parameters()), dtype=torch.float64)
+    loss = lambda output, y: F.cross_entropy(output, y, reduction="none")  # noqa: E731
+    (reference_clipped_sum if with_reference else clipped_sum)(module, loss, x, y, clip=0.5, out=out)
+    return out
+
+
+@pytest.mark.parametrize(("owner", "name"), [
+    (F, "linear"), (F, "layer_norm"), (torch, "layer_norm"), (F, "group_norm"), (torch, "group_norm"),
+    (F, "scaled_dot_product_attention"),
+])  # fmt: skip
+def test_what_somebody_put_in_a_place_of_torch_sees_one_record(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    module = Own().double()
+    wanted, honest = summed(module, True), getattr(owner, name)
+    torch.testing.assert_close(summed(module), wanted)  # examined
+
+    def mixing(values: Tensor, *rest: Any, **more: Any) -> Tensor:
+        found: Tensor = honest(values, *rest, **more)
+        return found if len(values) == 1 else found.flip(0)
+
+    monkeypatch.setattr(owner, name, mixing)
+    torch.testing.assert_close(summed(module), wanted)
+
+
+def test_such_a_function_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: a kernel that is looked up where somebody can put another."""
+    torch.manual_seed(1)
+    module = Own().double()
+    wanted = summed(module)
+    honest = batching._linear_kernel
+    monkeypatch.setattr(batching, "_linear_kernel", lambda values, *rest: honest(values.flip(0), *rest))
+    assert not torch.allclose(summed(module), wanted)
