@@ -14,6 +14,7 @@ from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.engine import engine_of
 from confide.models.programs import Program, ProgramLikelihood
+from confide.posteriors.draws import Draws
 
 pyro: Any = pytest.importorskip("pyro")
 dist: Any = pytest.importorskip("pyro.distributions")
@@ -89,7 +90,9 @@ def test_from_fit_to_named_draws() -> None:
     program = confide.models.from_pyro(robust, x[:1], y[:1])
     data = confide.PrivateData(x, y, schema=confide.Schema(records=20))
     plan = confide.plan(records=20, batch=10, steps=6, epsilon=3.0, delta=1e-2)
-    draws = confide.fit(confide.methods.SGLD(), program, data, plan).posterior.named_draws()
+    posterior = confide.fit(confide.methods.SGLD(), program, data, plan).posterior
+    assert isinstance(posterior, Draws)
+    draws = posterior.named_draws()
     assert draws["slope"].shape[1:] == (2,)
     assert (draws["scale"] > 0).all()
 

@@ -180,6 +180,15 @@ def about_brightness(module: nn.Module, name: str | None, size: int = 16) -> Tas
     return Task(module, {name: pixels} if name else pixels, y, schema)
 
 
+def about_stripes(module: nn.Module, size: int = 16) -> Task:
+    """Upright or lying: for networks whose normalisation takes brightness away."""
+    pixels = torch.randn(RECORDS, 3, size, size)
+    y = torch.arange(RECORDS) % 2
+    wave = 1.5 * torch.cos(torch.arange(size) * torch.pi / 2)
+    pixels += torch.where(y[:, None, None, None] == 1, wave.view(1, 1, 1, -1), wave.view(1, 1, -1, 1))
+    return Task(module, pixels, y, Schema(classes=2, records=RECORDS, inputs={"0": Input(bounds=(-4, 4))}))
+
+
 @task
 def vit() -> Task:
     options = {"image_size": 16, "patch_size": 8, "hidden_dropout_prob": 0.1}
@@ -282,7 +291,7 @@ def resnet18_with_group_norm() -> Task:
     widths = (4, 4, 8, 8, 8, 12, 12, 12, 12)
     blocks = [Block(widths[n], widths[n + 1], 1 + (widths[n] != widths[n + 1])) for n in range(8)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(12, 2)]
-    return about_brightness(nn.Sequential(nn.Conv2d(3, 4, 3, 1, 1), *blocks, *head), None)
+    return about_stripes(nn.Sequential(nn.Conv2d(3, 4, 3, 1, 1), *blocks, *head))
 
 
 # tables and sequences in plain torch --------------------------------------------------------------------------------

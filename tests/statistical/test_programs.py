@@ -7,6 +7,8 @@ side is importance sampling over densities that are written out by hand (`oracle
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -85,3 +87,25 @@ def test_a_prior_that_is_too_narrow_is_caught() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_quantiles_are_exact(name: str) -> None:
     assert largest_gap(name, chain_of(name, 8000)) < LARGEST_GAP
+
+
+def nuts_of(name: str, draws: int) -> dict[str, Tensor]:
+    """Draws by name from Pyro's no-U-turn sampler, of the densities that are written out by hand."""
+    mcmc: Any = pytest.importorskip("pyro.infer.mcmc")
+    x, y = example(name)
+    density, parts, start = MODELS[name]
+    kernel = mcmc.NUTS(potential_fn=lambda at: -density(at["u"][None], x, y)[0])
+    begin = {"u": torch.tensor(start, dtype=torch.float64)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        chain = mcmc.MCMC(kernel, draws, warmup_steps=200, initial_params=begin, disable_progbar=True)
+        chain.run()
+    u = chain.get_samples()["u"]
+    return {key: shown(u[:, where]) for key, (where, shown) in parts.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_no_u_turn_sampler_says_the_same_as_the_oracle(name: str) -> None:
+    """So that chains which agree with the oracle agree with NUTS."""
+    assert largest_gap(name, nuts_of(name, 500)) < LARGEST_GAP

@@ -88,7 +88,12 @@ class Pass:
     def unseen(self) -> frozenset[int]:
         """Parameters that the losses depend on in a way that no recorded call accounts for."""
         known = {id(parameter): index for index, parameter in enumerate(self.tape.anatomy.parameters)}
-        jumps = {edge.node: entry.nodes for entry in self.entries for edge in entry.edges if edge is not None}
+        jumps: dict[Any, list[Any]] = {}
+        for entry in self.entries:
+            for edge in entry.edges:
+                if edge is not None:  # two calls may have one output
+                    jumps.setdefault(edge.node, []).extend(entry.nodes)
+            jumps.update(entry.passed)
         return frozenset(index for node in leaves(self.losses, jumps) if (index := known.get(id(node), -1)) >= 0)
 
 

@@ -7,7 +7,7 @@ region (see `isolation`) they look underneath: the axis of the records is known 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +42,7 @@ class TapedCall:
     rows: bool = False
     axes: list[int] | None = None
     nodes: list[Node] = field(default_factory=list)
+    passed: dict[Node, list[Node]] = field(default_factory=dict)  # pieces that this call stands for, to their inputs
 
 
 class Tape:
@@ -51,6 +52,7 @@ class Tape:
         self.anatomy, self.records, self.region = anatomy, records, region
         self.entries: list[TapedCall] = []
         self.handles: list[Any] = []
+        self.beneath = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -69,8 +71,29 @@ class Tape:
         with ExitStack() as stack:
             for slot in self.anatomy.slots:
                 if slot.explicit is not None:
-                    stack.enter_context(_swapped(slot.layer, partial(slot.explicit.forward, self.linear, slot.layer)))
+                    forward = partial(slot.explicit.forward, _Maps(self), slot.layer)
+                    whole = self.region is not None and slot.explicit.at_once(slot.layer)
+                    stack.enter_context(
+                        _swapped(slot.layer, partial(self._at_once, slot, forward) if whole else forward)
+                    )
             yield
+
+    def _at_once(self, slot: Slot, forward: Callable[..., Any], inputs: Any, *rest: Any, **more: Any) -> Any:
+        """A forward of the engine's own that keeps records apart runs underneath a region, where it is faster."""
+        region, weights = self.region, slot.layer._parameters.values()
+        assert region is not None
+        shared = all(value is None or region.axis(value) is None for value in weights)
+        single = isinstance(inputs, Tensor) and inputs.dim() == 3 and len(inputs) == 1
+        if rest or more or not single or not shared or region.axis(inputs) is None:
+            return forward(inputs, *rest, **more)
+        with unguarded():
+            self.region, self.beneath = None, True
+            try:
+                output, states = forward(region.stacked(inputs).squeeze(1))
+            finally:
+                self.region, self.beneath = region, False
+            ends = map_tensors(lambda state: region.wrap(state.transpose(0, 1).unsqueeze(2)), states)
+            return region.wrap(output.unsqueeze(1)), ends
 
     def _listen(self, slot: Slot) -> Any:
         assert slot.rule is not None
@@ -92,7 +115,10 @@ class Tape:
         if any(edge is not None for edge in edges):
             sizes = [tensor.numel() * tensor.element_size() for tensor in outputs]
             rows = self.anatomy.draws > 1
-            self.entries.append(TapedCall(slot, inputs, keywords, edges, sizes, _version(inputs), captured, rows))
+            entry = TapedCall(slot, inputs, keywords, edges, sizes, _version(inputs), captured, rows)
+            if self.beneath:
+                entry.nodes = [tensor.grad_fn for tensor in tensors_in(inputs) if tensor.grad_fn is not None]
+            self.entries.append(entry)
         return None
 
     def _write_isolated(
@@ -145,10 +171,36 @@ class Tape:
         if bias is not None:
             places["bias"] = (bias, bias_rows or rows)
         values = {local: _rows(layer.get_parameter(name), part) for local, (name, part) in places.items()}
-        output = F.linear(inputs, values["weight"], values.get("bias"))
+        output = _linear(inputs, values["weight"], values.get("bias"))
         slot = self._part(layer, places)
         seen = self._write(slot, (inputs,), {}, output, None) if slot.targets else None  # otherwise all is frozen
         return output if seen is None else seen
+
+    def added(
+        self,
+        layer: nn.Module,
+        inputs: Tensor,
+        weight: str,
+        bias: str | None,
+        onto: Tensor,
+        pieces: Sequence[tuple[Tensor, Tensor]],
+    ) -> None:
+        """One entry for a linear map of many pieces."""
+        places: dict[str, tuple[str, tuple[int, int] | None]] = {"weight": (weight, None)}
+        if bias is not None:
+            places["bias"] = (bias, None)
+        slot = self._part(layer, places)
+        if slot.targets:
+            self._write(slot, (inputs,), {}, onto, None)
+            self.entries[-1].passed = {
+                made: [] if given is None else [given]
+                for made, given in (map(self._node, piece) for piece in pieces)
+                if made is not None
+            }
+
+    def _node(self, tensor: Tensor) -> Node | None:
+        with unguarded():
+            return (tensor if self.region is None else self.region.underneath(tensor)).grad_fn
 
     def _part(self, layer: nn.Module, places: dict[str, tuple[str, tuple[int, int] | None]]) -> Slot:
         """The slot of one linear map inside a layer."""
@@ -163,6 +215,16 @@ class Tape:
             rule = find_rule(_LINEAR, frozenset(targets))
             self.anatomy.parts[key] = Slot(weakref.ref(layer), rule, targets, whole.group)
         return self.anatomy.parts[key]
+
+
+class _Maps:
+    """What an explicit forward is given to make its linear maps with."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape, self.added = tape, tape.added
+
+    def __call__(self, *given: Any) -> Tensor:
+        return self.tape.linear(*given)
 
 
 def _given_to_each(region: Region, tensor: Tensor) -> Tensor:
@@ -194,4 +256,5 @@ def _swapped(layer: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
         del layer.forward
 
 
+_linear = F.linear  # as it was when confide was imported
 _LINEAR = nn.Linear(1, 1, device=torch.device("meta"))

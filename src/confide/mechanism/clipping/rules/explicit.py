@@ -7,7 +7,7 @@ of them is then clipped by the rule of an ordinary linear layer. The layer itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -32,13 +32,32 @@ class Linear(Protocol):
         bias_rows: tuple[int, int] | None = None,
     ) -> Tensor: ...
 
+    def added(
+        self,
+        layer: nn.Module,
+        inputs: Tensor,
+        weight: str,
+        bias: str | None,
+        onto: Tensor,
+        pieces: Sequence[tuple[Tensor, Tensor]],
+    ) -> None:
+        """A map that was made in pieces (output, input), each added to its part of what another map gave.
+
+        What reaches that output reaches the pieces: one call stands for all of them, with the `inputs` of all.
+        """
+
 
 @dataclass(frozen=True)
 class Explicit:
-    """An equivalent forward(linear, layer, *inputs) and the layers it is equivalent for."""
+    """An equivalent forward(linear, layer, *inputs) and the layers it is equivalent for.
+
+    `at_once` says of a layer whether that forward keeps records apart on axis 0 of a single input, so that it may run
+    on all of them outside of vmap; it gives outputs with the records on axis 0, and states with the records on axis 1.
+    """
 
     forward: Callable[..., Any]
     accepts: Callable[[Any], bool]
+    at_once: Callable[[Any], bool] = lambda layer: False
 
 
 _EXPLICIT: dict[type[nn.Module], Explicit] = {}
@@ -46,12 +65,14 @@ _DESCRIBED: list[Explicit] = []
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
-def explicit_forward_for(*layer_types: type[nn.Module], accepts: Callable[[Any], bool]) -> Callable[[Forward], Forward]:
+def explicit_forward_for(
+    *layer_types: type[nn.Module], accepts: Callable[[Any], bool], at_once: Callable[[Any], bool] = Explicit.at_once
+) -> Callable[[Forward], Forward]:
     """Register the decorated function as the explicit forward of `layer_types`."""
 
     def register(function: Forward) -> Forward:
         for layer_type in layer_types:
-            _EXPLICIT[layer_type] = Explicit(function, accepts)
+            _EXPLICIT[layer_type] = Explicit(function, accepts, at_once)
         return function
 
     return register

@@ -1,6 +1,6 @@
-"""Recurrent layers shown as their linear maps: one over all inputs, one over the state at every step.
+"""Recurrent layers shown as their linear maps: one over all inputs, one over the states of all steps.
 
-Gates and states follow torch.nn.LSTM, GRU and RNN; every call of the state map is a position of one linear layer.
+Gates and states follow torch.nn.LSTM, GRU and RNN; every step of the state map is a position of one linear layer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,21 @@ from torch.nn.utils.rnn import PackedSequence
 from confide.errors import Refusal
 from confide.mechanism.clipping.rules.explicit import Linear, explicit_forward_for
 
+# as they were when confide was imported: they may be given all records at once
+_linear, _stack = F.linear, torch.stack
+_sigmoid, _tanh, _relu = torch.sigmoid, torch.tanh, torch.relu
+
 
 def _supported(layer: nn.RNNBase) -> bool:
     return True
 
 
-@explicit_forward_for(nn.LSTM, nn.GRU, nn.RNN, accepts=_supported)
+def _at_once(layer: Any) -> bool:
+    """Records first, and nothing is drawn: then every operation below treats the entries of axis 0 alone."""
+    return layer.batch_first and not (layer.dropout and layer.training)
+
+
+@explicit_forward_for(nn.LSTM, nn.GRU, nn.RNN, accepts=_supported, at_once=_at_once)
 def recurrent(linear: Linear, layer: Any, inputs: Any, state: Any = None) -> tuple[Tensor, Any]:
     """The same function of the same arguments as the layer."""
     if isinstance(inputs, PackedSequence) or inputs.dim() != 3:
@@ -40,7 +49,7 @@ def recurrent(linear: Linear, layer: Any, inputs: Any, state: Any = None) -> tup
         sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
         if layer.dropout > 0 and layer.training and depth < layer.num_layers - 1:
             sequence = F.dropout(sequence, layer.dropout)
-    ends = tuple(torch.stack(parts) for parts in zip(*finals, strict=True))
+    ends = tuple(_stack(parts) for parts in zip(*finals, strict=True))
     result = sequence if layer.batch_first else sequence.transpose(0, 1)
     return result, ends if isinstance(layer, nn.LSTM) else ends[0]
 
@@ -59,29 +68,44 @@ def _initial_states(layer: Any, sequence: Tensor, state: Any, directions: int) -
 def _run(
     linear: Linear, layer: Any, sequence: Tensor, state: tuple[Tensor, ...], suffix: str, backwards: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One direction of one depth."""
+    """One direction of one depth.
+
+    What an LSTM or a plain layer makes of its state is added to what it makes of its input, so that both have one
+    gradient, and all steps of the state's map are one call. A GRU multiplies a part of it by a gate in between.
+    """
     biases = (f"bias_ih{suffix}", f"bias_hh{suffix}") if layer.bias else (None, None)
-    steps = linear(layer, sequence, f"weight_ih{suffix}", biases[0]).unbind(1)
-    outputs = []
+    whole = linear(layer, sequence, f"weight_ih{suffix}", biases[0])
+    together = not isinstance(layer, nn.GRU) and whole.requires_grad
+    weight, bias = getattr(layer, f"weight_hh{suffix}"), getattr(layer, biases[1]) if biases[1] else None
+    outputs, before, pieces = [], [], []
+    steps = whole.unbind(1)
     for step in reversed(steps) if backwards else steps:
-        from_state = linear(layer, state[0], f"weight_hh{suffix}", biases[1])
+        if together:
+            from_state = _linear(state[0], weight, bias)
+            before.append(state[0].detach())
+            pieces.append((from_state, state[0]))
+        else:
+            from_state = linear(layer, state[0], f"weight_hh{suffix}", biases[1])
         state = _next_state(layer, step, from_state, state)
         if layer.proj_size:
             state = (linear(layer, state[0], f"weight_hr{suffix}", None), *state[1:])
         outputs.append(state[0])
-    return torch.stack(outputs[::-1] if backwards else outputs, 1), state
+    if together:
+        states = _stack(before[::-1] if backwards else before, 1)
+        linear.added(layer, states, f"weight_hh{suffix}", biases[1], whole, pieces)
+    return _stack(outputs[::-1] if backwards else outputs, 1), state
 
 
 def _next_state(layer: Any, step: Tensor, from_state: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     if isinstance(layer, nn.LSTM):
         enter, forget, candidate, leave = (step + from_state).chunk(4, -1)
-        cell = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(candidate)
-        return torch.sigmoid(leave) * torch.tanh(cell), cell
+        cell = _sigmoid(forget) * state[1] + _sigmoid(enter) * _tanh(candidate)
+        return _sigmoid(leave) * _tanh(cell), cell
     if isinstance(layer, nn.GRU):
         reset, update, candidate = step.chunk(3, -1)
         reset_state, update_state, candidate_state = from_state.chunk(3, -1)
-        gate = torch.sigmoid(update + update_state)
-        proposal = torch.tanh(candidate + torch.sigmoid(reset + reset_state) * candidate_state)
+        gate = _sigmoid(update + update_state)
+        proposal = _tanh(candidate + _sigmoid(reset + reset_state) * candidate_state)
         return ((1 - gate) * proposal + gate * state[0],)
-    activation = torch.relu if layer.nonlinearity == "relu" else torch.tanh
+    activation = _relu if layer.nonlinearity == "relu" else _tanh
     return (activation(step + from_state),)
