@@ -5,6 +5,8 @@ Only `private_data` calls this, with records that it has drawn and paid for.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -12,11 +14,12 @@ from torch import Tensor
 
 from confide.data import trees
 from confide.data.trees import Tree
-from confide.devices import moved
+from confide.devices import generators, moved
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
 from confide.mechanism.clipping.rounding import LARGEST_BATCH, Tally, room_for_sums, working_type
 from confide.mechanism.gaussian import SampledGaussian
+from confide.mechanism.noise import NoiseStream
 from confide.sources.queries import GradientQuery, Query
 
 LARGEST_CLIP = 1e30
@@ -55,6 +58,22 @@ def check_batch(mechanism: SampledGaussian) -> None:
             f"expected_batch={mechanism.expected_batch}: the rounding of sums is bounded up to {LARGEST_BATCH} "
             "records; use smaller batches"
         )
+
+
+@contextmanager
+def drawn_in_secret(stream: NoiseStream) -> Iterator[None]:
+    """What user code draws while it reads records (masks of dropout) nobody can foretell: a script often sets torch's
+    generator, and masks that follow the place in a batch would then tell who stands before whom. Torch's generators are
+    left as they were."""
+    secret = int(stream.integers(2**62, 1)[0])
+    before = [(generator, generator.get_state()) for generator in generators()]
+    for generator, _ in before:
+        generator.manual_seed(secret)
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            generator.set_state(state)
 
 
 def summed_in_double(query: Query, batch: Drawn, mechanism: SampledGaussian) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,14 @@ from confide.mechanism.votes import Teacher, Votes, VotesAnswers, rehearse_votes
 from confide.privacy.events import Event, NonPrivateEvent, merged
 from confide.privacy.ledger import Ledger
 from confide.privacy.ledger.places import is_server
-from confide.sources.answers import Drawn, add_answers, check_batch, check_range, summed_in_double
+from confide.sources.answers import (
+    Drawn,
+    add_answers,
+    check_batch,
+    check_range,
+    drawn_in_secret,
+    summed_in_double,
+)
 from confide.sources.base import Part, Receipt, Stretch, leased, priced
 from confide.sources.crew import ALONE, Crew, check_alone
 from confide.sources.features import FeatureStore, LastPart
@@ -125,6 +132,7 @@ class PrivateData:
         self.__noise = NoiseStream(seed)
         self.__lattice = LatticeNoise(self.__noise)
         self.__sampler = BatchSampler(trees.size_of(features), NoiseStream(None if seed is None else seed + 1))
+        self.__masks = NoiseStream(None if seed is None else seed + 2)
         self.__mark = mark()
         self.__issued: WeakSet[Receipt] = WeakSet()
         self.__open: list[Receipt] = []  # what was charged for anybody
@@ -253,7 +261,8 @@ class PrivateData:
         with _DOOR.held():
             self.__pay(mechanism, receipt, purpose)
             query, batch = self.__batch(query, mechanism)
-            total, std, norms = self.__summed(query, batch, mechanism)
+            with drawn_in_secret(self.__masks):
+                total, std, norms = self.__summed(query, batch, mechanism)
             if self.__watch is not None:
                 self.__watch(mechanism, norms)
         return Release(total, std, mechanism.event(), mechanism.expected_batch)
@@ -284,7 +293,8 @@ class PrivateData:
     def __hidden(self, query: Query, mechanism: SampledGaussian, receipt: Receipt, as_one: int | None = None) -> Tensor:
         """A paid sum in double precision that has not met its noise yet. Inside the door."""
         self.__pay(mechanism, receipt, "")
-        hidden = summed_in_double(*self.__batch(query, mechanism), mechanism)[0]
+        with drawn_in_secret(self.__masks):
+            hidden = summed_in_double(*self.__batch(query, mechanism), mechanism)[0]
         if as_one is not None:
             hidden.div_(as_one)
             norm = float(torch.linalg.vector_norm(hidden))

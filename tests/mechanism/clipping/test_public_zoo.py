@@ -34,7 +34,7 @@ def chosen(tree: Any, rows: Any) -> Any:
 
 def by_hand(module: nn.Module, loss: Any, x: Any, y: Any) -> Tensor:
     """(records, parameters): a loop over records, each a batch of its own, and torch's autograd."""
-    parameters = list(module.parameters())
+    parameters = learnt(module)
     found = []
     for record in range(len(y)):
         one_x, one_y = chosen(x, slice(record, record + 1)), chosen(y, slice(record, record + 1))
@@ -44,8 +44,13 @@ def by_hand(module: nn.Module, loss: Any, x: Any, y: Any) -> Tensor:
     return torch.stack(found)
 
 
+def learnt(module: nn.Module) -> list[nn.Parameter]:
+    """Some have tables of positions that are parameters and never move."""
+    return [value for value in module.parameters() if value.requires_grad]
+
+
 def total(module: nn.Module, loss: Any, x: Any, y: Any, clip: float) -> Tensor:
-    out = torch.zeros(sum(value.numel() for value in module.parameters()), dtype=torch.float64)
+    out = torch.zeros(sum(value.numel() for value in learnt(module)), dtype=torch.float64)
     clipped_sum(module, loss, x, y, clip=clip, out=out)
     return out
 
@@ -93,8 +98,8 @@ def test_every_member_takes_its_way_and_is_exact(name: str) -> None:
 
 def check_zeros(module: nn.Module, found: Tensor, gradients: Tensor) -> None:
     """Where a parameter has a gradient it has one in the sum."""
-    sizes = [value.numel() for value in module.parameters()]
-    names = [name for name, _ in module.named_parameters()]
+    sizes = [value.numel() for value in learnt(module)]
+    names = [name for name, value in module.named_parameters() if value.requires_grad]
     largest = gradients.abs().amax(0)
     for name, ours, theirs in zip(names, found.split(sizes), largest.split(sizes), strict=True):
         assert theirs.max() < 1e-12 or ours.abs().max() > 0, name

@@ -392,7 +392,7 @@ from confide.mechanism.clipping.sealed import Reachable
 module = TASKS["bert"]().module
 Reachable(module)
 print(len(Reachable(module).search.seen))
-import hypothesis, matplotlib.pyplot, sklearn.ensemble, sklearn.linear_model, pandas, httpx
+import hypothesis, matplotlib.pyplot, sklearn.ensemble, sklearn.linear_model, pandas, polars
 import transformers.models.llama.modeling_llama, transformers.models.vit.modeling_vit, transformers.trainer
 import transformers.generation.utils, transformers.models.t5.modeling_t5, tests.mechanism.clipping.test_side_doors
 print(len(Reachable(module).search.seen))

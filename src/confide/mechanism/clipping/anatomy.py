@@ -73,12 +73,14 @@ class Examined:
     chain          a shorter way for fully connected networks
     record_bytes   what a step holds of one record until its clip factor is known: inputs and output gradients
     why            what made it slow, where it is
+    quiet          it says something at every pass, which is not heard: handlers of logs keep what they hear
     """
 
     way: Way
     chain: LayerChain | None = None
     record_bytes: int = 0
     why: str = ""
+    quiet: bool = False
 
 
 @dataclass

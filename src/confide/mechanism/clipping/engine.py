@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,7 @@ from confide.mechanism.clipping.chain import LayerChain
 from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, forget
+from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.rounding import IN_DOUBLE, SHARE, Tally, working_type
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
@@ -170,7 +172,8 @@ class Engine:
                 return self._one_by_one(anatomy, asked, bound)
             if examined.way == "proven" and self._is_proven(asked.module, asked.x):
                 return self._proven(anatomy, examined, asked, bound)
-            return self._isolated(anatomy, asked, bound)
+            with muted() if examined.quiet else nullcontext():
+                return self._isolated(anatomy, asked, bound)
         except NotIsolable:
             return self._one_by_one(anatomy, asked, bound)
         except Exception:

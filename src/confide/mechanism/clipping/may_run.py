@@ -51,7 +51,9 @@ class AskedNames:
         self._heard: set[types.CodeType] = set()
 
     def may_run(self, name: str | None, own: bool) -> bool:
-        return name is None or name in self.names or is_special(name) or (own and self.computed > 0)
+        if name is None or name in self.names or is_special(name):
+            return True
+        return own and (self.computed == ANY or (self.computed == ATTRIBUTES and name[:1].isalpha()))
 
     def wait(self, name: str, found: Any, own: bool = False) -> None:
         """`found` is given back when somebody asks for the name; code then asks for its own names."""

@@ -23,6 +23,7 @@ from confide.mechanism.clipping.isolation import clear
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
 from confide.mechanism.clipping.sealed import Reachable, collect_young, no_collection
+from confide.mechanism.clipping.watched import watched
 
 RECORDS_PER_COLLECTION = 64
 """The collector rests while records run; so often it is asked for what they left, so that memory stays small."""
@@ -92,7 +93,9 @@ def _in_turn(
         for place in range(count):
             randomness.start_from(starts[place])
             try:
-                store(place, copy_context().run(function, place))
+                with watched():
+                    found = copy_context().run(function, place)
+                store(place, found)
             except Exception:
                 if strict:
                     raise

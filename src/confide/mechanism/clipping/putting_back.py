@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from confide.mechanism.clipping.containers import contents_of, restore_container
 
 ABSENT = object()
 
@@ -170,3 +174,36 @@ def set_slot(value: Any, slot: types.MemberDescriptorType, kept: Any) -> bool:
     else:
         slot.__set__(value, kept)
     return True
+
+
+# What a logger or a handler has for itself: which levels were asked for, its lock, its way out, all other loggers.
+_OF_LOGGERS = frozenset({"_cache", "lock", "stream", "manager", "root"})
+
+
+def logger_put_back(value: Any) -> tuple[Callable[[], bool], list[Any]]:
+    """How a logger or a handler is put back, and what it leads to."""
+    inner = vars(value)
+    kept = {name: one for name, one in inner.items() if name not in _OF_LOGGERS}
+
+    def put_back() -> bool:
+        found = {name: one for name, one in inner.items() if name not in _OF_LOGGERS}
+        added = [name for name in found if name not in kept]
+        for name in added:
+            del inner[name]
+        return bool(added) or (found != kept and set_anew(inner.update, kept))
+
+    return put_back, list(kept.values())
+
+
+def all_loggers_put_back() -> list[Callable[[], bool]]:
+    """Any of them can be had by its name, and written to."""
+    known = logging.root.manager.loggerDict
+    loggers = [logging.root, *(one for one in known.values() if isinstance(one, logging.Logger))]
+    undo: list[Callable[[], bool]] = [partial(restore_container, known, contents_of(known))]
+    for one in (*loggers, *{id(each): each for logger in loggers for each in logger.handlers}.values()):
+        put_back, parts = logger_put_back(one)
+        undo += [
+            put_back,
+            *(partial(restore_container, part, contents_of(part)) for part in parts if type(part) is list),
+        ]
+    return undo

@@ -23,6 +23,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import Field
 from functools import partial
 from typing import Any
 
@@ -44,10 +45,12 @@ from confide.mechanism.clipping.origins import (
 from confide.mechanism.clipping.putting_back import (
     ABSENT,
     Settings,
+    all_loggers_put_back,
     array_put_back,
     behind,
     form_of_view,
     is_functorch_wrapped,
+    logger_put_back,
     parts_of_sparse,
     put_back_names,
     quietly,
@@ -129,6 +132,8 @@ class Reachable:
         self.owners: set[int] = set()
         self.search = Search(self._kept)
         self.search.go((*roots, *_hooks_on_all_modules()))
+        if self.search.running.names & {"getLogger", "getChild"}:
+            self.undo += all_loggers_put_back()
 
     def _kept(self, value: Any, again: bool) -> list[Any]:
         """What the value leads to; `again`: it is kept already."""
@@ -332,12 +337,13 @@ class Reachable:
             if id(module) in done:
                 continue
             done.add(id(module))
-            inner = [vars(module).get(name) for name in names]
-            waiting += [found for found in inner if isinstance(found, types.ModuleType)]
+            inner = {name: found for name in names if (found := vars(module).get(name)) is not None}
+            waiting += [found for found in inner.values() if isinstance(found, types.ModuleType)]
             if is_known(module):
                 self._keep_written(module)
                 # its classes may be written to, and a function in its place may be the user's
-                yield from (found for found in inner if isinstance(found, type | types.FunctionType))
+                parts = [(name, one) for name, one in inner.items() if isinstance(one, type | types.FunctionType)]
+                yield from (ByName(name, one) for name, one in parts)
             else:
                 if not is_installed(module):
                     yield NamesOfFile(vars(module), of_a_module=True)
@@ -404,13 +410,21 @@ class Reachable:
 
         self.undo.append(put_back)
         late = is_foreign(value)
-        yield from (ByName(name, one, late=late and isinstance(one, _FUNCTIONS)) for name, one in kept.items())
+        said = kept.get("__annotations__")  # what types attributes have: no reason to believe that one is made
+        if isinstance(said, dict):
+            self.undo.append(partial(restore_container, said, contents_of(said)))
+            yield from (one for one in said.values() if not isinstance(one, type))
+        named = {name: one for name, one in kept.items() if one is not said}
+        yield from (ByName(name, one, late=late and isinstance(one, _FUNCTIONS)) for name, one in named.items())
         yield from (Kind(base) for base in value.__bases__)
         yield Kind(type(value))
 
     def _keep_instance(self, value: Any) -> Iterator[Any]:
         if isinstance(value, logging.Logger | logging.Handler):
-            yield from self._keep_logger(value)
+            undo, parts = logger_put_back(value)
+            self.undo.append(undo)
+            whole = isinstance(value, logging.Logger) or not is_foreign(type(value))  # a way out is its own business
+            yield from (part for part in parts if whole or isinstance(part, list))
             return
         of = type(value)
         yield Kind(of)
@@ -427,22 +441,7 @@ class Reachable:
                 found = slot_of(value, slot)
                 self.undo.append(partial(set_slot, value, slot, found))
                 if found is not ABSENT:
-                    yield found
-
-    def _keep_logger(self, value: Any) -> Iterator[Any]:
-        inner = vars(value)
-        kept = {name: one for name, one in inner.items() if name not in _OF_LOGGERS}
-
-        def put_back() -> bool:
-            found = {name: one for name, one in inner.items() if name not in _OF_LOGGERS}
-            return found != kept and quietly(inner.update, kept)
-
-        self.undo.append(put_back)
-        yield from kept.values()
-
-
-# What a logger or a handler has for itself: which levels were asked for, its lock, its way out, all other loggers.
-_OF_LOGGERS = frozenset({"_cache", "lock", "stream", "manager", "root"})
+                    yield Kind(found) if isinstance(value, Field) and isinstance(found, type) else found
 
 
 def _hooks_on_all_modules() -> list[Any]:

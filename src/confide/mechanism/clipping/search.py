@@ -22,7 +22,7 @@ from confide.errors import Refusal
 from confide.mechanism.clipping.may_run import ANY, ATTRIBUTES, AskedNames, makers, making
 from confide.mechanism.clipping.origins import is_foreign, is_known, is_of_a_package, package_of
 from confide.mechanism.clipping.putting_back import is_functorch_wrapped
-from confide.mechanism.clipping.unsealable import has_hidden_state, loose_part, unsealable_in
+from confide.mechanism.clipping.unsealable import has_hidden_state, held_part, loose_part, unsealable_in
 
 # Beyond this many places a search takes longer than anybody would wait for at every step.
 MOST_PLACES = 2_000_000
@@ -84,6 +84,7 @@ class Search:
         self.keep = keep
         self.running = AskedNames()
         self.objects: list[str] = []
+        self.held: list[types.ModuleType] = []
         self.seen: dict[int, _Reached] = {}  # alive, so that no identity is used twice
         self.functions: dict[int, tuple[types.FunctionType, set[str | None]]] = {}
         self.spaces: list[NamesOfFile] = []
@@ -153,6 +154,8 @@ class Search:
             self.objects.append(f"an object of type {kind.__name__}, which keeps what it is given")
         if found.data and found.near and found.name is None and not found.kind and loose_part(value):
             self.objects.append(loose_part(value))
+        if found.data and found.near and found.name is None and isinstance(value, types.ModuleType):
+            self.held.append(value)
         ours = found.ours and not is_foreign(value)
         data = found.data and not (is_foreign(value) if code else is_of_a_package(kind))
         near = found.near and not (code and is_foreign(value))
@@ -211,7 +214,8 @@ class Search:
             return self.objects[0]
         for function, names in self.functions.values():
             if any(self.running.may_run(name, True) for name in names):
-                found = unsealable_in(function)
+                parts = (held_part(module, function) for module in self.held)
+                found = unsealable_in(function) or next(filter(None, parts), "")
                 if found:
                     return f"{found} (in {function.__qualname__})"
         return ""

@@ -17,7 +17,7 @@ import traceback
 import warnings
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from confide.mechanism.clipping.coverage import missed_parameters
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
+from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, per_record_losses, proven_pass
 from confide.mechanism.clipping.sealed import Reachable, no_collection
@@ -122,7 +123,12 @@ def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
     before = _checksums((*asked.module.parameters(), *asked.module.buffers()))
     try:
         anatomy, examined = _covered(asked, anatomy)
-        why = "it writes to a global, a closure or a class" if asked.outside.restore() else examined.why
+        why = examined.why
+        if asked.outside.restore():  # perhaps nothing but what it says, to somebody who keeps it
+            with muted():
+                anatomy, examined = _covered(asked, anatomy)
+            examined = replace(examined, quiet=True)
+            why = "it writes to a global, a closure or a class" if asked.outside.restore() else examined.why
         if _checksums((*asked.module.parameters(), *asked.module.buffers())) != before:
             why = "it writes to a parameter or a buffer"
     except Exception as error:  # whatever vmap cannot do; an error of the module itself comes up again

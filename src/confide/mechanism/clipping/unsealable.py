@@ -21,7 +21,7 @@ import sys
 import threading
 import types
 from array import array
-from collections import deque
+from collections import deque, namedtuple
 from typing import Any
 
 import numpy as np
@@ -57,14 +57,16 @@ _BUILTINS = frozenset(
 # Ways around the guard of a region, counters inside tensors, frames, registers of subclasses, code of computed names.
 _ATTRIBUTE_WORDS = (
     "_version _functorch get_unwrapped DisableTorchFunction _C _getframe f_globals f_locals f_back tb_frame gi_frame "
-    "__subclasses__ now utcnow today register co_names co_code CodeType loggerDict"
+    "__subclasses__ now utcnow today register co_names co_code CodeType loggerDict set_config set_option"
 )
+# Files that are written or mapped in C, of which nobody is told.
+_FILE_WORDS = frozenset({"from_file", "memmap", "share_memory_"})
 # Settings of torch that lie in C and are not among those that are put back.
 _KEPT_SETTINGS = frozenset(
     {"set_default_dtype", "set_grad_enabled", "set_num_threads", "set_autocast_enabled", "set_rng_state"}
 )
 _SETTINGS = frozenset(name for name in dir(torch) if name.startswith(("set_", "_set_"))) - _KEPT_SETTINGS
-_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split()) | _SETTINGS
+_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split()) | _SETTINGS | _FILE_WORDS
 # Of torch.backends: what sets something.
 _SWITCH_WORDS = (
     "enabled benchmark deterministic allow_tf32 flags set_flags fp32_precision enable_flash_sdp enable_math_sdp"
@@ -80,6 +82,7 @@ _OPEN = frozenset(
     | {threading.local, array}
     | {type(functools.lru_cache(lambda: None)), operator.itemgetter, operator.attrgetter, operator.methodcaller}
     | {re.Pattern, re.Match, contextvars.ContextVar, io.StringIO, io.BytesIO, np.ndarray, np.dtype, np.ufunc}
+    | {type(vars(namedtuple("Named", "one"))["one"])}
     | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator}
     | {torch.jit.ScriptFunction, torch.jit.ScriptFunction.__mro__[1], torch.jit.ScriptModule}
     | {io._io._TextIOBase, io._io._BufferedIOBase, io._io._IOBase}  # type: ignore[attr-defined]
@@ -109,7 +112,14 @@ def _is_open(kind: type) -> bool:
     import decimal
     import weakref
 
-    never_change = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal)
+    never_change = (
+        datetime.date,
+        datetime.datetime,
+        datetime.time,
+        datetime.timedelta,
+        datetime.tzinfo,
+        decimal.Decimal,
+    )
     if kind in _OPEN or kind in never_change or issubclass(kind, (type, weakref.ref, *_CONTAINERS)):
         return True
     if issubclass(kind, np.generic):
@@ -123,7 +133,7 @@ def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, st
     names: set[str] = set()
     pairs: set[tuple[str, str]] = set()
     attributes: set[str] = set()
-    before = ""
+    before = last = ""
     for step in dis.get_instructions(code):
         named = str(step.argval)
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME", "STORE_GLOBAL", "LOAD_DEREF"):
@@ -134,10 +144,12 @@ def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, st
         elif step.opname == "LOAD_FAST":  # a module that was imported inside
             before = named
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "STORE_ATTR"):
+            if named == "_nn" and last == "_C":  # kernels, which torch.nn.functional calls by these names too
+                attributes.discard("_C")
             attributes.add(named)
             if before:
                 pairs.add((before, named))
-            before = ""
+            before, last = "", named
         elif step.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
             before = ""
     for constant in code.co_consts:
@@ -180,6 +192,15 @@ def loose_part(value: Any) -> str:
     return f"{module}.{name}" if loose else ""
 
 
+def held_part(module: types.ModuleType, function: types.FunctionType) -> str:
+    """What a function may ask of a standard module that it holds under a name of its own, in an attribute or a list."""
+    if not _is_loose(module):
+        return ""
+    harmless = _PLAIN_PARTS.get(module.__name__, frozenset())
+    used = _uses(function.__code__)[2].difference(harmless).intersection(vars(module))
+    return f"{module.__name__}.{min(used)}" if used else ""
+
+
 def _is_filled(cell: Any) -> bool:
     try:
         return cell is not None and cell.cell_contents is not _ABSENT
@@ -191,6 +212,8 @@ def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[
     name = module.__name__
     if name == "torch" and "ops" in parts and "aten" not in attributes:
         return "torch.ops, an operator that may keep something"
+    if name == "torch" and "save" in attributes:
+        return "torch.save"
     if name == "torch" and "backends" in parts and attributes & _SWITCHES:
         return "torch.backends"
     if not _is_loose(module):
