@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from confide.data.preprocessing import Encoder
 from confide.data.schema import Schema
 from confide.data.table import Table
 from confide.errors import BudgetExceeded, DataError
+from confide.mechanism.noise import NoiseStream
+from confide.mechanism.open_histogram import OpenHistogram
 from confide.privacy.events import GaussianEvent, PureEvent
 from confide.privacy.ledger import Ledger
 from confide.workflow import private_facts
@@ -198,3 +202,33 @@ def test_the_command_and_a_fit_with_its_facts_are_one_budget(
     with Ledger(ledger) as kept:
         assert kept.datasets() == ("people",)
         assert kept.spent(1e-5, "people") > 1.2
+
+
+ALIKE = [True, 1, 1.0, "1", "1.0", np.int8(1), np.float32(1), Decimal(1), Fraction(1), 1 + 0j, 0, 0.0, -0.0, "0", "-0"]
+ODD = [None, "", float("nan"), float("inf"), 10**5000, "x" * 300, b"1", (1,), [1], np.datetime64("NaT"), object()]
+
+
+@pytest.mark.parametrize("categories", [False, True])
+def test_one_cell_counts_for_itself_whatever_it_equals(categories: bool) -> None:
+    """Python holds 1, 1.0 and True for equal: counted together, the first would say what all the others are."""
+
+    def counts(cells: list[Any]) -> Cells:
+        column = np.empty(len(cells), dtype=object)
+        column[:] = cells
+        return Cells.of(column, categories)
+
+    for other in (*ALIKE, *ODD):
+        for rest in (*ALIKE, *ODD):
+            few, whole = counts([rest] * 4), counts([other, *[rest] * 4])
+            texts = {text: whole.texts[text] - few.texts[text] for text in {*whole.texts, *few.texts}}
+            moved = np.abs(whole.listed - few.listed).sum() + sum(map(abs, texts.values()))
+            assert moved <= 2, (other, rest)
+
+
+def test_the_order_of_what_is_shown_tells_nothing_of_the_records() -> None:
+    mechanism = OpenHistogram(0.01, 1, 1, 1e-6)
+    orders = [
+        list(mechanism.release(np.zeros(0), dict(texts), NoiseStream(1))[1])
+        for texts in ([("b", 50), ("a", 60)], [("a", 60), ("b", 50)])
+    ]
+    assert orders == [["a", "b"]] * 2

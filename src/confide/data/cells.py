@@ -94,8 +94,14 @@ class Cells:
     def of(cls, values: Array, categories: bool = False) -> Cells:
         """Each cell counts once as a kind and once as what it is, or once as missing."""
         found = cls(categories)
-        for cell, count in Counter(_comparable(value) for value in values.tolist()).items():
-            found._add(cell, count)
+        alike: dict[tuple[type, str], list[Any]] = {}
+        for cell in values.tolist():
+            alike.setdefault((type(cell), written(cell)), []).append(cell)
+        for cells in alike.values():
+            try:
+                found._add(cells[0], len(cells))
+            except Exception:  # an object that cannot say what it is: no error depends on a record
+                found.missing += len(cells)
         return found
 
     def _add(self, cell: Any, count: int) -> None:
@@ -111,9 +117,11 @@ class Cells:
         elif when is not None:
             self.kinds["date"] += count
             self.years[year_bin(when)] += count
+        elif key[:1] == "\0":  # an object that is no label
+            self.missing += count
         else:
             self.kinds["text"] += count
-            self.texts[str(cell).strip()[:LONGEST_TEXT]] += count
+            self.texts[key[:LONGEST_TEXT]] += count  # spelt one way, as a list of categories wants it
 
     @property
     def listed(self) -> Array:
@@ -140,8 +148,10 @@ class NoisyCells:
 LISTED = 1 + len(CELL_KINDS) + GRID + YEARS  # numbers in `Cells.listed`
 
 
-def _comparable(value: Any) -> Any:
-    """NaN equals nothing, and 1 equals True; both must be told apart before they are counted."""
-    if isinstance(value, bool | np.bool_):
-        return str(value)
-    return None if isinstance(value, float) and math.isnan(value) else value
+def written(cell: Any) -> str:
+    """What a cell says. Cells are counted together only where they say the same: 1, 1.0 and True are equal to Python,
+    as are 0.0 and -0.0, and the first of them would decide what all the others are."""
+    try:
+        return str(cell)
+    except Exception:  # a whole number of thousands of digits, or an object of somebody's
+        return "\0"

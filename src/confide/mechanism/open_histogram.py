@@ -93,7 +93,9 @@ class OpenHistogram:
             noise.normal_(noisy, self.std)
         found = noisy.numpy() + counts
         shown = zip(unlisted, found[len(listed) :].tolist(), strict=True)
-        return found[: len(listed)], {value: count for value, count in shown if count >= self.threshold}
+        # in an order that tells nothing of who held a value first
+        seen = sorted(((value, count) for value, count in shown if count >= self.threshold), key=repr)
+        return found[: len(listed)], dict(seen)
 
 
 def _given_away(slack: float) -> tuple[PureEvent, ...]:
