@@ -268,7 +268,7 @@ def test_a_count_is_not_paid_for_if_the_fit_could_not_be(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"chains": 0}, r"chains=0: must be at least 1"),
+        ({"chains": 0}, r"chains=0: must be a whole number, at least 1"),
         ({"sampling": "lottery"}, r"sampling='lottery': must be one of poisson"),
         ({"adjacency": "swap"}, r"adjacency='swap': must be one of add-remove"),
         ({"noise_scale": 0.0}, r"noise_scale=0.0: must be greater than 0"),
