@@ -361,7 +361,7 @@ PAPER = Paper(
     "Differentially Private Stochastic Expectation Propagation",
     "Vinaroz and Park, Transactions on Machine Learning Research, 2022",
     (
-        Experiment("mixture", "Table 1 and Figure 1: posterior of the means of a mixture", run_mixture),
+        Experiment("mixture", "Table 1 and Figure 1: posterior of the means of a mixture", run_mixture, minutes=0.3),
         *(
             Experiment(
                 f"regression-{name}",
