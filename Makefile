@@ -3,6 +3,7 @@
 # make test-slow  the long statistical runs
 # make test-gpu   the tests of devices on the GPU of this machine; DEVICE=mps or another for that one
 # make docs       the documentation as a site, out/site/index.html; warnings are errors
+# make hashes     hashes.txt anew, for this machine
 # make constraints  constraints.txt anew, from the newest versions that pyproject.toml allows
 PYTHON ?= python3
 # Where torch comes from. Empty: the package index of this machine, whose torch is the CPU build on some machines and a
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 TORCH_FROM := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-slow test-gpu lint format docs constraints clean
+.PHONY: demo test test-slow test-gpu lint format docs constraints hashes clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -71,6 +72,14 @@ constraints:
 	echo "# Every version that make installs. Install with: pip install -c constraints.txt ..." > $(FRESH)/new.txt
 	$(FRESH)/bin/python -m pip freeze --exclude confide | sed 's/+[a-z0-9.]*$$//' | grep -v '^nvidia-\|^triton' >> $(FRESH)/new.txt
 	mv $(FRESH)/new.txt constraints.txt
+
+# hashes.txt anew, of the wheels that pip would take here; torch's build is chosen by the machine and has none.
+hashes: $(BIN)/python
+	mkdir -p out
+	grep -v '^#\|^torch==' constraints.txt > out/pinned.txt
+	$(BIN)/python -m pip install --quiet --dry-run --no-deps --ignore-installed --only-binary :all: --report out/hashes.json -r out/pinned.txt
+	$(BIN)/python -c "import json; print('# SHA-256 of every wheel but torch\'s: CPython 3.11, Linux x86-64. See docs/reliability.md.'); [print('%s==%s --hash=sha256:%s' % (one['metadata']['name'], one['metadata']['version'], one['download_info']['archive_info']['hashes']['sha256'])) for one in sorted(json.load(open('out/hashes.json'))['install'], key=lambda one: one['metadata']['name'].lower())]" > out/hashes.txt
+	mv out/hashes.txt hashes.txt
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache

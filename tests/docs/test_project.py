@@ -44,6 +44,17 @@ def test_what_builds_is_pinned() -> None:
     assert set(build) <= pinned
 
 
+def test_every_pinned_package_but_torch_has_its_hash() -> None:
+    """torch's build is chosen by the machine, so that no one file is right; see docs/reliability.md."""
+    pinned = {line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line}
+    lines = [line for line in (ROOT / "hashes.txt").read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    found = {re.fullmatch(r"(\S+==\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines}
+    assert None not in found
+    named = {match[1].lower().replace("_", "-") for match in found if match is not None}
+    assert named == {line.lower().replace("_", "-") for line in pinned if not line.startswith("torch==")}
+    assert "--require-hashes --no-deps -r hashes.txt" in (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+
+
 def test_every_folder_of_tests_has_its_line_and_mirrors_a_room() -> None:
     text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(\w+)` \|", text, flags=re.M))
