@@ -306,11 +306,11 @@ def measured(sums: Tensor, curvature: Tensor, alike: float = 1.0) -> tuple[Tenso
     """Where every weight belongs by all steps that were added up, and the variance of that by their noise.
 
     Each step by itself says position - gradient / curvature, whose noise does not depend on the way before it. Columns
-    that move together by a factor `alike` meet a curvature that is sharper by as much.
+    that move together by a factor `alike` meet a curvature that is sharper by as much, and noise says less.
     """
     weight, position, gradient = sums / sums[0].clamp(min=LEAST_WEIGHT)
     weight, curvature = sums[0].clamp(min=LEAST_WEIGHT), curvature.clamp(min=1e-12)
-    return position - gradient / (curvature * alike), 1 / (weight * curvature.square())
+    return position - gradient / (curvature * alike), 1 / (weight * (curvature * alike).square())
 
 
 def shares_of(sums: Tensor, start: Tensor, feature: float, records: float) -> tuple[Tensor, Tensor]:
