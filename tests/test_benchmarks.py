@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import confide
-from benchmarks import _contenders, _harness, _models, _scaling, _tabular, tables
+from benchmarks import _contenders, _harness, _models, _scaling, _tabular, monotone, tables
 from benchmarks._harness import Maker, Step
 from confide.data.table import Table
 
@@ -189,3 +189,23 @@ class TestTables:
         assert bounds == {0: (0.0, 1.0)}
         assert x[:, 0].tolist() == [0.0, 0.5, 1.0]
         assert x[:, 1].tolist() == ["u", "v", "u"]
+
+
+class TestMoreBudget:
+    """`benchmarks.monotone`: a larger budget is not worse than a smaller one."""
+
+    def test_a_budget_that_is_worse_than_a_smaller_one_is_at_fault(self) -> None:
+        assert monotone.faults([[0.7, 0.71], [0.6, 0.62], [0.5, 0.5]]) == []
+        assert monotone.faults([[0.5, 0.51], [0.6, 0.62], [0.4, 0.4]]) == [1]
+        assert monotone.faults([[0.5, 0.5], [0.504, 0.504]]) == []
+        assert monotone.faults([[0.3, 0.7], [0.4, 0.8]]) == []  # seeds differ by more than that
+
+    def test_one_table_in_its_quick_form(self) -> None:
+        found = monotone.line("curve", (0.1, 1.0, 8.0), 1, records=1000)
+        assert found["faults"] == []
+        assert found["scores"][-1] < 0.6 * found["scores"][0]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", [*tables.MADE_UP, *monotone.ADDED])
+    def test_every_table(self, name: str) -> None:
+        assert monotone.line(name, monotone.EPSILONS, 3, records=3000)["faults"] == []
