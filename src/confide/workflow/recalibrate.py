@@ -47,9 +47,10 @@ EDGES = (-5.0, -4.0, -3.25, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.
 """Of the bins of log odds: half a unit apart where most records lie, for in between a sigmoid is nearly a line."""
 MIDDLES = (-6.0, *((low + high) / 2 for low, high in pairwise(EDGES)), 6.0)
 """Of the bins, for which they stand; beyond the last edges odds seldom go further than one more unit."""
-EXPECTED, LEAST_SLOPE, LARGEST_SLOPE = 0.5, 0.02, 8.0
+EXPECTED, LEAST_SLOPE, LARGEST_SLOPE = 0.5, 0.02, 2.0
 """Standard deviation of the slope's logarithm and of a shift that is expected beforehand; and what a slope may be. By
-the logarithm, for else noise in a few counts would now and then wipe out all that a fit has learnt."""
+the logarithm, for else noise in a few counts would now and then wipe out all that a fit has learnt. Where a larger one
+would fit, odds are a step rather than a line, and large ones would become far too sure (xor: log loss .88 with 4)."""
 ROUNDS, LOOKS = 60, 5
 """Of the search for the most probable slope and shifts, which a dozen usually end; and in how many of them, every third
 from the first on, it is looked at how many records each bin holds."""
