@@ -20,11 +20,14 @@ from confide.posteriors.additive import AdditiveGaussian
 from confide.posteriors.base import Posterior
 from confide.posteriors.description import NUMBERS, Damaged, check_outputs, likelihood_of, network_of, one_sentence
 from confide.posteriors.draws import Draws
+from confide.posteriors.low_rank import LowRankGaussian
 from confide.posteriors.mapped import open_draws
 from confide.posteriors.natural import NaturalGaussian
 from confide.posteriors.variational import DiagonalGaussian, DropoutNetwork
 
-KINDS: tuple[type[Posterior], ...] = (Draws, DiagonalGaussian, DropoutNetwork, NaturalGaussian, AdditiveGaussian)
+KINDS: tuple[type[Posterior], ...] = (
+    Draws, DiagonalGaussian, LowRankGaussian, DropoutNetwork, NaturalGaussian, AdditiveGaussian
+)  # fmt: skip
 MAPPED_ABOVE = 1 << 28
 """Bytes of a file of draws, a quarter of a gigabyte, above which it is read piece by piece instead of as a whole."""
 
