@@ -2,10 +2,10 @@
 
     python -m benchmarks.programs [--quick] [--only NAME ...]
 
-Truths are drawn from the priors, records from the models; SGLD and SGHMC run with their default steps under the same
-plan (2000 records, batches of 200, 200 steps, clip 1, delta 1e-5). Logistic and Poisson regression are there a second
-time as built-in networks with the same prior. Printed are the share of parameters whose interval holds the truth, with
-its standard error, and the median width of the intervals in deviations of the prior.
+Truths are drawn from the priors, records from the models; `laplace`, and SGLD and SGHMC with their default steps, run
+under the same plan (2000 records, batches of 200, 200 steps, clip 1, delta 1e-5). Logistic and Poisson regression are
+there a second time as built-in networks with the same prior. Printed are the share of parameters whose interval holds
+the truth, with its standard error, and the median width of the intervals in deviations of the prior.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 import confide
 from benchmarks._programs import PROGRAMS, Truth, drawn_truth, records
-from confide.methods import SGHMC, SGLD
+from confide.methods import SGHMC, SGLD, Laplace
 from confide.methods.base import Method
 from confide.models import networks
 from confide.models.likelihoods import Bernoulli, Poisson
@@ -28,6 +28,7 @@ from confide.models.priors import GaussianPrior
 
 RECORDS, BATCH, STEPS, EPSILON, DELTA = 2000, 200, 200, 1.0, 1e-5
 METHODS: dict[str, Callable[[], Method]] = {
+    "laplace": lambda: Laplace(prior=GaussianPrior(1.0)),
     "sgld": lambda: SGLD(prior=GaussianPrior(1.0)),
     "sghmc": lambda: SGHMC(prior=GaussianPrior(1.0)),
 }
@@ -85,7 +86,7 @@ def coverage(
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--quick", action="store_true", help="SGLD with 5 repeats instead of both with 40")
+    arguments.add_argument("--quick", action="store_true", help="5 repeats of laplace and SGLD instead of 40 of all")
     arguments.add_argument("--only", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS), metavar="NAME")
     options = arguments.parse_args()
     warnings.simplefilter("ignore")
@@ -97,7 +98,7 @@ def main() -> None:
         doors: dict[str, Fitted] = {"program": draws_of_program}
         if name in BUILT_IN:
             doors["network"] = draws_of_network
-        for method in list(METHODS)[: 1 if options.quick else None]:
+        for method in list(METHODS)[: 2 if options.quick else None]:
             for door, fitted in doors.items():
                 share, error, width = coverage(name, method, repeats, fitted)
                 print(f"{name:12}{door:10}{method:8}{share:10.3f} +- {error:.3f}{width:8.2f}", flush=True)

@@ -143,6 +143,16 @@ def test_posterior_survives_saving(name: str, case: Case, tmp_path: Path) -> Non
     assert torch.equal(draws_of(run.posterior), draws_of(again))
 
 
+@every_method
+def test_what_the_width_counts_is_said(name: str, case: Case) -> None:
+    """Whether privacy noise is part of the width; and of what says that it is, whether it got where it was going."""
+    facts = confide.fit(methods.get(name)(), case.module, case.data(), small_plan(case), seed=5).posterior.facts
+    said = facts["noise_in_width"]
+    assert said.split(",")[0].split(":")[0] in ("counted", "not counted", "no width")
+    if "chain" in said:
+        assert "split_r_hat" in facts or "warning" in facts
+
+
 def test_methods_are_discovered() -> None:
     assert {"sgd", "sgld"} <= set(METHODS)
     assert methods.SGLD is methods.get("sgld")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods.base import Method
+from confide.methods.laplace import Laplace
 from confide.methods.last_layer import LastLayer
 from confide.models import networks
 
@@ -19,6 +20,8 @@ FEATURES, CLASSES, ORDINARY_RECORDS = 16, 4, 32
 HIDDEN = (12,) * 7
 # Where the last layer alone is learnt, it has the room: 1028 weights.
 HIDDEN_BEFORE_A_LAST_LAYER = (256,)
+# As many weights as a Laplace approximation is for: 256.
+HIDDEN_OF_FEW_WEIGHTS = (12,)
 COMPONENTS = 16
 LEAKY_FEATURES = 1024
 
@@ -42,7 +45,8 @@ def problem_for(method: Method, seed: int = 0) -> AuditProblem:
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(ORDINARY_RECORDS, FEATURES, generator=generator) * 2 - 1
     if task == "classification":
-        hidden = HIDDEN_BEFORE_A_LAST_LAYER if isinstance(method, LastLayer) else HIDDEN
+        special = {LastLayer: HIDDEN_BEFORE_A_LAST_LAYER, Laplace: HIDDEN_OF_FEW_WEIGHTS}
+        hidden = special.get(type(method), HIDDEN)
         module: nn.Module = networks.mlp(FEATURES, CLASSES, hidden=hidden, generator=generator)
         return AuditProblem(x, torch.randint(0, CLASSES, (len(x),), generator=generator), module, CLASSES)
     y = torch.rand(len(x), generator=generator) * 2 - 1

@@ -101,7 +101,9 @@ def _target_noise(run: Run, encoder: Encoder) -> dict[str, Any] | None:
 
 
 def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evaluation | None) -> None:
-    plan = run.plan
+    plan, warning = run.plan, run.posterior.facts.get("warning")
+    if warning is not None:  # such as a chain that did not mix: before anything else
+        console.print(f"[bold]{escape(str(warning))}[/bold]")
     parts = (
         f"{steps} steps of about {one.expected_batch:.0f} out of {plan.records} declared "
         f"records, clip {one.clip:g}, noise multiplier {one.noise_multiplier:.4g}"

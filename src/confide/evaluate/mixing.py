@@ -102,10 +102,13 @@ def _chains(posterior: Draws) -> int:
     return int(posterior.facts.get("chains", 1))
 
 
-def with_mixing(posterior: AnyPosterior) -> AnyPosterior:
-    """The same posterior, with these facts among its own in place of those of a part of it."""
+def with_mixing(posterior: AnyPosterior, noise_in_width: str | None = None) -> AnyPosterior:
+    """The same posterior, with these facts among its own in place of those of a part of it.
+
+    noise_in_width   what the method says of it, where it is not known yet
+    """
     found = mixing_facts(posterior)
-    if not found:
-        return posterior
-    kept = {name: value for name, value in posterior.facts.items() if name not in NAMES}
+    kept = {name: value for name, value in posterior.facts.items() if name not in NAMES or not found}
+    if noise_in_width is not None:
+        kept = {"noise_in_width": noise_in_width, **kept}
     return posterior.with_likelihood(posterior.likelihood, {**kept, **found})

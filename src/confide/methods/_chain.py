@@ -48,6 +48,7 @@ class Chain(Method):
     burn_in: float = 0.5
     thinning: int | None = None
     may_stop: ClassVar[bool] = True
+    noise_in_width: ClassVar[str] = "counted, as far as the chain has mixed"
     follows_clip: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ DRIFT = {"gaussian": 0.0, "bernoulli": 0.1, "categorical": 0.3}
 """Relative error of a curvature that is carried over an output distance of one. With one logit it is carried by the
 formula for Gaussian inputs, so that only their shape counts; with several it is taken as it is."""
 SECOND_ORDER = 0.15
-"""Of sum z w (1 - 2p) (z d)^2 / 2, in units of H: (3/4) E(1 - 2p)^2, which is 0.2 for logits of unit spread."""
+"""Of sum z w (1 - 2p) (z d)^2 / 2 for several classes, in units of H; two classes: see `_second_order`."""
 BEND = {"gaussian": 0.25, "bernoulli": 0.1, "categorical": 0.2}
 """Relative error of m_t: of the share that is clipped, where residuals are not Gaussian; of large distances else."""
 
@@ -238,12 +238,16 @@ def _solved(
 
 
 def _second_order(model: Model, belief: Belief, here: Tensor) -> float:
-    """Mean square of the scores' second-order term about the belief's mean, in units of the curvature."""
+    """Mean square of the scores' second-order term about the belief's mean, in units of the curvature.
+
+    Of two classes it is (3/4) E(1 - 2p)^2 = (3/4) (1 - 4 E p(1 - p)), and E p(1 - p) is the mass of a record.
+    """
     if model.kind == "gaussian":
         return 0.0
     mass = model.mass(here)
     squared = max(0.0, float((here * belief.covariance).sum())) / mass
-    return SECOND_ORDER * mass * squared**2
+    share = 0.75 * max(0.0, 1 - 4 * mass / model.records) if model.kind == "bernoulli" else SECOND_ORDER
+    return share * mass * squared**2
 
 
 def _expected_scores(

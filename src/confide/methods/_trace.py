@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 Energy: TypeAlias = Callable[[Tensor], Tensor]
-CURVATURES, DRAWS_OF_EACH = 200, 5
-"""Curvatures drawn from their error, and draws of the belief given each."""
+DRAWS, MOST_CURVATURES = 1000, 200
+"""Draws of the belief, and curvatures drawn from their error for them; of many parameters fewer, which take long."""
 RIDGE = 1e-3
 """Weight of the guess that nothing bends, in observations at a usual distance: what no point explored stays flat."""
+DOUBT = 2.0
+"""Variances of the curvature's error that are taken off its square."""
 LEAST_PRECISION = 1e-2
 """Of the prior, seen as a Gaussian where the belief is: a prior may bend the other way far out."""
 
@@ -123,7 +125,11 @@ def drawn_curvatures(line: Line, count: int, generator: torch.Generator) -> Tens
     even = upper + upper.mT + math.sqrt(2) * torch.diag_embed(noise.diagonal(dim1=1, dim2=2))
     drawn = line.curvature + vectors @ (even * deviation) @ vectors.mT
     sizes, axes = torch.linalg.eigh((drawn + drawn.mT) / 2)
-    found: Tensor = (axes * sizes.clamp(min=0)[:, None, :]) @ axes.mT
+    # What a draw has of noise, that of the line and its own, is not taken for curvature.
+    inside = vectors.mT @ axes
+    error = DOUBT * (inside.square() / values[:, None]).sum(1)
+    kept = sizes.clamp(min=0) * (1 - error / sizes.square().clamp(min=1e-300)).clamp(min=0)
+    found: Tensor = (axes * kept[:, None, :]) @ axes.mT
     return found
 
 
@@ -153,7 +159,8 @@ def believed(line: Line, energy: Energy, about: Tensor, generator: torch.Generat
     unsure   covariance of an error of the gradient beside the noise, such as what clipping may have moved
     """
     prior, size = LocalPrior.at(energy, about), len(about)
-    curvatures = drawn_curvatures(line, CURVATURES, generator)
+    count = max(10, min(MOST_CURVATURES, 6400 // size))
+    curvatures = drawn_curvatures(line, count, generator)
     errors = torch.eye(size, dtype=torch.float64) / line.weight
     errors = errors if unsure is None else errors + unsure
     pulled = curvatures @ line.point - line.gradient  # H theta_hat
@@ -162,7 +169,7 @@ def believed(line: Line, energy: Energy, about: Tensor, generator: torch.Generat
     root = torch.linalg.cholesky((precision + precision.mT) / 2)
     wanted = prior.weighted_mean + (through.mT @ pulled[..., None])[..., 0]
     mean = torch.cholesky_solve(wanted[..., None], root)
-    noise = torch.randn(CURVATURES, size, DRAWS_OF_EACH, generator=generator, dtype=torch.float64)
+    noise = torch.randn(count, size, DRAWS // count, generator=generator, dtype=torch.float64)
     draws = mean + torch.linalg.solve_triangular(root.mT, noise, upper=True)
     return _chosen(draws.mT.reshape(-1, size), energy, prior, generator)
 

@@ -138,6 +138,7 @@ class Additive(Method):
     waves: int = WAVES
     noise: Literal["learnt", "fixed"] = "learnt"
     name: ClassVar[str] = "additive"
+    noise_in_width: ClassVar[str] = "counted"
     on_host: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -109,6 +109,7 @@ class Method(ABC):
     may_stop   whether `posterior` means what it says after any step, so that a run may end before its last one
     follows_clip   whether it may have another clip at every step: one that asks for gradients and takes its noise from
                the release; a method whose units are those of the first clip may not
+    noise_in_width   whether the width of its posterior counts the noise of the releases; stands among the facts
     on_host    whether it computes on the host, in double precision, wherever the module is: for methods whose state is
                not the network's own vector; predictions are made where the module is all the same
     """
@@ -117,6 +118,7 @@ class Method(ABC):
     tasks: ClassVar[tuple[str, ...]] = ("classification", "binary", "regression")
     may_stop: ClassVar[bool] = False
     on_host: ClassVar[bool] = False
+    noise_in_width: ClassVar[str] = "not counted"
     follows_clip: ClassVar[bool] = False
 
     @abstractmethod

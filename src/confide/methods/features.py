@@ -77,6 +77,7 @@ class FeatureRegression(Method):
 
     rate: float = RATE
     name: ClassVar[str] = "features"
+    noise_in_width: ClassVar[str] = "counted, and nothing else"
     on_host: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("classification", "binary")
 

@@ -29,9 +29,15 @@ LARGEST_UNIT = 2.0
 """A prior that is wider than this says nothing about the length of a step."""
 FIRST_RADIUS = 0.05
 """Of the first stage, in the same unit: about what the way leaves open. A stage may be twice as wide as the last."""
-REACH = 1.5
+REACH = 2.0
 """Points lie so many deviations of the belief away: far enough to see the curvature, near enough for a line."""
 RELEASES = 80
+LARGEST_WAY = 2.0
+"""Of the last stage, in deviations: a belief that had to move further was not where it looked about."""
+STILL_ON_ITS_WAY = (
+    "The belief did not settle: in its last stage it moved by {:.1f} of its own deviations. Intervals of parameters "
+    "are not to be relied on; give it more steps."
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class LaplaceState:
     first, second    Adam's moments;  average: of the last positions of the way
     differences      sums of what wide and narrow questions released in the present block or stage, and their numbers
     points ... wide  of all questions after the way
-    draws            of the belief after the last complete stage
+    draws, way       of the belief after the last complete stage, and how far it had to move, in its deviations
     """
 
     step: int
@@ -72,6 +78,7 @@ class LaplaceState:
     noise: Tensor = field(repr=False)
     wide: Tensor = field(repr=False)
     draws: Tensor = field(repr=False)
+    way: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,7 @@ class Laplace(Method):
 
     prior: Prior = field(default_factory=GaussianPrior)
     name: ClassVar[str] = "laplace"
+    noise_in_width: ClassVar[str] = "counted"
 
     def init(self, problem: Problem) -> LaplaceState:
         size, rest = problem.position.numel(), problem.plan.steps - _way(problem)
@@ -186,7 +194,7 @@ class Laplace(Method):
         gap = state.released[1] / state.counts[1] - state.released[0] / state.counts[0]
         known = narrow * (1 / state.counts[0] + 4 / state.counts[1])
         excess = float((gap.square() / known).mean())
-        return replace(blank, clip=2 * state.clip) if excess > 1 + 2 * math.sqrt(2 / len(gap)) else blank
+        return replace(blank, clip=2 * state.clip) if excess > 1 + math.sqrt(2 / len(gap)) else blank
 
     # looking about ------------------------------------------------------------------------------------------------
 
@@ -217,7 +225,7 @@ class Laplace(Method):
         mean, covariance = draws.mean(0), torch.cov(draws.mT).reshape(draws.shape[1], -1)
         shift = torch.linalg.solve_triangular(state.root, (mean - state.mean)[:, None], upper=False)
         far = float(shift.square().mean().sqrt())
-        clip = 2 if float(gap.square().mean()) > known * (1 + 2 * math.sqrt(2 / len(gap))) else 1
+        clip = 2 if float(gap.square().mean()) > known * (1 + math.sqrt(2 / len(gap))) else 1
         last = count == len(state.points)
         return replace(
             state,
@@ -225,6 +233,7 @@ class Laplace(Method):
             root=_widened(state.root, covariance),
             clip=state.clip if last else clip * state.clip,
             draws=draws,
+            way=float(((mean - state.mean).square() / covariance.diagonal()).mean().sqrt()),
         )
 
     def _line(self, problem: Problem, state: LaplaceState, count: int) -> tuple[Line, Tensor, float]:
@@ -250,7 +259,10 @@ class Laplace(Method):
         sizes, axes = torch.linalg.eigh(line.curvature)
         alone = torch.linalg.inv(prior + (axes * sizes.clamp(min=0)) @ axes.mT).diagonal()
         share = 1 - float((alone / state.draws.var(0)).clamp(max=1).mean().sqrt())
+        late = {} if state.way <= LARGEST_WAY else {"warning": STILL_ON_ITS_WAY.format(state.way)}
         return {
+            **late,
+            "way": round(state.way, 3),
             "draws": len(state.draws),
             "clip_of_the_loss": state.clip,
             "share_of_noise_in_width": round(share, 4),

@@ -88,6 +88,7 @@ class LastLayer(Method):
 
     prior: GaussianPrior | None = None
     name: ClassVar[str] = "last-layer"
+    noise_in_width: ClassVar[str] = "counted"
     on_host: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("binary", "classification", "regression")
 

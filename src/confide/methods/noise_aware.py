@@ -97,6 +97,7 @@ class NoiseAware(Method):
     prior: GaussianPrior = field(default_factory=GaussianPrior)
     noise: Noise = "learnt"
     name: ClassVar[str] = "noise-aware"
+    noise_in_width: ClassVar[str] = "counted"
     on_host: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("binary", "classification", "regression")
 

@@ -43,6 +43,7 @@ class SGD(Descent):
 
     averaging: float = 0.0
     name: ClassVar[str] = "sgd"
+    noise_in_width: ClassVar[str] = "no width: a point"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -88,6 +88,7 @@ class Tabular(Method):
     smoothness: float = 1.0
     hidden: int = rules.WIDE_LAYER[0]
     name: ClassVar[str] = "tabular"
+    noise_in_width: ClassVar[str] = "counted"
     on_host: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

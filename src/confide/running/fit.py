@@ -139,7 +139,7 @@ def fit(
             interrupted()
             if watch.after(step, state):
                 break
-        posterior = with_mixing(method.posterior(_moved(public, problem), on_host(state)))
+        posterior = with_mixing(method.posterior(_moved(public, problem), on_host(state)), method.noise_in_width)
         put_back_(posterior.module, module)
         if watch.ended:
             posterior = posterior.with_likelihood(
