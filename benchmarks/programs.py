@@ -20,7 +20,7 @@ from torch import Tensor
 
 import confide
 from benchmarks._programs import PROGRAMS, Truth, drawn_truth, records
-from confide.methods import SGHMC, SGLD, Laplace
+from confide.methods import SGHMC, SGLD, LaplaceApproximation
 from confide.methods.base import Method
 from confide.models import networks
 from confide.models.likelihoods import Bernoulli, Poisson
@@ -28,7 +28,7 @@ from confide.models.priors import GaussianPrior
 
 RECORDS, BATCH, STEPS, EPSILON, DELTA = 2000, 200, 200, 1.0, 1e-5
 METHODS: dict[str, Callable[[], Method]] = {
-    "laplace": lambda: Laplace(prior=GaussianPrior(1.0)),
+    "laplace": lambda: LaplaceApproximation(prior=GaussianPrior(1.0)),
     "sgld": lambda: SGLD(prior=GaussianPrior(1.0)),
     "sghmc": lambda: SGHMC(prior=GaussianPrior(1.0)),
 }

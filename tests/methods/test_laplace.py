@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.distributions import HalfNormal, Normal
 
 import confide
-from confide.methods.laplace import Laplace
+from confide.methods.laplace import LaplaceApproximation
 from confide.models.likelihoods import Gaussian
 from confide.models.priors import GaussianPrior
 from tests.statistical.conjugate import NOISE, PRIOR, Conjugate, conjugate_model, deviations
 
 
 def fitted(conjugate: Conjugate, noise_multiplier: float) -> confide.Run:
-    return conjugate.chain(Laplace(prior=GaussianPrior(PRIOR)), 200, noise_multiplier)
+    return conjugate.chain(LaplaceApproximation(prior=GaussianPrior(PRIOR)), 200, noise_multiplier)
 
 
 def test_without_noise_it_is_the_exact_posterior() -> None:
@@ -52,7 +52,9 @@ def noisy_regression(seed: int, noise_multiplier: float) -> tuple[Tensor, Tensor
     )
     module = nn.Linear(2, 1).double()
     nn.init.zeros_(module.weight)
-    run = confide.fit(Laplace(prior=GaussianPrior(0.5)), module, data, plan, likelihood=Gaussian(NOISE), seed=seed)
+    run = confide.fit(
+        LaplaceApproximation(prior=GaussianPrior(0.5)), module, data, plan, likelihood=Gaussian(NOISE), seed=seed
+    )
     own = torch.linalg.inv(z.mT @ z / NOISE**2 + 4 * torch.eye(3)).diagonal().sqrt()
     return truth, own, run
 
@@ -91,7 +93,7 @@ def test_a_clip_that_bends_the_answer_is_doubled() -> None:
     )
     data = confide.PrivateData(torch.zeros(1000, 1), y, schema=confide.Schema(records=1000), seed=1)
     plan = confide.plan(records=1000, steps=80, sampling="full-batch", delta=1e-5, clip=0.2, noise_multiplier=1.0)
-    run = confide.fit(Laplace(), program.double(), data, plan, seed=1)
+    run = confide.fit(LaplaceApproximation(), program.double(), data, plan, seed=1)
     found = run.posterior.named_draws()["mean"]  # type: ignore[attr-defined]
     assert run.posterior.facts["clip_of_the_loss"] >= 1.6
     assert abs(float(found.mean()) - 1) < 0.15  # at clip .2 it would be near the median
@@ -106,7 +108,7 @@ def test_what_no_release_tells_keeps_its_prior() -> None:
 def test_large_networks_are_refused_in_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"at most 256.*use method sgld"):
         confide.fit(
-            Laplace(),
+            LaplaceApproximation(),
             confide.networks.mlp(20, 2, hidden=(20,)),
             confide.PrivateData(torch.zeros(9, 20), torch.zeros(9).long(), schema=confide.Schema(classes=2, records=9)),
             confide.plan(records=9, steps=4, sampling="full-batch", delta=1e-5, noise_multiplier=1.0),

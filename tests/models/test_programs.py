@@ -362,7 +362,7 @@ def test_every_method_takes_a_program_or_refuses_it_in_one_sentence(name: str) -
     x, y = records()
     data = confide.PrivateData(x, y, schema=confide.Schema(records=RECORDS))
     plan = confide.plan(records=RECORDS, batch=20, steps=2, clip=1.0, epsilon=1.0, delta=1e-3)
-    if name in ("sgld", "psgld", "sghmc", "sgnht", "sgd", "bbp"):
+    if name in ("sgld", "psgld", "sghmc", "sgnht", "sgd", "bbp", "dpvi", "laplace", "traced"):
         confide.fit(all_methods()[name](), regression(), data, plan)
         assert data.ledger.entries()
         return

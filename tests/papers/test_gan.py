@@ -13,7 +13,7 @@ from torch import Tensor
 
 from confide.papers.base import Context, PaperMeasure, save_figure
 from confide.papers.dp_sgmcmc import gan, gan_table
-from confide.papers.dp_sgmcmc.gan import CLASSES, UNLABELLED, Digits, GanSetting, Reader, discriminator_loss
+from confide.papers.dp_sgmcmc.gan import CLASSES, UNLABELLED, Digits, DigitsReader, GanSetting, discriminator_loss
 from confide.sources.queries import GradientQuery
 
 SMALL = GanSetting(chains=2, hidden=24, latent=4, steps=60, batch=80, matched_every=5)
@@ -40,8 +40,8 @@ def test_a_record_pays_for_its_class_and_for_being_real_at_once() -> None:
     assert torch.allclose(gan.fake_loss(outputs), -with_fake[:, CLASSES], atol=1e-5)
 
 
-def reader(labels_public: bool = False, epsilon: float | None = 1.0, setting: GanSetting = SMALL) -> Reader:
-    return Reader(blobs(), setting, epsilon, labels_public, 1)
+def reader(labels_public: bool = False, epsilon: float | None = 1.0, setting: GanSetting = SMALL) -> DigitsReader:
+    return DigitsReader(blobs(), setting, epsilon, labels_public, 1)
 
 
 class TestPrice:
@@ -75,7 +75,7 @@ class TestPrice:
         network = gan._network(2, SMALL.hidden, CLASSES)
         found = []
         for x in (data.x, hostile):
-            made = Reader(replace(data, x=x), SMALL, 1.0, False, 1)
+            made = DigitsReader(replace(data, x=x), SMALL, 1.0, False, 1)
             made.whole = replace(made.whole, noise_multiplier=1e-9)
             paid = made.few.charge([(made.whole, 1)], "a test")
             query = GradientQuery(network, discriminator_loss)

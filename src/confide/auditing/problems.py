@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods.base import Method
-from confide.methods.laplace import Laplace
+from confide.methods.laplace import LaplaceApproximation
 from confide.methods.last_layer import LastLayer
 from confide.models import networks
 
@@ -45,7 +45,7 @@ def problem_for(method: Method, seed: int = 0) -> AuditProblem:
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(ORDINARY_RECORDS, FEATURES, generator=generator) * 2 - 1
     if task == "classification":
-        special = {LastLayer: HIDDEN_BEFORE_A_LAST_LAYER, Laplace: HIDDEN_OF_FEW_WEIGHTS}
+        special = {LastLayer: HIDDEN_BEFORE_A_LAST_LAYER, LaplaceApproximation: HIDDEN_OF_FEW_WEIGHTS}
         hidden = special.get(type(method), HIDDEN)
         module: nn.Module = networks.mlp(FEATURES, CLASSES, hidden=hidden, generator=generator)
         return AuditProblem(x, torch.randint(0, CLASSES, (len(x),), generator=generator), module, CLASSES)

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "confide.methods"
-PRIOR = "prior"
-"""The one setting that is an object: it has an option of its own, --prior."""
+OBJECTS = ("prior", "method")
+"""Settings that cannot be typed: a prior has an option of its own, --prior; a method within a method is for Python."""
 
 _CLASS = re.compile(r"^class (\w+)\((\w+)\):\n.*?(?=^    def |^    @|^\S|\Z)", flags=re.S | re.M)
 _IMPORT = r"^from {package}\.(\w+) import (?:\([^)]*|[^\n]*)\b{name}\b"
@@ -34,7 +34,7 @@ def listed() -> list[tuple[str, str]]:
         for cls in _classes(path):
             name = next((line.value for line in _fields(path, cls) if ast.unparse(line.target) == "name"), None)
             if isinstance(name, ast.Constant):
-                settings = ", ".join(one for one in _settings(path, cls) if one != PRIOR)
+                settings = ", ".join(one for one in _settings(path, cls) if one not in OBJECTS)
                 found.append((str(name.value), f"{about} ({settings or 'no settings'})"))
     return sorted(found)
 

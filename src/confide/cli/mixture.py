@@ -25,6 +25,7 @@ METHODS = ("em", "sep")
 SCALE, SPREAD = 0.25, 0.6
 """Of a component and of the prior on its mean, where declared bounds are [-1, 1]: an even spread over them has 0.58."""
 STEPS, BATCH_SHARE = 100, 0.1
+"""Ten passes over the records: a mixture of few components stands still long before."""
 MOST_COMPONENTS = 100  # More would each have a part of the records that noise hides.
 
 FactsFile = Annotated[

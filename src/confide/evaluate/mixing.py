@@ -111,4 +111,6 @@ def with_mixing(posterior: AnyPosterior, noise_in_width: str | None = None) -> A
     kept = {name: value for name, value in posterior.facts.items() if name not in NAMES or not found}
     if noise_in_width is not None:
         kept = {"noise_in_width": noise_in_width, **kept}
+    if not hasattr(posterior, "with_likelihood"):  # somebody's own: it says of itself what it likes
+        return posterior
     return posterior.with_likelihood(posterior.likelihood, {**kept, **found})

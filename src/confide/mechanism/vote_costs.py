@@ -42,7 +42,7 @@ from confide.privacy.events import PureEvent
 
 SLIDE, STRETCH = 2 / math.sqrt(3), 3.0
 """What moving and scaling Student's law with 3 degrees of freedom cost."""
-FREEDOM = 3
+FREEDOM = 3  # the degrees of freedom that these costs are of; the least with a finite variance
 MOST_MOVED = 2
 """How far one teacher moves the gap between the two largest counts: one falls by one and one rises by one."""
 ESTIMATE = "an estimate and no bound: it holds for these records only, and was released under noise"

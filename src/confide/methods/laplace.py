@@ -32,6 +32,7 @@ FIRST_RADIUS = 0.05
 REACH = 2.0
 """Points lie so many deviations of the belief away: far enough to see the curvature, near enough for a line."""
 RELEASES = 80
+"""By default: about thirty for the way, and about fifty points in four stages."""
 LARGEST_WAY = 2.0
 """Of the last stage, in deviations: a belief that had to move further was not where it looked about."""
 STILL_ON_ITS_WAY = (
@@ -82,7 +83,7 @@ class LaplaceState:
 
 
 @dataclass(frozen=True)
-class Laplace(Method):
+class LaplaceApproximation(Method):
     """The posterior of a program or a small network, whose width counts privacy noise, clipping and distance left.
 
     ask        on the way (two fifths of the steps) the gradient at the present position; then, in four stages, at

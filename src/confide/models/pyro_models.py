@@ -94,7 +94,7 @@ def _parameters(model: PyroModel, x: Tree, y: Tensor) -> list[str]:
     return [site["name"] for site in outside]
 
 
-class _Reached(Exception):  # noqa: N818 - a way out of the model, not an error that anybody sees
+class _PlateReached(Exception):  # noqa: N818 - a way out of the model, not an error that anybody sees
     """The model has come to the parameter that was asked for; nothing was drawn for it."""
 
 
@@ -105,13 +105,13 @@ def _prior(model: PyroModel, one: tuple[Tree, Tensor], name: str, before: Values
     def stop(message: dict[str, Any]) -> bool:
         if message["name"] == name:
             found.append(message["fn"])
-            raise _Reached
+            raise _PlateReached
         return False
 
     try:
         with _pyro().poutine.block(hide_fn=stop):
             _traced(model, *one, before)
-    except _Reached:
+    except _PlateReached:
         return found[0]
     raise Refusal(f"model: {name!r} is not sampled in every run; a model has the same parameters for all records")
 

@@ -246,4 +246,4 @@ def _facts(method: Method, problem: Problem, count: int) -> dict[str, Any]:
     state = method.init(like)
     if isinstance(state, ChainState):
         state = replace(state, step=problem.plan.steps, draws=(torch.zeros(1),) * count, weights=(1.0,) * count)
-    return dict(method.posterior(like, state).facts)
+    return {"noise_in_width": method.noise_in_width, **method.posterior(like, state).facts}

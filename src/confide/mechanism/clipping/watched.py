@@ -33,11 +33,11 @@ _LIVING = ("/proc", "/sys", "/dev")  # files that change by themselves, or with 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-class _Watched(threading.local):
+class _MachineWatch(threading.local):
     depth = 0
 
 
-_WATCHED = _Watched()
+_WATCHED = _MachineWatch()
 _hooked = False
 
 

@@ -143,7 +143,7 @@ class SghmcChain:
         vector_to_parameters(position + self.velocity, self.network.parameters())
 
 
-class Reader:
+class DigitsReader:
     """What is asked of records: noisy mean gradients and mean features, all of them paid for before the first.
 
     epsilon         None: not private
@@ -218,7 +218,7 @@ def fitted(
         raise Refusal("labelled: none; a GAN learns classes from some labelled records")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        reader = Reader(data, setting, epsilon, labels_public, noise_seed)
+        reader = DigitsReader(data, setting, epsilon, labels_public, noise_seed)
         size = data.x.shape[1]
         judges = [SghmcChain.of(_network(size, setting.hidden, CLASSES)) for _ in range(setting.chains)]
         makers = [
@@ -258,7 +258,7 @@ def _inputs(network: nn.Sequential) -> int:
     return first.in_features
 
 
-def _tell_judge(judge: SghmcChain, makers: list[SghmcChain], reader: Reader, rate: float, records: int) -> None:
+def _tell_judge(judge: SghmcChain, makers: list[SghmcChain], reader: DigitsReader, rate: float, records: int) -> None:
     """A release, and the fakes of all generators, which no record had a part in."""
     gradient, brought = reader.gradient(judge.network)
     with torch.no_grad():
