@@ -94,3 +94,13 @@ def test_one_wild_prediction_does_not_decide_the_error() -> None:
     variance = torch.full_like(mean, 1e12)
     error, _ = fits._quality(GaussianPredictive.of(mean, variance, torch.ones(())), given)
     assert error <= 2 * given.scale / math.sqrt(len(mean))
+
+
+def test_hyper_prior() -> None:
+    (table,) = outcome("hyper-prior").tables
+    assert [row[1:3] for row in table.rows] == [
+        (method, choice) for method in ("SEP", "DP-SEP") for choice in ("given", "learnt")
+    ]
+    by_choice = {row[2]: row for row in table.rows if row[1] == "DP-SEP"}
+    assert by_choice["given"][5] == by_choice["learnt"][5]  # learning it costs nothing
+    assert all(isinstance(row[4], PaperMeasure) and math.isfinite(row[4].mean) for row in table.rows)

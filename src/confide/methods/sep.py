@@ -25,6 +25,7 @@ from confide.expectation.metric import (
 )
 from confide.expectation.mixture import MixtureOfGaussians, MixtureSites
 from confide.expectation.natural import COVARIANCES, Covariance, LocalChart
+from confide.expectation.precision import learnt_precision, with_precision
 from confide.expectation.sites import NetworkSites, PlainChart
 from confide.expectation.standardise import InputMoments, after, centre_of, public_directions, standardiser
 from confide.mechanism.clipping import Recordwise
@@ -38,6 +39,7 @@ AnyChart: TypeAlias = NetworkChart | LocalChart | PlainChart
 Coordinates: TypeAlias = Literal["local", "natural"]
 Noise: TypeAlias = Literal["learnt", "fixed"]
 Inputs: TypeAlias = Literal["standardised", "raw"]
+Precision: TypeAlias = Literal["given", "learnt"]
 
 REFRESHES = 25  # how often in a run the metric is computed anew
 WARM_UP = (0.02, 0.06)  # shares of the steps that go to means and covariances of the inputs, where it is worth it
@@ -64,6 +66,7 @@ class SepState:
     inputs    the public map of the inputs: of many features onto few directions, and what standardises them, once it is
               known; spread: a root of their covariance under it
     root      of the metric; reach: its unit of length, of which the usual clip makes the median norm of an answer
+    precision of the prior over the weights, in units of the one that was asked for
     """
 
     step: int
@@ -74,6 +77,7 @@ class SepState:
     spread: Tensor | None = field(default=None, repr=False)
     root: Tensor | None = field(default=None, repr=False)
     reach: float = 1.0
+    precision: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ class SEP(Method):
                     for mixtures full where the budget pays for so many numbers, else scalar
     noise           "learnt": the noise of a network's Gaussian target has a Gamma posterior, whose rate is released in
                     the same clipped vector; "fixed": it is the likelihood's noise_scale
+    precision       "learnt": the precision of a network's weights has a Gamma hyper-prior about that of `prior`, and is
+                    read off the approximation as it stands, which costs nothing; "given": it is that of `prior`
     inputs          "standardised": where their moments can be had precisely enough, a few steps go to them, and
                     networks see features of mean 0 and covariance 1; "raw": features as they are
     damping         a at every step; None: falls linearly to 0, adding up to `horizon`
@@ -124,6 +130,7 @@ class SEP(Method):
     covariance: Covariance | None = None
     coordinates: Coordinates = "local"
     noise: Noise = "learnt"
+    precision: Precision = "given"
     inputs: Inputs = "standardised"
     damping: float | None = None
     horizon: float | None = None
@@ -140,6 +147,7 @@ class SEP(Method):
             )
         choices = {"covariance": COVARIANCES, "coordinates": get_args(Coordinates)}
         choices |= {"noise": get_args(Noise), "inputs": get_args(Inputs)}
+        choices |= {"precision": get_args(Precision)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed and not (name == "covariance" and self.covariance is None):
                 raise Refusal(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
@@ -185,7 +193,7 @@ class SEP(Method):
         theta = chart.advance(scale * release.sum[: chart.size])
         state = replace(state, step=step, theta=theta)
         every = max(1, problem.plan.steps // REFRESHES)
-        return self._measured(problem, state) if step % every == 0 else state
+        return self._measured(problem, self._with_precision(problem, state)) if step % every == 0 else state
 
     def posterior(self, problem: Problem, state: SepState) -> NaturalGaussian:
         sites = self._sites(problem, state)
@@ -197,6 +205,7 @@ class SEP(Method):
             "horizon": self._horizon(problem),
             "standardised_inputs": state.spread is not None,
             "noise_scale": float(noise.sqrt()),
+            **({"prior_precision": state.precision} if self.precision == "learnt" else {}),
         }
         natural = state.theta[: sites.family.size]
         found = NaturalGaussian(problem.module, problem.likelihood, natural, noise, state.inputs, facts)
@@ -233,7 +242,7 @@ class SEP(Method):
             problem.module,
             problem.likelihood,
             problem.records,
-            scale=self.prior.scale,
+            scale=self.prior.scale / math.sqrt(1.0 if state is None else state.precision),
             covariance=self._covariance(problem),
             learn_noise=self.noise == "learnt",
             inputs=self._directions_of_inputs(problem) if state is None else state.inputs,
@@ -252,10 +261,9 @@ class SEP(Method):
             return PlainChart(sites, state.theta)
         records, mechanism = problem.records, problem.plan.mechanism
         if isinstance(sites, NetworkSites):
-            floor = LEAST_PRECISION if mechanism.noise_std > 0 else 1.0
             weight, metric = math.sqrt(records / sites.weights), Metric(state.root, state.reach)
             return NetworkChart(
-                sites, state.theta, metric, mechanism.clip, weight, floor=floor, longest=math.sqrt(records)
+                sites, state.theta, metric, mechanism.clip, weight, floor=_floor(problem), longest=math.sqrt(records)
             )
         size = sites.family.locations / records
         return LocalChart(
@@ -331,6 +339,16 @@ class SEP(Method):
         inputs, spread = standardiser(state.gathered, state.centre, error)
         return self._measured(problem, replace(state, gathered=None, inputs=after(state.inputs, inputs), spread=spread))
 
+    def _with_precision(self, problem: Problem, state: SepState) -> SepState:
+        """The prior of a network's weights as q has it, once a step has been told."""
+        sites = self._sites(problem, state)
+        if self.precision == "given" or not isinstance(sites, NetworkSites):
+            return state
+        found = learnt_precision(sites, state.theta, state.precision)
+        floor = 1.0 if self.coordinates == "natural" else _floor(problem)  # that of the chart
+        theta = with_precision(sites, state.theta, found / state.precision, floor)
+        return replace(state, theta=theta, precision=found)
+
     def _measured(self, problem: Problem, state: SepState) -> SepState:
         """The metric of a network at the present approximation."""
         sites = self._sites(problem, state)
@@ -368,6 +386,11 @@ def _budget(problem: Problem) -> float:
     if mechanism.noise_multiplier == 0:
         return math.inf
     return mechanism.rate * math.sqrt(problem.plan.steps) / mechanism.noise_multiplier
+
+
+def _floor(problem: Problem) -> float:
+    """Smallest precision of a network's weights, in prior precisions."""
+    return LEAST_PRECISION if problem.plan.mechanism.noise_std > 0 else 1.0
 
 
 def _padded(function: Statistic, size: int, whole: int) -> StatisticQuery:

@@ -20,7 +20,7 @@ from confide.papers.base import (
     PaperOutcome,
     PaperTable,
 )
-from confide.papers.dp_sep import fits, mixture
+from confide.papers.dp_sep import fits, hyper_prior, mixture
 from confide.papers.dp_sep.claims import CLAIMS
 
 RECORDS, QUICK_RECORDS = 1000, 300
@@ -372,7 +372,8 @@ PAPER = Paper(
             )
             for name in fits.SETS
         ),
-        Experiment("prices", "Table 7: what the settings of DP-VI cost", run_variational_prices),
+        Experiment("prices", "Table 7: what the settings of DP-VI cost", run_variational_prices, minutes=0.01),
+        Experiment("hyper-prior", "the precision of the weights learnt (equation 14)", hyper_prior.run),
         Experiment("clipping", "Tables 8, 9: the clipping norm", run_clipping),
         Experiment("frontier", "test error against epsilon", run_frontier),
     ),
