@@ -120,3 +120,18 @@ class TestHoldOut:
         assert complaint in capsys.readouterr().err
         assert main(self.words(tmp_path, train)) == 2
         assert "is the training file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "way_out"), [("ep", "sep is its private form"), ("adf", "papers run dp-sep")])
+def test_methods_that_cannot_be_private_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, way_out: str
+) -> None:
+    assert main([*WORDS, "--method", method, "--out", str(tmp_path / "out")]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"--method={method}: keeps a factor for every record" in told
+    assert way_out in told
+
+
+def test_a_mixture_has_a_command_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "--method", "em", "--out", str(tmp_path / "out")]) == 2
+    assert "`confide mixture`" in " ".join(capsys.readouterr().err.split())

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.io import savemat
 from torch import nn
 
 from confide import papers
@@ -120,7 +121,8 @@ class TestEveryExperiment:
         notes = " ".join(outcome("images").tables[0].notes)
         assert "Stand-in" in notes
         assert "CIFAR-10" in notes
-        assert "was not run: no data directory was given." in notes
+        assert "SVHN" in notes
+        assert notes.count("was not run: no data directory was given.") == len(images.COLOURED)
         assert any("no DP guarantee" in note for note in outcome("images").tables[0].notes)
 
     @pytest.mark.slow
@@ -184,8 +186,33 @@ class TestParts:
         split = images.coloured("cifar10", replace(QUICK, data=tmp_path))
         assert (split.records, len(split.x_fresh), len(split.x_test)) == (60, 20, 16)
         assert split.y.shape == (60,)
-        outcome = images._dataset(split, QUICK, ((0.7, "73 %", 0.51, 8.0),), (8.0,), ("7", "8"))
+        outcome = images._dataset(split, QUICK, (0.7, "73 %", 0.51, 8.0), (8.0,), ("7", "8"))
         assert [figure.name for figure in outcome.figures] == ["figure7_evolution", "figure8_pairs"]
+
+    @pytest.mark.slow
+    def test_svhn_runs_where_its_files_are(self, tmp_path: Path) -> None:
+        """Beside it the paper has no figure; MNIST is a made-up file of the same form."""
+        generator = np.random.default_rng(0)
+        pictures = {f"x_{part}": generator.integers(0, 256, (80, 28, 28), dtype=np.uint8) for part in ("train", "test")}
+        labels = {f"y_{part}": np.arange(80) % 10 for part in ("train", "test")}
+        np.savez(tmp_path / "mnist.npz", **pictures, **labels)
+        for name in ("train", "test"):
+            colours = generator.integers(0, 256, (32, 32, 3, 80), dtype=np.uint8)
+            savemat(tmp_path / f"{name}_32x32.mat", {"X": colours, "y": (np.arange(80) % 10 + 1)[:, None]})
+        found = images.run(replace(QUICK, data=tmp_path))
+        titles = [table.title for table in found.tables]
+        assert any("svhn" in title for title in titles)
+        assert not any("cifar10" in title for title in titles)
+        (row, *_) = next(table for table in found.tables if "Table I: svhn" in table.title).rows
+        assert row[1] is None
+
+    @pytest.mark.slow
+    def test_the_cnn_as_printed(self) -> None:
+        (table,) = outcome("images-cnn").tables
+        printed, sound = table.rows
+        assert number(printed[2]) > number(sound[2]) - 5 > 60
+        assert number(printed[table.columns.index("DP by PLD")]) > 100
+        assert number(sound[table.columns.index("DP by PLD")]) <= 2.18
 
     def test_prices_along_the_run_grow(self) -> None:
         """Catches sequences of the whole run being used for a part of it."""

@@ -13,6 +13,7 @@ from confide.models.likelihoods import Categorical
 from confide.models.networks import softmax
 from confide.papers import base
 from confide.papers.base import Context, Finished, PaperMeasure
+from confide.papers.dp_variational_dropout import printed
 from confide.papers.dp_variational_dropout.fits import INK, dropped, pixels, pruned
 from confide.papers.dp_variational_dropout.rules import RULES, RUNS
 from confide.posteriors.variational import DiagonalGaussian
@@ -33,6 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         "noise-per-rule",
         "log-alpha",
         "curves-digits",
+        "effects",
     }
     return found
 
@@ -55,12 +57,34 @@ def test_every_method_learns_within_its_epsilon(finished: dict[str, Finished], n
 
 
 def test_as_printed(finished: dict[str, Finished]) -> None:
-    """Both rules and the run without noise, each with its curve; less noise costs more."""
+    """Both rules, sound noise and the run without noise, each with its curve; less noise costs more."""
     outcome = finished["printed-digits"].outcome
     rows = {str(row[0]): row for row in outcome.tables[0].rows}
-    assert set(rows) == {"AC", "zCDP", "not private"}
+    assert set(rows) == {"AC", "zCDP", "sound, epsilon 1", "not private"}
     assert float(rows["AC"][3]) < float(rows["zCDP"][3]) < float(rows["not private"][3])  # type: ignore[arg-type]
     assert rows["not private"][1] == 0.9535
+    assert rows["AC"][1] == 0.9139
+    assert float(rows["sound, epsilon 1"][3]) <= 1  # type: ignore[arg-type]
+
+
+def test_the_papers_sigma_is_half_of_a_noise_multiplier() -> None:
+    """Its noise on a sum has deviation 2 C sigma; the full run has every epsilon of the paper's figures."""
+    asked = printed._asked("mnist", Context())
+    assert asked["zCDP"] == {"noise_multiplier": 2 * 2.68}
+    assert asked["AC"] == {"noise_multiplier": 2 * 8.24}
+    assert {name for name in asked if "sound" in name} == {f"sound, epsilon {e:g}" for e in (10, 1, 0.1)}
+    assert set(asked) == set(printed.STATED["mnist"])
+
+
+def test_one_setting_at_a_time(finished: dict[str, Finished]) -> None:
+    (table,) = finished["effects"].outcome.tables
+    assert {str(row[0]).split()[0] for row in table.rows} == {"units", "passes", "clip", "batch"}
+    assert all(0.99 < float(row[3]) <= 1 for row in table.rows)  # type: ignore[arg-type]
+    base = printed.PRINTED["mnist"]
+    for name, values in printed.EFFECTS.items():
+        changed = [printed._changed(base, name, value) for value in values]
+        assert base in changed, "what the others have fixed is among the values"
+        assert len(set(changed)) == len(values)
 
 
 def test_no_sound_rule_asks_for_less_noise_than_pld(finished: dict[str, Finished]) -> None:

@@ -18,6 +18,8 @@ from confide.models import priors
 from confide.wording import meant
 
 PRIORS = ("gaussian", "laplace", "scale-mixture", "flat")
+FACTOR_PER_RECORD = ("ep", "adf")
+"""Methods that are known by name and cannot be had here."""
 
 
 def method_or_rule(
@@ -34,6 +36,11 @@ def method_or_rule(
 
 def make_method(name: str, settings: Sequence[str], prior_scale: float | None, prior: str | None = None) -> Method:
     """The method of that name with the given settings, each checked by the method itself; "auto" is the sampler."""
+    if name in FACTOR_PER_RECORD:
+        raise CommandError(
+            f"--method={name}: keeps a factor for every record, so that it cannot be private; sep is its private form, "
+            "and `confide papers run dp-sep` compares with it"
+        )
     known = options.choice("--method", name, ("auto", *methods.names()))
     cls = methods.get(rules.SAMPLER if known == "auto" else known)
     hints = get_type_hints(cls)

@@ -27,7 +27,8 @@ def method_of(request: Request, schema: Schema, features: int) -> Method:
     method = named(chosen(request, schema, features), request.prior) if isinstance(name, str) else name
     if task not in method.tasks:
         fitting = ", ".join(name for name in methods.for_task(task))
-        raise Refusal(f"method={method.name!r}: is not for {task}; use one of {fitting}")
+        elsewhere = "; mixtures have a command of their own, `confide mixture`" if "mixture" in method.tasks else ""
+        raise Refusal(f"method={method.name!r}: is not for {task}; use one of {fitting}{elsewhere}")
     # A method that would learn the noise of the target by itself keeps to a noise that was given.
     return method if request.noise_scale is None else method.with_given_noise()
 

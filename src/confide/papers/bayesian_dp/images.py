@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -40,6 +40,17 @@ from confide.papers.bayesian_dp.rules import (
 FEATURE_NORM = 4.0
 STEP = 4.0  # learning rate times clip: how far a batch of clipped gradients that agree moves the weights
 FRESH = 5000
+Printed: TypeAlias = tuple[float, str | None, float | None, float | None]
+COLOURED: dict[str, tuple[str, str, Printed]] = {
+    "cifar10": (
+        "cifar-10-binary.tar.gz",
+        "CIFAR-10 (Figures 7 and 8, paper: 73 % at Bayesian 0.51, DP 8.0)",
+        (0.7, "73 %", 0.51, 8.0),
+    ),
+    "svhn": ("train_32x32.mat", "SVHN (the paper has no figure for it)", (0.7, None, None, None)),
+}
+"""File, name, and what is printed: noise, accuracy, Bayesian and DP epsilon; SVHN has CIFAR-10's noise."""
+COLOURED_TARGET = 8.0
 DIRECTIONS = 8
 
 
@@ -68,17 +79,17 @@ def mnist(context: Context) -> Split:
     found = sets.load("mnist", context)
     side = math.isqrt(found.x.shape[1])
     x, x_test = (edges(part.reshape(-1, side, side)) for part in (found.x, found.x_test))
-    return _split("mnist", x, found.y, x_test, found.y_test, found.notes)
+    return split_of("mnist", x, found.y, x_test, found.y_test, found.notes)
 
 
 def coloured(name: str, context: Context) -> Split:
     """CIFAR-10 or SVHN, as published; grey values are used."""
     found = sets.load(name, context)
     x, x_test = (edges((part.reshape(-1, 32, 32, 3).mean(-1) + 1) / 2) for part in (found.x, found.x_test))
-    return _split(name, x, found.y, x_test, found.y_test, found.notes)
+    return split_of(name, x, found.y, x_test, found.y_test, found.notes)
 
 
-def _split(name: str, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, notes: tuple[str, ...]) -> Split:
+def split_of(name: str, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, notes: tuple[str, ...]) -> Split:
     fresh = min(FRESH, len(x) // 4)
     rest = len(x) - fresh - (5000 if len(x) == 60_000 else 0)  # 50 000 of MNIST train
     return Split(name, x[:rest], y[:rest], x[-fresh:], y[-fresh:], x_test, y_test, 10, notes)
@@ -99,27 +110,30 @@ def train(split: Split, chosen: Plan, context: Context, seed: int, marks: tuple[
 
 
 def run(context: Context) -> PaperOutcome:
-    """MNIST, and CIFAR-10 for those who have it."""
+    """MNIST, and CIFAR-10 and SVHN for those who have them."""
     split = mnist(context)
-    outcome = _dataset(split, context, ((0.1, "96 %", 0.62, 2.18),), (2.18, 1.0), ("5", "6"))
-    file = "cifar-10-binary.tar.gz"
-    if context.data is None or not (context.data / file).is_file():
-        where = "no data directory was given" if context.data is None else f"the data directory holds no {file}"
-        missing = f"CIFAR-10 (Figures 7 and 8, paper: 73 % at Bayesian 0.51, DP 8.0) was not run: {where}."
-        table = replace(outcome.tables[0], notes=(*outcome.tables[0].notes, missing))
-        return PaperOutcome((table, *outcome.tables[1:]), outcome.figures)
-    more = _dataset(coloured("cifar10", context), context, ((0.7, "73 %", 0.51, 8.0),), (8.0,), ("7", "8"))
-    return PaperOutcome((*outcome.tables, *more.tables), (*outcome.figures, *more.figures))
+    outcome = _dataset(split, context, (0.1, "96 %", 0.62, 2.18), (2.18, 1.0), ("5", "6"))
+    missing = []
+    for name, (file, title, printed) in COLOURED.items():
+        if context.data is None or not (context.data / file).is_file():
+            where = "no data directory was given" if context.data is None else f"the data directory holds no {file}"
+            missing.append(f"{title} was not run: {where}.")
+            continue
+        numbers = ("7", "8") if name == "cifar10" else (f"7_{name}", f"8_{name}")
+        more = _dataset(coloured(name, context), context, printed, (COLOURED_TARGET,), numbers)
+        outcome = PaperOutcome((*outcome.tables, *more.tables), (*outcome.figures, *more.figures))
+    table = replace(outcome.tables[0], notes=(*outcome.tables[0].notes, *missing))
+    return PaperOutcome((table, *outcome.tables[1:]), outcome.figures)
 
 
 def _dataset(
     split: Split,
     context: Context,
-    printed: tuple[tuple[float, str, float, float], ...],
+    printed: Printed,
     targets: tuple[float, ...],
     figures: tuple[str, str],
 ) -> PaperOutcome:
-    (sigma, accuracy, bayesian_epsilon, dp_epsilon) = printed[0]
+    sigma, accuracy, bayesian_epsilon, dp_epsilon = printed
     settings: list[tuple[str, Plan, Cell]] = [
         (f"noise of the paper, {sigma:g} C", make_plan(split, context, noise_multiplier=sigma), bayesian_epsilon),
         *(
@@ -130,7 +144,7 @@ def _dataset(
     rows, attacks = [], []
     first: Watched | None = None
     for name, chosen, paper in settings:
-        marks = _marks(chosen, context) if chosen is settings[1][1] else ()
+        marks = marks_of(chosen, context) if chosen is settings[1][1] else ()
         runs = [
             train(split, chosen, context, seed, marks if seed == context.seeds[0] else ()) for seed in context.seeds
         ]
@@ -152,7 +166,7 @@ def _dataset(
     )
 
 
-def _marks(chosen: Plan, context: Context) -> tuple[int, ...]:
+def marks_of(chosen: Plan, context: Context) -> tuple[int, ...]:
     shares = (0.5, 1.0) if context.quick else (0.05, 0.15, 0.3, 0.5, 0.75, 1.0)
     return tuple(max(2, round(chosen.steps * share)) for share in shares)
 
@@ -178,8 +192,10 @@ def _passes(context: Context, epochs: int) -> int:
     return 4 if context.quick else epochs
 
 
-def attack_row(name: str, prices: RulePrices, paper_bayesian: float, paper_dp: float) -> tuple[Cell, ...]:
-    naive = tuple(percent(1 / (1 + math.exp(-value))) for value in (paper_dp, paper_bayesian))
+def attack_row(name: str, prices: RulePrices, paper_bayesian: float | None, paper_dp: float | None) -> tuple[Cell, ...]:
+    naive = tuple(
+        percent(None if value is None else 1 / (1 + math.exp(-value))) for value in (paper_dp, paper_bayesian)
+    )
     dp, here = prices.attack_dp, prices.attack_bayesian
     return (name, *naive, percent(dp.naive), percent(dp.tight), percent(here.naive), percent(here.tight))
 

@@ -13,6 +13,8 @@ from confide.papers.dp_bnn.fits import (
     DELTA,
     HIDDEN,
     METHODS,
+    PRINTED_HIDDEN,
+    QUICK_HIDDEN,
     SETTINGS,
     Images,
     MethodName,
@@ -22,7 +24,6 @@ from confide.papers.dp_bnn.fits import (
     train,
 )
 
-PRINTED_HIDDEN, QUICK_HIDDEN = (1200, 1200), (30, 30)
 PRINTED_BATCH, TIMED_STEPS = 256, 20
 """The paper's batch; so many steps are timed, of which an epoch has more."""
 PAPER_SECONDS: dict[MethodName, float] = {"SGLD": 10.0, "BBP": 480.0}

@@ -10,6 +10,10 @@ Generators are to make fakes that are taken for real, and whose mean features (t
 are those of real records. That mean is read from records: it is a query of its own, and paid for. Chains of
 discriminators and of generators run side by side by SGHMC. Every discriminator asks for itself, so every chain pays.
 
+Steps are scaled weight by weight by the usual size of the gradients that were told so far, as in pSGLD: the weights of
+a generator's layers have gradients of sizes that differ by orders of magnitude, and with one step for all of them the
+fakes never come near the records (docs/protocols.md).
+
 The few labelled records answer at every step: rate 1. The others are drawn by coins. A record is one or the other, so
 that adding or removing it changes the answers of one of the two sources, and both together are as private as the worse.
 No layer has statistics of a batch.
@@ -40,6 +44,10 @@ CLASSES = 10
 UNLABELLED = CLASSES
 MATCHING = 1.0
 """Weight of the squared distance between mean features, in which a record has about length 1."""
+MEMORY = 0.999
+"""Of the mean square of a weight's gradients: a thousand steps, as is usual for Adam."""
+LEAST_SCALE = 0.1
+"""Of a weight's usual gradient, in parts of that of its tensor: a unit that is off has none, and must not run away."""
 LABELS = tuple(range(CLASSES + 1))
 """The classes, and one more for records that have none."""
 
@@ -52,8 +60,9 @@ class GanSetting:
     hidden, latent  widths of the two hidden layers of all networks, and numbers that a generator starts from
     steps, batch    of every chain; unlabelled records and fakes of a step
     matched_every   steps between two queries for the mean features of real records
-    rate, generator_rate   of SGHMC on the mean gradient, at the first step; they fall linearly to a tenth
+    rate, generator_rate   of SGHMC in units of a weight's usual gradient, at first; they fall linearly to a tenth
     clip, feature_clip     of a record's gradient and of its features, under privacy
+    prior_scale     of a weight, over the root of the inputs of its unit
     kept            last part of the steps whose positions predict
     """
 
@@ -63,9 +72,9 @@ class GanSetting:
     steps: int = 1500
     batch: int = 400
     matched_every: int = 1
-    rate: float = 0.05
-    generator_rate: float = 0.005
-    friction: float = 0.1
+    rate: float = 5e-4
+    generator_rate: float = 5e-4
+    friction: float = 0.5
     clip: float = 1.0
     feature_clip: float = 1.0
     prior_scale: float = 1.0
@@ -123,24 +132,47 @@ def features(network: nn.Sequential, x: Tensor) -> Tensor:
 
 @dataclass
 class SghmcChain:
-    """Position and velocity of one network: v' = (1 - a) v - h g + noise, theta' = theta + v', g a mean gradient."""
+    """Position and velocity of one network, with g a mean gradient and G = 1 / (its usual size), weight by weight:
+
+    v' = (1 - a) v - h G g + N(0, 2 a h G / n less what the release brought),    theta' = theta + v'
+    """
 
     network: nn.Sequential
     velocity: Tensor
+    square: Tensor
+    told: int = 0
 
     @classmethod
     def of(cls, network: nn.Sequential) -> SghmcChain:
-        return cls(network, torch.zeros_like(parameters_to_vector(network.parameters())))
+        blank = torch.zeros_like(parameters_to_vector(network.parameters()))
+        return cls(network, blank, blank.clone())
 
     def tell(self, gradient: Tensor, brought: float, rate: float, setting: GanSetting, records: int) -> None:
         """`gradient`: of the mean loss, with noise of deviation `brought` in it; the prior joins here, unclipped."""
         position = parameters_to_vector(self.network.parameters()).detach()
-        gradient = gradient + position / (setting.prior_scale**2 * records)
-        missing = 2 * setting.friction * rate / records - (rate * brought) ** 2
-        self.velocity = (1 - setting.friction) * self.velocity - rate * gradient
-        if missing > 0:
-            self.velocity += math.sqrt(missing) * torch.randn_like(self.velocity)
+        gradient = gradient + self._inputs() * position / (setting.prior_scale**2 * records)
+        self.told += 1
+        self.square = MEMORY * self.square + (1 - MEMORY) * gradient.square()
+        scale = self._scale()
+        missing = 2 * setting.friction * rate * scale / records - (rate * scale * brought).square()
+        noise = missing.clamp(min=0).sqrt() * torch.randn_like(scale)
+        self.velocity = (1 - setting.friction) * self.velocity - rate * scale * gradient + noise
         vector_to_parameters(position + self.velocity, self.network.parameters())
+
+    def _scale(self) -> Tensor:
+        """G, from what was told: a function of releases and fakes."""
+        usual = (self.square / (1 - MEMORY**self.told)).sqrt()
+        sizes = [parameter.numel() for parameter in self.network.parameters()]
+        least = [part.square().mean().sqrt().expand(len(part)) for part in usual.split(sizes)]
+        return (usual + LEAST_SCALE * torch.cat(least)).clamp(min=1e-12).reciprocal()
+
+    def _inputs(self) -> Tensor:
+        """Of the unit that a weight belongs to; 1 for a bias."""
+        parts = [
+            torch.full((parameter.numel(),), float(parameter.shape[1] if parameter.dim() > 1 else 1))
+            for parameter in self.network.parameters()
+        ]
+        return torch.cat(parts)
 
 
 class DigitsReader:

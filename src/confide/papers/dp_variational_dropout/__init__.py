@@ -38,7 +38,7 @@ from confide.papers.dp_variational_dropout.fits import (
     quality,
     scattering,
 )
-from confide.papers.dp_variational_dropout.printed import PRINTED, run_printed
+from confide.papers.dp_variational_dropout.printed import PRINTED, run_effects, run_printed
 from confide.papers.dp_variational_dropout.rules import run_composition
 from confide.papers.mnist_cnn import DESCRIPTION
 from confide.papers.protocol import ASSUMED_PUBLIC, CHOSEN_ON
@@ -286,7 +286,7 @@ PAPER = Paper(
         Experiment("mnist", "the same with one hidden layer, as in the paper (table 1)", run_mnist),
         Experiment("digits", "test accuracy on DIGITS at epsilon 10, 1 and 0.1 (table 1)", run_digits),
         Experiment("features", "variational dropout on public features of MNIST", run_features),
-        Experiment("composition", "noise that each composition rule asks for (figure 3)", run_composition),
+        Experiment("composition", "noise that each composition rule asks for (figure 3)", run_composition, minutes=0.2),
         *(
             Experiment(
                 f"printed-{name}",
@@ -296,6 +296,7 @@ PAPER = Paper(
             )
             for name in PRINTED
         ),
+        Experiment("effects", "hidden units, passes, clip and batch, one at a time (figure 5)", run_effects),
         Experiment("sparsity", "weights that the dropout rates switch off", run_sparsity),
     ),
     CLAIMS,
