@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -115,6 +115,54 @@ def test_the_quick_form_has_its_readings_and_its_pictures(tmp_path: Any) -> None
 
 
 PRIVATE = [("labels public", 3.0), ("all private", 0.2)]
+
+
+def test_every_row_of_the_full_run_is_in_one_part() -> None:
+    rows = [job for part in get_args(gan_table.GanPart) for job in gan_table.jobs(Context(), part)]
+    assert len(set(rows)) == len(rows)
+    assert {(job.reading, job.epsilon) for job in rows if job.inputs == gan_table.PARTS} == {
+        (gan_table.FLOOR, None),
+        (gan_table.NOBODY, None),
+        *((reading, e) for reading in ("labels public", "all private") for e in (0.2, 1.0, 3.0)),
+    }
+
+
+class TestChain:
+    """The step that is scaled weight by weight."""
+
+    def chain(self) -> gan.SghmcChain:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return gan.SghmcChain.of(gan._network(2, 8, 3))
+
+    def test_weights_move_alike_whatever_the_size_of_their_gradients(self) -> None:
+        """Catches one step for all: gradients that differ a thousandfold from layer to layer."""
+        chain = self.chain()
+        sizes = [parameter.numel() for parameter in chain.network.parameters()]
+        gradient = torch.cat([torch.full((size,), 10.0**-place) for place, size in enumerate(sizes)])
+        before = torch.nn.utils.parameters_to_vector(chain.network.parameters()).detach()
+        chain.tell(gradient, 0.0, 1e-3, SMALL, 10**12)
+        moved = torch.nn.utils.parameters_to_vector(chain.network.parameters()).detach() - before
+        assert float(moved.std() / moved.mean().abs()) < 0.05
+
+    def test_units_that_are_off_do_not_run_away(self) -> None:
+        chain = self.chain()
+        gradient = torch.ones(len(chain.velocity))
+        gradient[:8] = 0.0
+        for _ in range(200):
+            chain.tell(gradient, 0.0, 1e-3, SMALL, 1000)
+        weights = torch.nn.utils.parameters_to_vector(chain.network.parameters()).detach()
+        assert float(weights[:8].abs().max()) < 5
+
+    def test_noise_of_the_release_is_credited(self) -> None:
+        """Where the release brings more than the chain needs, nothing is added: two tellings are the same."""
+        found = []
+        for seed in (1, 2):
+            chain = self.chain()
+            torch.manual_seed(seed)
+            chain.tell(torch.ones(len(chain.velocity)), 1e3, 1e-3, SMALL, 1000)
+            found.append(chain.velocity)
+        assert torch.equal(*found)
 
 
 def test_labelled_rows_are_as_many_of_every_class() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,8 @@ EPSILONS = (0.2, 1.0, 3.0)
 PAPER_EPSILON, PAPER_ACCURACY = 0.2, 0.983
 COMPONENTS = 100
 PIXELS, PARTS = "pixels", "scattering components"
+GanPart: TypeAlias = Literal["open", "private", "pixels"]
+"""Rows that are run together: without privacy, at every epsilon, and on pixels with pictures."""
 OPEN: dict[str, GanSetting] = {
     PIXELS: GanSetting(hidden=256, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
     PARTS: GanSetting(hidden=200, steps=2500, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
@@ -43,22 +45,22 @@ class GanJob:
     epsilon: float | None = None
 
 
-def jobs(context: Context, inputs: str) -> list[GanJob]:
-    """The rows of one kind of inputs; a quick run has the pixels of 8 x 8 digits alone."""
+def jobs(context: Context, part: GanPart) -> list[GanJob]:
+    """The rows of one part; a quick run has some of all of them, on the pixels of 8 x 8 digits."""
     pictured = GanJob(PIXELS, LABELS_PUBLIC, EPSILONS[-1])
     if context.quick:
         return [GanJob(PIXELS, FLOOR), GanJob(PIXELS, NOBODY), pictured, GanJob(PIXELS, ALL_PRIVATE, EPSILONS[0])]
-    open_rows = [GanJob(inputs, reading) for reading in (FLOOR, NOBODY)]
-    if inputs == PIXELS:
-        return [*open_rows, pictured]
-    return [*open_rows, *(GanJob(inputs, reading, e) for reading in (LABELS_PUBLIC, ALL_PRIVATE) for e in EPSILONS)]
+    if part == "private":
+        return [GanJob(PARTS, reading, e) for reading in (LABELS_PUBLIC, ALL_PRIVATE) for e in EPSILONS]
+    inputs = PIXELS if part == "pixels" else PARTS
+    return [GanJob(inputs, FLOOR), GanJob(inputs, NOBODY), *([pictured] if part == "pixels" else [])]
 
 
-def run(context: Context, inputs: str = PARTS) -> PaperOutcome:
-    """The paper's sentence on a GAN, and what it would take, for networks that see pixels or scattering components."""
+def run(context: Context, part: GanPart = "open") -> PaperOutcome:
+    """The paper's sentence on a GAN, and what it would take."""
     rows: list[tuple[Cell, ...]] = []
     pictures: dict[str, Tensor] = {}
-    wanted = jobs(context, inputs)
+    wanted = jobs(context, part)
     given = {kind: load(kind, context) for kind in dict.fromkeys(job.inputs for job in wanted)}
     for job in wanted:
         found = [_one(given[job.inputs], job, context, seed) for seed in context.seeds]
