@@ -30,6 +30,7 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     "logistic, batch 1024": (lambda: _models.mlp(784, 10), 1024),
 }
 STEPS = 12
+REPEATS = 3  # of each measurement, one process and several in turn: what else a machine does comes and goes
 
 
 def work(quick: bool) -> None:
@@ -92,7 +93,10 @@ def measured(size: int, quick: bool) -> dict[str, float]:
 
 
 def measure(ranks: int, quick: bool) -> Report:
-    one, several = measured(1, quick), measured(ranks, quick)
+    pairs = [(measured(1, quick), measured(ranks, quick)) for _ in range(1 if quick else REPEATS)]
+    one, several = (
+        {name: statistics.median(pair[side][name] for pair in pairs) for name in pairs[0][0]} for side in (0, 1)
+    )
     return {
         name: {"one_ms": round(one[name], 2), "worst_rank_ms": round(several[name], 2)}
         | ({"ratio": round(one[name] / several[name], 2)} if name in CASES else {})

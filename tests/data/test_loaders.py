@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from confide.data import Column, Encoder, Schema, Table, from_frame, from_pairs, load_dataset, load_table
+from confide.data.loaders import load_parts
 from confide.errors import DataError
 
 SECRET = "Schrodinger-secret-cell"
@@ -227,6 +228,17 @@ def test_parquet_of_many_types(tmp_path) -> None:
     assert loaded["coded"].tolist() == ["a", "b", "a"]
     assert loaded["day"].tolist() == ["1970-01-02", "1970-01-03", "1970-01-04"]
     assert np.isnan(loaded["nothing"]).all()
+
+
+def test_one_of_several_parquet_files_may_be_empty(tmp_path) -> None:
+    """Whether a part holds records is private: an empty one is a part like the others."""
+    whole = pa.table({"job": ["cook", "baker", "cook"], "age": [1.0, 2.0, 3.0], "y": [0, 1, 0]})
+    paths = [tmp_path / f"{place}.parquet" for place in range(3)]
+    for path, part in zip(paths, (whole[:0], whole[:2], whole[2:]), strict=True):
+        pq.write_table(part, path)
+    found = load_parts(paths, "y")
+    assert len(found.labels) == 3
+    assert found.columns["job"].tolist() == ["cook", "baker", "cook"]
 
 
 def test_nested_parquet_is_refused_by_its_place(tmp_path) -> None:

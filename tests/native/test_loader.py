@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from confide import _native
 from confide._native import build, known_answers, loader
+from confide._native.arithmetic import add_rows
 
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler here")
 
@@ -25,6 +27,7 @@ FAULTS = {
     "squares": ("clipping.cpp", "return static_cast<T>(total + rest);", "return static_cast<T>(total);"),
     "gram": ("clipping.cpp", "return once + 2 * twice;", "return once + twice;"),
     "mean_field": ("clipping.cpp", "octaves * 0.693359375f", "octaves * 0.6933f"),
+    "add_rows": ("clipping.cpp", "row = 1; row < row_count", "row = 2; row < row_count"),
     "predict": ("prediction.cpp", "0.693359375f", "0.693f"),
 }
 
@@ -106,3 +109,20 @@ def test_one_wrong_kernel_is_found(sources: Path, kernel: str) -> None:
         function = getattr(opened, name)
         function.argtypes, function.restype = takes, gives
     assert kernel in known_answers.wrong_in(opened)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_sums_of_ranks_are_those_of_torch_to_the_bit(rows: int) -> None:
+    """Whether a rank has the library must not show in the release: all ranks hold the same bits."""
+    if loader.library() is None:
+        pytest.skip("no native library here")
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(1301, generator=generator) * 10.0**place for place in range(rows)]
+    noise, out = torch.randn(1301, generator=generator), torch.empty(1301)
+    assert add_rows(given, noise, out)
+    total = given[0].double()
+    for row in given[1:]:
+        total = total + row.double()
+    assert torch.equal(out, (total + noise.double()).float())
+    assert not add_rows([row.double() for row in given], noise, out)
+    assert not add_rows([row[::2] for row in given], noise[::2], out[::2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,24 @@ from confide.workflow.run import job_of, records_of
 from confide.workflow.workers import forget, opened_once
 
 METHODS = ["sgd", "sgld"]
+
+
+def grown(megabytes: int) -> int:
+    """Who did this, having kept so much more memory than before."""
+    KEPT.append(bytearray(os.urandom(1 << 20) * megabytes))
+    time.sleep(1.1)  # loky looks once a second
+    return os.getpid()
+
+
+KEPT: list[bytearray] = []
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_grown_stays() -> None:
+    """What a fit loads is 300 MB; a process that is ended for it has to load and open everything again."""
+    pytest.importorskip("psutil")  # without it nobody looks
+    calls = [joblib.delayed(grown)(size) for size in (1, 1, 330, 330, 1, 1)]
+    assert len(set(in_processes(calls, 2))) <= 2
 
 
 def opened(ledger: Path | None, epsilon: float = 3.0) -> tuple[Request, Table]:

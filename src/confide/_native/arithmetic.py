@@ -5,7 +5,8 @@ Each function is None-able like the noise kernel: where the library is missing, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -117,3 +118,19 @@ def mean_field(mean: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
 
     _share(fill, workers)
     return weight, jacobian
+
+
+def add_rows(rows: Sequence[Tensor], noise: Tensor, out: Tensor) -> bool:
+    """out = the sum of rows and noise, added in double precision one after the other; False where that is not done."""
+    opened = library()
+    if opened is None or not all(
+        value.dtype == torch.float32
+        and value.device.type == "cpu"
+        and value.is_contiguous()
+        and value.shape == out.shape
+        for value in (*rows, noise, out)
+    ):
+        return False
+    places = (ctypes.c_void_p * len(rows))(*(row.data_ptr() for row in rows))
+    opened.confide_add_rows(ctypes.addressof(places), len(rows), noise.data_ptr(), out.data_ptr(), len(out))
+    return True

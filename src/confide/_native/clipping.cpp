@@ -315,4 +315,20 @@ CONFIDE_VECTOR void confide_mean_field(const float* __restrict__ mean, const flo
   }
 }
 
+// out = the sum of all rows, one after the other, and of the noise, in double precision, rounded once
+CONFIDE_VECTOR void confide_add_rows(const float* const* rows, std::int64_t row_count, const float* noise, float* out,
+                                     std::int64_t count) {
+  constexpr std::int64_t BLOCK = 512;  // of 4 kB: it stays in the nearest cache
+  double total[BLOCK];
+  for (std::int64_t start = 0; start < count; start += BLOCK) {
+    const std::int64_t length = count - start < BLOCK ? count - start : BLOCK;
+    for (std::int64_t i = 0; i < length; ++i) total[i] = rows[0][start + i];
+    for (std::int64_t row = 1; row < row_count; ++row) {
+      const float* more = rows[row] + start;
+      for (std::int64_t i = 0; i < length; ++i) total[i] += more[i];
+    }
+    for (std::int64_t i = 0; i < length; ++i) out[start + i] = static_cast<float>(total[i] + noise[start + i]);
+  }
+}
+
 }  // extern "C"

@@ -82,6 +82,8 @@ void confide_gram_double(std::int64_t records, std::int64_t positions, std::int6
                          double tiny);
 void confide_mean_field(const float* mean, const float* rho, const float* noise, float* weight, float* jacobian,
                         std::int64_t count);
+void confide_add_rows(const float* const* rows, std::int64_t row_count, const float* noise, float* out,
+                      std::int64_t count);
 
 void confide_predict(const PredictionTask* given);
 

@@ -29,6 +29,7 @@ def wrong_in(library: Any) -> str:
         "squares": _squares,
         "gram": _gram,
         "mean_field": _mean_field,
+        "add_rows": _add_rows,
         "predict": _predict,
     }
     return ", ".join(name for name, right in checks.items() if not right(library))
@@ -199,6 +200,18 @@ def _mean_field(library: Any) -> bool:
     wanted = [m + (max(r, 0.0) + math.log1p(math.exp(-abs(r)))) * n for m, r, n in zip(mean, rho, noise, strict=True)]
     slopes = [n / (1 + math.exp(-r)) for r, n in zip(rho, noise, strict=True)]
     return _close(list(weight), wanted, FLOAT) and _close(list(slope), slopes, FLOAT)
+
+
+def _add_rows(library: Any) -> bool:
+    """Sums that single precision would lose: a large number comes and goes again."""
+    count = 1100  # two whole blocks, and what is left over
+    small, noise = _numbers(count), _numbers(count, 77)
+    rows = [[2.0**30] * count, small, [-(2.0**30)] * count]
+    made = [(ctypes.c_float * count)(*row) for row in (*rows, noise)]
+    places = (ctypes.c_void_p * len(rows))(*map(ctypes.addressof, made[:-1]))
+    found = (ctypes.c_float * count)()
+    library.confide_add_rows(ctypes.addressof(places), len(rows), *map(ctypes.addressof, (made[-1], found)), count)
+    return _close(list(found), [a + b for a, b in zip(small, noise, strict=True)], FLOAT)
 
 
 class PredictionLayer(ctypes.Structure):

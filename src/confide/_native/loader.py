@@ -35,6 +35,7 @@ FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "confide_squares_float": (_SQUARES, None),
     "confide_squares_double": (_SQUARES, None),
     "confide_mean_field": ([_ADDRESS] * 5 + [_COUNT], None),
+    "confide_add_rows": ([_ADDRESS, _COUNT, _ADDRESS, _ADDRESS, _COUNT], None),
     "confide_predict": ([_ADDRESS], None),
 }
 

@@ -159,7 +159,7 @@ def _parquet_batches(path: Path, limit: int) -> Any:
             if size > limit:
                 return None
             batches.append(batch)
-        return pa.Table.from_batches(batches) if batches else fields.empty_table()
+        return pa.Table.from_batches(batches) if batches else file.schema_arrow.empty_table()
 
 
 def _decoded_bytes(column: Any) -> int:

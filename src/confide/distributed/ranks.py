@@ -22,6 +22,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from confide._native.arithmetic import add_rows
 from confide._native.process import mark
 from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
@@ -310,8 +312,13 @@ class Ranks(Crew):
         return rows.view(self.size, length)
 
     def _add(self, rows: Sequence[Tensor] | Tensor, out: Tensor, noise: Callable[[int], Tensor]) -> None:
-        """Their sum in double precision and its noise, in pieces that stay in the cache; the noise is drawn at once."""
+        """Their sum in double precision and its noise, in pieces that stay in the cache; the noise is drawn at once.
+
+        Where the native library is missing torch does it, in the same order and so with the same bits.
+        """
         drawn = noise(len(out))
+        if add_rows(list(rows), drawn, out):
+            return
         for start in range(0, len(out), PIECE):
             piece = slice(start, start + PIECE)
             total = rows[0][piece].double()
@@ -351,12 +358,17 @@ class Ranks(Crew):
         try:
             yield self._group
         except RuntimeError as error:
-            said = (str(error).splitlines() or [""])[0][:160]
+            said = _first_words(error)
             self._lost = (
                 f"rank {self.rank}: another rank is gone, or did not answer for {self.timeout:g} s ({said}); what was "
                 "charged stays charged. Start all ranks again; with a checkpoint they go on from it"
             )
             raise RankLost(self._lost) from None
+
+
+def _first_words(error: Exception) -> str:
+    """What gloo or torch says, without the place in their sources."""
+    return re.sub(r"^\[[^]]*\.(cc|cpp):\d+\]\s*", "", (str(error).splitlines() or [""])[0])[:160]
 
 
 def _told_of(error: Exception | None) -> bytes:
@@ -408,7 +420,7 @@ def _group(joined: bool, timeout: timedelta) -> dist.ProcessGroup:
             dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
             group = dist.group.WORLD
     except (RuntimeError, ValueError) as error:
-        said = (str(error).splitlines() or [""])[0][:160]
+        said = _first_words(error)
         raise RankLost(
             f"WORLD_SIZE={os.environ.get('WORLD_SIZE')}: the ranks did not find each other ({said})"
         ) from None

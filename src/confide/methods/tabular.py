@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -260,15 +261,24 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+_FIXED: WeakKeyDictionary[TabularNetwork, TabularNetwork] = WeakKeyDictionary()
+
+
 def _with_fixed_effects(module: TabularNetwork) -> TabularNetwork:
-    """The same network, tensors included, in which the network's weights alone are asked for."""
+    """The same network, tensors included, in which the network's weights alone are asked for.
+
+    One object for all steps: a new one would be examined at every step as if nobody had seen it.
+    """
+    weight, made = next(module.effects.parameters()).detach(), _FIXED.get(module)
+    if made is not None and next(made.effects.parameters()).data_ptr() == weight.data_ptr():
+        return made
     linear = copy.copy(module.effects[1])
-    weight = next(module.effects.parameters()).detach()
     linear._parameters = {"weight": nn.Parameter(weight, requires_grad=False), "bias": None}
     effects = copy.copy(module.effects)
     effects._modules = {**module.effects._modules, "1": linear}
     made = copy.copy(module)
     made._modules = {**module._modules, "effects": effects}
+    _FIXED[module] = made
     return made
 
 

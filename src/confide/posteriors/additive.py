@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,19 +100,23 @@ class AdditiveGaussian(Shown):
     @torch.no_grad()
     def effects(self) -> list[Effect]:
         """One for every block of the network, in order."""
-        recipe, first = self.module.recipe, 0
+        recipe = self.module.recipe
         found: list[Effect] = []
-        numbers = iter(self.module.features.places(torch.linspace(_OUTER, 1 - _OUTER, _POINTS)).float())
-        for width, group in zip(recipe.blocks, recipe.groups(), strict=True):
+        levels = self.module.features.places(torch.linspace(_OUTER, 1 - _OUTER, _POINTS)).float()
+        # What a column adds depends on nothing but itself, so that one pass shows all of them side by side.
+        count = max([_POINTS, *recipe.blocks])
+        starts = list(itertools.accumulate((max(1, width) for width in recipe.blocks), initial=0))
+        x, numbers = torch.zeros(count, recipe.inputs), iter(levels)
+        for start, width in zip(starts, recipe.blocks, strict=False):
+            if width == NUMBER:
+                x[:_POINTS, start] = next(numbers)
+            else:
+                x[:width, start : start + width] = torch.eye(width)
+        features, numbers = self.module.features(x).double(), iter(levels)
+        for first, width, group in zip(starts, recipe.blocks, recipe.groups(), strict=False):
             places = next(numbers) if width == NUMBER else torch.arange(float(width))
-            x = torch.zeros(len(places), recipe.inputs)
-            x[:, first : first + max(1, width)] = places[:, None] if width == NUMBER else torch.eye(width)
-            features = self.module.features(x).double()
-            alone = torch.zeros_like(features)
-            alone[:, group] = features[:, group]
-            mean, doubt = self._moments(alone)
+            mean, doubt = self._moments(features[: len(places), group], group)
             found.append(Effect(first, width == NUMBER, places, mean, doubt.sqrt()))
-            first += max(1, width)
         return found
 
     def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:
@@ -135,7 +140,8 @@ class AdditiveGaussian(Shown):
         check_size(module, len(tensors["centre"]))
         return cls(module, likelihood, tensors["centre"], tensors["spread"], facts)
 
-    def _moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, features: Tensor, group: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Of the outputs, or of what a group of features adds to them."""
         outputs = self.module.recipe.outputs
-        centre, spread = self.centre.double().view(outputs, -1), self.spread.double().view(outputs, -1)
+        centre, spread = (part.double().view(outputs, -1)[:, group] for part in (self.centre, self.spread))
         return features @ centre.mT, features.square() @ spread.square().mT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import BrokenExecutor
 from typing import Any
 
@@ -15,7 +15,7 @@ def in_processes(calls: Iterable[Any], jobs: int, *, in_order: bool = False) -> 
     import joblib
 
     kind = "generator" if in_order else "generator_unordered"
-    return _heard(joblib.Parallel(n_jobs=jobs, return_as=kind)(calls))
+    return _heard(joblib.Parallel(n_jobs=jobs, return_as=kind)((_lasting, call, {}) for call in calls))
 
 
 def begin(jobs: int, module: str) -> Generator[Any, None, None]:
@@ -23,6 +23,19 @@ def begin(jobs: int, module: str) -> Generator[Any, None, None]:
     import joblib
 
     return in_processes([joblib.delayed(_imported)(module)] * jobs, jobs)
+
+
+def _lasting(work: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """A call, in a process that stays until all are made.
+
+    loky ends one that has grown by 300 MB since its first call, which it takes for a leak. What confide and its
+    libraries load for a fit is as much, and the next process would have to load and open everything once more.
+    """
+    from joblib.externals.loky import process_executor
+
+    if hasattr(process_executor, "_USE_PSUTIL"):
+        process_executor._USE_PSUTIL = False
+    return work(*arguments, **named)
 
 
 def _imported(module: str) -> None:
