@@ -11,16 +11,20 @@ from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Query
-from tests.mechanism.clipping import corpus
+from tests.mechanism.clipping import corpus, corpus_built, corpus_kept
 from tests.mechanism.clipping.corpus import CLASSES, KEEPING, LOOKING, RECORDS, WIDTH, Attack
+from tests.mechanism.clipping.corpus_rows import MIXING, OF_ROWS, PAIRED
+from tests.mechanism.clipping.corpus_windows import SEEN
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch speaks of its compilers
 ]
 HUGE = 4
 ROUNDING = 1 + 1e-5
-ATTACKS = LOOKING | KEEPING
+IDIOMS = OF_ROWS | corpus_built.BUILT | corpus_kept.KEPT | SEEN
+ATTACKS = LOOKING | KEEPING | IDIOMS
 EVERY = 11  # of the attacks, in the quick run; no divisor of the numbers of looks and keepers, so that all take turns
 QUICK = list(ATTACKS)[::EVERY]
 PRECISIONS = (torch.float32, torch.float64)
@@ -42,6 +46,8 @@ def answer(query: Query, x: Tensor, y: Tensor) -> Tensor:
 def moves(make: Attack) -> float:
     """How far taking out one record moves an answer; 0 where the attack is refused in one sentence."""
     corpus.forget()
+    corpus_kept.forget()
+    corpus_built.Dirty.before = 0.0
     query, (x, y), furthest = make(), records(), 0.0
     try:
         for removed in (HUGE, RECORDS - 1):
@@ -54,9 +60,11 @@ def moves(make: Attack) -> float:
 
 
 def test_there_are_enough_and_of_every_kind() -> None:
-    assert len(ATTACKS) >= 400
-    assert {name.partition(":")[0] for name in QUICK if ":" in name} == set(corpus.PLACES)
-    assert {name.partition(": ")[2] for name in QUICK if ":" in name} == set(corpus.LOOKS)
+    assert len(ATTACKS) >= 600
+    assert len(IDIOMS) >= 200
+    looking = [name for name in QUICK if name in LOOKING]
+    assert {name.partition(":")[0] for name in looking} == set(corpus.PLACES)
+    assert {name.partition(": ")[2] for name in looking} == set(corpus.LOOKS)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -120,3 +128,16 @@ def test_the_attacks_are_attacks(place: str) -> None:
         query = LOOKING[f"{place}: {look}"]()
         found[look] = (believed(query, x, y) - believed(query, x[keep], y[keep])).norm().item()
     assert sum(distance > ROUNDING for distance in found.values()) >= 5, found
+
+
+@pytest.mark.parametrize("kind", ["mixes by", "loss by"])
+def test_idioms_are_attacks(kind: str) -> None:
+    """Most of them move an engine that believes them; each of the others is a neighbour of one that does."""
+    x, y = records()
+    keep = [record for record in range(RECORDS) if record != HUGE]
+    found = {}
+    for name in MIXING if kind == "mixes by" else PAIRED:
+        query = OF_ROWS[f"{kind} {name}"]()
+        torch.manual_seed(3)
+        found[name] = (believed(query, x, y) - believed(query, x[keep], y[keep])).norm().item()
+    assert sum(distance > ROUNDING for distance in found.values()) >= 0.6 * len(found), found

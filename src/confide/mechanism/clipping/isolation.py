@@ -38,6 +38,7 @@ from torch.overrides import TorchFunctionMode
 from confide.data.trees import map_tensors
 from confide.devices import generators
 from confide.mechanism.clipping.batching import INSTEAD
+from confide.mechanism.clipping.watched import looked_after
 
 
 class NotIsolable(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
@@ -65,6 +66,7 @@ class Region:
             stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks("saved-tensor hooks of a module"))
             self.level = functorch._vmap_increment_nesting(self.records, "different")
             stack.callback(functorch._vmap_decrement_nesting)
+            stack.enter_context(looked_after())
             guard = stack.enter_context(_Guard(self.pass_mark, self.stacks))
             before = _ACTIVE.guard
             _ACTIVE.passed.append(self.stacks)
@@ -151,6 +153,7 @@ _REFUSED = {
     Tensor.backward: "runs a backward pass of its own",
     torch.autograd.grad: "runs a backward pass of its own",
     Tensor.storage_offset: "looks at how a tensor lies in memory",
+    Tensor.data_ptr: "looks at where a tensor lies in memory",
     **dict.fromkeys(
         (Tensor.resize_, Tensor.resize_as_, Tensor.resize, Tensor.resize_as, torch.resize_as_),
         "resizes a tensor, which would show the memory behind it",
@@ -161,6 +164,7 @@ UNWRITTEN: frozenset[Any] = frozenset(
     {torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty, Tensor.new}
     | {Tensor.new_empty_strided}
 )
+profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # as it was when confide was imported
 _LAYOUT = frozenset({Tensor.stride, Tensor.is_contiguous})
 _FRESH = (
     "rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like dropout "
@@ -220,13 +224,13 @@ class _Guard(TorchFunctionMode):
     def __init__(self, pass_mark: object, stacks: list[weakref.ref[Tensor]]) -> None:
         super().__init__()
         self.pass_mark, self.stacks = pass_mark, stacks
-        self.state = _states()
+        self.state, self.profiled = _states(), profiled()
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._check_arguments(function, args)
-        if torch._C._len_torch_dispatch_stack():
+        if torch._C._len_torch_dispatch_stack() or profiled() is not self.profiled:
             raise NotIsolable("enters a mode that sees whole stacks")
         if kwargs is None:
             kwargs = {}

@@ -1,4 +1,4 @@
-"""What code says while it reads private records is not heard: prints, warnings, logging. Other threads are.
+"""What code says while it reads private records is not heard: prints, warnings, logging. Prints of other threads are.
 
 Only what goes through Python's own streams is dropped. Code that writes to files or to the machine's streams by number
 is refused before (`unsealable`).
@@ -19,7 +19,27 @@ class _Silent(threading.local):
     depth = 0
 
 
-_SILENT = _Silent()
+class _LoggingOff:
+    """Logging is switched for the whole process: the first who is silent switches it off, the last one on again."""
+
+    def __init__(self) -> None:
+        self.lock, self.silent, self.level = threading.Lock(), 0, logging.NOTSET
+
+    def begin(self) -> None:
+        with self.lock:
+            if not self.silent:
+                self.level = logging.root.manager.disable
+                logging.disable(_NOBODY)
+            self.silent += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.silent -= 1
+            if not self.silent:
+                logging.disable(self.level)
+
+
+_SILENT, _LOGGING = _Silent(), _LoggingOff()
 _NOBODY = logging.CRITICAL + 1  # above every level that is in use
 
 
@@ -44,15 +64,14 @@ class _MutedStream:
 def muted() -> Iterator[None]:
     """This thread prints, warns and logs nothing inside."""
     streams = sys.stdout, sys.stderr
-    level = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sys.stdout, sys.stderr = _MutedStream(streams[0]), _MutedStream(streams[1])
-        logging.disable(_NOBODY)
+        _LOGGING.begin()
         _SILENT.depth += 1
         try:
             yield
         finally:
             _SILENT.depth -= 1
-            logging.disable(level)
+            _LOGGING.end()
             sys.stdout, sys.stderr = streams

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from confide.data.trees import called, map_tensors
 from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
-from confide.mechanism.clipping.isolation import clear
+from confide.mechanism.clipping.isolation import clear, profiled
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
 from confide.mechanism.clipping.sealed import Reachable, collect_young, no_collection
@@ -109,9 +109,15 @@ def _in_turn(
 class _Written(TorchFunctionMode):
     """No record finds what another left in memory: new tensors are zero, and none grows in place."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.profiled = profiled()
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (Tensor.resize_, Tensor.resize_as_, torch.resize_as_):
             raise Refusal("module: resizes a tensor in place, which shows memory that others wrote; use torch.zeros")
+        if function is Tensor.data_ptr or profiled() is not self.profiled:
+            raise Refusal("module: asks where tensors lie, or for a profile, which depends on others; use their values")
         result = function(*args, **kwargs or {})
         clear(function, args, result)
         return result

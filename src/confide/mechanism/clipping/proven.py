@@ -52,9 +52,9 @@ def _linear(layer: Any, axes: int) -> int | None:
 
 def _looked_up(layer: Any, axes: int) -> int | None:
     """Not with what rescales rows in place, or gradients by how often a batch has a row."""
-    plain = layer.max_norm is None and not layer.scale_grad_by_freq
+    plain = layer.max_norm is None and layer.scale_grad_by_freq is False
     if isinstance(layer, nn.EmbeddingBag):
-        return 2 if plain and axes == 2 and not layer.include_last_offset else None
+        return 2 if plain and axes == 2 and layer.include_last_offset is False else None
     return axes + 1 if plain else None
 
 
@@ -63,7 +63,7 @@ def _attention(layer: Any, axes: int) -> int | None:
     width, ends = layer.embed_dim, layer._modules.keys() == {"out_proj"} and axes_after(layer.out_proj, 3) == 3
     weight = layer.in_proj_weight
     fits = weight is not None and weight.shape == (3 * width, width)
-    return 3 if axes == 3 and layer.batch_first and ends and fits else None
+    return 3 if axes == 3 and layer.batch_first is True and ends and fits else None
 
 
 def _encoder_layer(layer: Any, axes: int) -> int | None:
@@ -88,30 +88,32 @@ def _exactly(count: int, gives: int | None = None) -> Axes:
 
 
 def _along(layer: Any, axes: int) -> int | None:
-    """A softmax along one axis that is not the records'."""
-    return axes if layer.dim is not None and -axes <= layer.dim < axes and layer.dim % axes else None
+    """A softmax along one axis that is not the records'; the axis is a number that torch reads as it is read here."""
+    return axes if type(layer.dim) is int and -axes <= layer.dim < axes and layer.dim % axes else None
 
 
 def _over_last(layer: Any, axes: int) -> int | None:
-    return axes if axes > len(layer.normalized_shape) else None
+    return axes if type(layer.normalized_shape) is tuple and axes > len(layer.normalized_shape) else None
 
 
 def _fixed(allowed: tuple[int, ...]) -> Axes:
     """Batch normalisation with statistics that are held fixed."""
     return lambda layer, axes: (
-        axes if axes in allowed and not layer.training and layer.running_mean is not None else None
+        axes if axes in allowed and layer.training is False and layer.running_mean is not None else None
     )
 
 
 def _of_images(count: int) -> Axes:
-    return lambda layer, axes: axes if axes == count and not layer.track_running_stats else None
+    return lambda layer, axes: axes if axes == count and layer.track_running_stats is False else None
 
 
 def _pooled(count: int) -> Axes:
-    return lambda layer, axes: count if axes == count and not getattr(layer, "return_indices", False) else None
+    return lambda layer, axes: count if axes == count and getattr(layer, "return_indices", False) is False else None
 
 
 def _flattened(layer: Any, axes: int) -> int | None:
+    if not (type(layer.start_dim) is type(layer.end_dim) is int):
+        return None
     start, end = (value + axes if value < 0 else value for value in (layer.start_dim, layer.end_dim))
     return axes - (end - start) if 1 <= start <= end < axes else None
 
@@ -207,10 +209,13 @@ def is_proven(module: nn.Module, x: Any) -> bool:
 
 
 def is_proven_loss(loss: Any, y: Any) -> bool:
-    """A likelihood of confide's own, by identity."""
+    """A likelihood of confide's own, by identity, with settings that do not watch what they meet."""
     owner: Any = getattr(loss, "__self__", None)
     known = _LOSSES.get(type(owner))
-    return known is not None and loss.__func__ is known and type(y) is Tensor and is_intact(_LOSS_PLACES[type(owner)])
+    if known is None or loss.__func__ is not known or type(y) is not Tensor or not is_intact(_LOSS_PLACES[type(owner)]):
+        return False
+    kinds = map(type, vars(owner).values())
+    return all(kind is Tensor or not hasattr(kind, "__torch_function__") for kind in kinds)
 
 
 def listens(layer: nn.Module) -> bool:

@@ -7,6 +7,7 @@ import operator
 import types
 import warnings
 import weakref
+from array import array as array_type
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ class Settings:
 
     def __init__(self) -> None:
         self.kept, self.filters = self._now(), list(warnings.filters)
+        self.of_logging = [(one, contents_of(one)) for one in _of_logging()]
 
     @staticmethod
     def _now() -> tuple[Any, ...]:
@@ -42,8 +44,11 @@ class Settings:
         now = self._now()
         if warnings.filters != self.filters:  # a part of torch that is loaded late has some too: no reason to be slow
             _filters()[:] = self.filters
+        written = [restore_container(*pair) for pair in self.of_logging]
+        if any(written):
+            clear_levels()
         if now == self.kept:
-            return False
+            return any(written)
         for setting, (value, before) in zip(_SET, zip(now, self.kept, strict=True), strict=True):
             if value != before:
                 setting(before)
@@ -59,6 +64,12 @@ _SET: tuple[Callable[[Any], object], ...] = (
     torch.autograd.set_detect_anomaly,
     lambda errors: np.seterr(**dict(errors)),
 )
+
+
+def _of_logging() -> list[dict[Any, Any]]:
+    """Names of levels, what holds for all loggers, and which warnings were given once."""
+    home = vars(logging)
+    return [home["_levelToName"], home["_nameToLevel"], vars(logging.root.manager), vars(warnings)["onceregistry"]]
 
 
 def _filters() -> list[Any]:
@@ -105,11 +116,41 @@ def set_anew(function: Callable[..., object], *arguments: Any) -> bool:
     return True
 
 
-def array_put_back(array: Any, kept: Any) -> bool:
-    if array.tobytes() == kept.tobytes():
+def form_of_array(value: Any) -> tuple[Any, ...]:
+    return value.shape, value.strides, value.dtype, value.flags.writeable
+
+
+def array_put_back(array: Any, kept: Any, form: tuple[Any, ...]) -> bool:
+    """Its numbers, and how it shows them, which can be changed in place."""
+    same = form_of_array(array) == form
+    if same and array.tobytes() == kept.tobytes():
         return False
+    if not same:
+        array.flags.writeable = True
+        array.dtype = form[2]
+        array.shape, array.strides = form[:2]
     np.copyto(array, kept)
+    array.flags.writeable = form[3]
     return True
+
+
+def sparse_put_back(value: Tensor, coalesced: bool) -> bool:
+    changed = value.is_coalesced() != coalesced
+    if changed:
+        value._coalesced_(coalesced)
+    return changed
+
+
+def partial_put_back(value: partial[Any]) -> Callable[[], bool]:
+    kept = value.func, value.args, value.keywords
+
+    def put_back() -> bool:
+        if all(map(operator.is_, (value.func, value.args, value.keywords), kept)):
+            return False
+        value.__setstate__((*kept, value.__dict__))  # type: ignore[attr-defined]
+        return True
+
+    return put_back
 
 
 # Written by Python itself, when a warning is given or a module is loaded again.
@@ -140,6 +181,39 @@ def set_attribute(owner: Any, name: str, kept: Any) -> bool:
     if changed:
         setattr(owner, name, kept)
     return changed
+
+
+# What functions and classes have beside their names and values, and anybody can write to.
+OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__code__", "__doc__", "__name__", "__qualname__", "__module__")
+OF_CLASSES = ("__name__", "__qualname__", "__bases__")
+
+
+def attributes_of(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def set_attributes(value: Any, kept: dict[str, Any]) -> bool:
+    changed = [set_attribute(value, name, one) for name, one in kept.items() if getattr(value, name) != one]
+    return any(changed)
+
+
+def class_put_back(value: type, kept: dict[str, Any]) -> bool:
+    now = vars(value)
+    added = [name for name in now if name not in kept]
+    changed = [name for name, before in kept.items() if now.get(name, ABSENT) is not before]
+    for name in added:
+        delattr(value, name)
+    for name in changed:
+        setattr(value, name, kept[name])
+    return bool(added or changed)
+
+
+def text_put_back(value: Any) -> list[Callable[[], bool]]:
+    """How an array of numbers or a buffer of text is put back; a closed one needs nothing."""
+    if isinstance(value, array_type):
+        content = value[:]
+        return [lambda: value != content and set_anew(value.__setitem__, slice(None), content)]
+    return [] if value.closed else [partial(write_anew, value, value.getvalue(), value.tell())]
 
 
 def write_anew(buffer: Any, text: Any, place: int) -> bool:
@@ -180,6 +254,12 @@ def set_slot(value: Any, slot: types.MemberDescriptorType, kept: Any) -> bool:
 _OF_LOGGERS = frozenset({"_cache", "lock", "stream", "manager", "root"})
 
 
+def clear_levels() -> None:
+    """Loggers remember which levels are heard: one that was put back is asked anew, else it stays silent for good."""
+    forget: Any = vars(logging.Manager)["_clear_cache"]
+    forget(logging.root.manager)
+
+
 def logger_put_back(value: Any) -> tuple[Callable[[], bool], list[Any]]:
     """How a logger or a handler is put back, and what it leads to."""
     inner = vars(value)
@@ -190,7 +270,11 @@ def logger_put_back(value: Any) -> tuple[Callable[[], bool], list[Any]]:
         added = [name for name in found if name not in kept]
         for name in added:
             del inner[name]
-        return bool(added) or (found != kept and set_anew(inner.update, kept))
+        if added or found != kept:
+            inner.update(kept)
+            clear_levels()
+            return True
+        return False
 
     return put_back, list(kept.values())
 

@@ -44,23 +44,31 @@ from confide.mechanism.clipping.origins import (
 )
 from confide.mechanism.clipping.putting_back import (
     ABSENT,
+    OF_CLASSES,
+    OF_FUNCTIONS,
     Settings,
     all_loggers_put_back,
     array_put_back,
+    attributes_of,
     behind,
+    class_put_back,
+    form_of_array,
     form_of_view,
     is_functorch_wrapped,
     logger_put_back,
+    partial_put_back,
     parts_of_sparse,
     put_back_names,
     quietly,
     set_anew,
     set_attribute,
+    set_attributes,
     set_slot,
     slot_of,
     slots,
+    sparse_put_back,
+    text_put_back,
     view_put_back,
-    write_anew,
 )
 from confide.mechanism.clipping.search import PLAIN, ByName, Kind, NamesOfFile, Search, is_code
 
@@ -202,6 +210,8 @@ class Reachable:
             self._keep_gradient(value)
             return [value.__dict__, value._local_tensor]  # type: ignore[attr-defined]
         if value.layout != torch.strided:
+            if value.layout == torch.sparse_coo:
+                self.undo.append(partial(sparse_put_back, value, value.is_coalesced()))
             return [value.__dict__, *(parts_of_sparse(value) if self.contents and id(value) not in self.apart else ())]
         if id(value) not in self.apart:
             self._keep_gradient(value)
@@ -246,8 +256,7 @@ class Reachable:
 
     def _keep_array(self, value: Any) -> Iterable[Any]:
         if value.flags.writeable and (self.contents or value.dtype == object):
-            kept = value.copy()
-            self.undo.append(partial(array_put_back, value, kept))
+            self.undo.append(partial(array_put_back, value, value.copy(), form_of_array(value)))
         inner = attribute_of(value, "__dict__", None)
         parts: list[Any] = [inner] if isinstance(inner, dict) else []
         parts += [] if value.base is None else [value.base]
@@ -258,7 +267,7 @@ class Reachable:
             self._keep_random(value)
             return ()
         if isinstance(value, io.StringIO | io.BytesIO | array):
-            self._keep_text(value)
+            self.undo += text_put_back(value)
             return ()
         if isinstance(value, weakref.ref | types.MappingProxyType | memoryview):
             return behind(value)
@@ -269,18 +278,23 @@ class Reachable:
         if isinstance(value, torch.jit.ScriptModule):
             return self._keep_script(value)
         if isinstance(value, _CACHE):
+            if not is_foreign(value.__wrapped__):
+                value.cache_clear()  # else the first record finds what no other one does
             size = value.cache_info()
             self.undo.append(lambda: value.cache_info() != size and quietly(value.cache_clear))
-            return (value.__wrapped__,)
+            return value.__wrapped__, value.__dict__
         if isinstance(value, types.FunctionType):
             return list(self._keep_function(value))
         if isinstance(value, types.MethodType):
             return value.__self__, value.__func__
         if isinstance(value, partial):
-            return value.func, value.args, value.keywords
-        if isinstance(value, property | staticmethod | classmethod):
-            parts = (value.fget, value.fset) if isinstance(value, property) else (value.__func__,)
-            return [part for part in parts if part is not None]
+            self.undo.append(partial_put_back(value))
+            return value.func, value.args, value.keywords, value.__dict__
+        if isinstance(value, property):
+            self.undo.append(partial(set_attribute, value, "__doc__", value.__doc__))
+            return [part for part in (value.fget, value.fset) if part is not None]
+        if isinstance(value, staticmethod | classmethod):
+            return value.__func__, value.__dict__
         if isinstance(value, type):
             if not is_known(value):
                 return list(self._keep_class(value))
@@ -300,14 +314,6 @@ class Reachable:
             self.undo.append(lambda: quietly(value.setstate, found))
         self.onwards.append(value.random)
 
-    def _keep_text(self, value: Any) -> None:
-        if isinstance(value, array):
-            content = value[:]
-            self.undo.append(lambda: value != content and set_anew(value.__setitem__, slice(None), content))
-        elif not value.closed:
-            text, place = value.getvalue(), value.tell()
-            self.undo.append(partial(write_anew, value, text, place))
-
     def _keep_script(self, value: Any) -> Iterable[Any]:
         """Compiled code: its numbers are tensors that are put back, its attributes are out of reach."""
         if "prim::SetAttr" in str(value.inlined_graph):
@@ -315,8 +321,9 @@ class Reachable:
         return [*value.parameters(), *value.buffers()]
 
     def _keep_function(self, value: types.FunctionType) -> Iterator[Any]:
-        for name in ("__defaults__", "__kwdefaults__", "__code__"):
-            self.undo.append(partial(set_attribute, value, name, getattr(value, name)))
+        self.undo.append(partial(set_attributes, value, attributes_of(value, OF_FUNCTIONS)))
+        said = value.__annotations__
+        self.undo.append(partial(restore_container, said, contents_of(said)))
         yield from value.__defaults__ or ()
         yield value.__kwdefaults__ or ()
         yield value.__dict__
@@ -397,18 +404,8 @@ class Reachable:
 
     def _keep_class(self, value: type) -> Iterator[Any]:
         kept = dict(vars(value))
-
-        def put_back() -> bool:
-            now = vars(value)
-            added = [name for name in now if name not in kept]
-            changed = [name for name, before in kept.items() if now.get(name, ABSENT) is not before]
-            for name in added:
-                delattr(value, name)
-            for name in changed:
-                setattr(value, name, kept[name])
-            return bool(added or changed)
-
-        self.undo.append(put_back)
+        self.undo.append(partial(set_attributes, value, attributes_of(value, OF_CLASSES)))
+        self.undo.append(partial(class_put_back, value, kept))
         late = is_foreign(value)
         said = kept.get("__annotations__")  # what types attributes have: no reason to believe that one is made
         if isinstance(said, dict):

@@ -34,7 +34,7 @@ from confide.mechanism.clipping.origins import is_known
 _PLAIN_WORDS = (
     "__future__ abc array base64 binascii bisect cmath collections colorsys contextlib contextvars copy dataclasses "
     "enum fractions functools hashlib heapq itertools json keyword logging math numbers operator pprint "
-    "queue random re reprlib statistics string struct textwrap traceback types typing unicodedata warnings "
+    "queue random re reprlib statistics string struct textwrap types typing unicodedata warnings "
     "weakref zlib"
 )
 _PLAIN_MODULES = frozenset(_PLAIN_WORDS.split())
@@ -56,9 +56,17 @@ _BUILTINS = frozenset(
 )
 # Ways around the guard of a region, counters inside tensors, frames, registers of subclasses, code of computed names.
 _ATTRIBUTE_WORDS = (
-    "_version _functorch get_unwrapped DisableTorchFunction _C _getframe f_globals f_locals f_back tb_frame gi_frame "
-    "__subclasses__ now utcnow today register co_names co_code CodeType loggerDict set_config set_option"
+    "_version now utcnow today register co_names co_code CodeType loggerDict set_config set_option cache_info"
 )
+# What shows more than the record at hand: stacks of all records, frames of the engine, its hooks, addresses. These are
+# not used under names that are spelt out as texts either (getattr).
+_WINDOW_WORDS = (
+    "_functorch get_unwrapped DisableTorchFunction DisableTorchFunctionSubclass _C _getframe f_globals f_locals f_back "
+    "tb_frame gi_frame cr_frame ag_frame __subclasses__ __closure__ cell_contents _forward_hooks _forward_pre_hooks "
+    "_backward_hooks data_ptr _pop_mode _pop_mode_temporarily _push_mode _get_current_function_mode "
+    "_get_current_function_mode_stack temporarily_clear_interpreter_stack"
+)
+_WINDOWS = frozenset(_WINDOW_WORDS.split())
 # Files that are written or mapped in C, of which nobody is told.
 _FILE_WORDS = frozenset({"from_file", "memmap", "share_memory_"})
 # Settings of torch that lie in C and are not among those that are put back.
@@ -66,12 +74,15 @@ _KEPT_SETTINGS = frozenset(
     {"set_default_dtype", "set_grad_enabled", "set_num_threads", "set_autocast_enabled", "set_rng_state"}
 )
 _SETTINGS = frozenset(name for name in dir(torch) if name.startswith(("set_", "_set_"))) - _KEPT_SETTINGS
-_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split()) | _SETTINGS | _FILE_WORDS
+_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split()) | _WINDOWS | _SETTINGS | _FILE_WORDS
 # Of torch.backends: what sets something.
 _SWITCH_WORDS = (
     "enabled benchmark deterministic allow_tf32 flags set_flags fp32_precision enable_flash_sdp enable_math_sdp"
 )
 _SWITCHES = frozenset(_SWITCH_WORDS.split())
+# Where torch and confide keep what looks at all records at once; torch.func shows what is public of the first.
+_BEHIND = ("torch._functorch", "torch._C", "torch.overrides", "torch.profiler", "torch.autograd.profiler")
+_BEHIND_OURS = ("confide.mechanism.clipping", "confide.sources")
 # Python names these types; what they hold is put back, leads on to what is, or never changes.
 _OPEN = frozenset(
     {object, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType}
@@ -97,6 +108,8 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type, as CPython's headers have
 @functools.cache
 def has_hidden_state(kind: type) -> bool:
     """Whether instances keep something that was written in C and that nobody puts back."""
+    if _behind(kind):
+        return True
     return any(_is_of_c(base) and not _is_open(base) for base in kind.__mro__)
 
 
@@ -141,6 +154,7 @@ def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, st
             before = named
             if step.opname == "IMPORT_NAME":
                 pairs.add((named, ""))
+                attributes.update(_WINDOWS.intersection(named.split(".")))
         elif step.opname == "LOAD_FAST":  # a module that was imported inside
             before = named
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "STORE_ATTR"):
@@ -153,7 +167,9 @@ def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, st
         elif step.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
             before = ""
     for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
+        if isinstance(constant, str):
+            attributes |= _WINDOWS.intersection(constant.split("."))
+        elif isinstance(constant, types.CodeType):
             inner = _uses(constant)
             names, pairs, attributes = names | inner[0], pairs | inner[1], attributes | inner[2]
     return frozenset(names), frozenset(pairs), frozenset(attributes)
@@ -182,6 +198,8 @@ def loose_part(value: Any) -> str:
     """The name of a function or a class of the standard library that cannot be put back; else an empty text."""
     if not isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
         return ""
+    if _behind(value):
+        return f"{value.__module__}.{value.__name__}"
     home = value.__self__ if isinstance(value, types.BuiltinFunctionType) else sys.modules.get(value.__module__ or "")
     if isinstance(value, types.BuiltinFunctionType) and not isinstance(home, types.ModuleType):
         return ""
@@ -190,6 +208,20 @@ def loose_part(value: Any) -> str:
         return name
     loose = module != "builtins" and _is_loose(home) and name not in _PLAIN_PARTS.get(module.lstrip("_"), ())
     return f"{module}.{name}" if loose else ""
+
+
+def _behind(value: Any) -> bool:
+    """Whether this part of torch or of confide shows more than one record."""
+    home, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
+    if home.startswith(_BEHIND_OURS):
+        return not isinstance(value, type)
+    if not home.startswith(_BEHIND) or getattr(torch.func, name, None) is value:
+        return False
+    if home.startswith("torch.overrides"):
+        return name.startswith("_")
+    if home.startswith(("torch.profiler", "torch.autograd.profiler")):
+        return name != "record_function"
+    return home.startswith(("torch._functorch", "torch._C._functorch"))
 
 
 def held_part(module: types.ModuleType, function: types.FunctionType) -> str:
@@ -214,6 +246,10 @@ def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[
         return "torch.ops, an operator that may keep something"
     if name == "torch" and "save" in attributes:
         return "torch.save"
+    if name.partition(".")[0] == "torch" and {"profiler", "profile"} <= attributes:
+        return "torch.profiler"
+    if name.startswith(_BEHIND_OURS) and parts - {""}:
+        return f"{name}.{min(parts - {''})}"
     if name == "torch" and "backends" in parts and attributes & _SWITCHES:
         return "torch.backends"
     if not _is_loose(module):

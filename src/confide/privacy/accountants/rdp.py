@@ -13,7 +13,9 @@ its habits cannot hurt:
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,17 +161,30 @@ def _sampled_divergence(noise: float, batch: int, records: int, rate: float, ord
     return result
 
 
+class _QuietThread(threading.local):
+    depth = 0
+
+
+_QUIET = _QuietThread()
+
+
+def _is_heard(record: logging.LogRecord) -> bool:
+    """What a quiet thread logs is dropped. A level of the logger would be every thread's: two that set it and put it
+    back, one inside the other, would leave it silent for good."""
+    return not _QUIET.depth or record.levelno >= logging.ERROR
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence dp-accounting's warnings about orders it leaves out."""
-    from absl import logging
+    import absl.logging  # noqa: F401 - which makes the logger, of a class of its own
 
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    logging.getLogger("absl").addFilter(_is_heard)
+    _QUIET.depth += 1
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        _QUIET.depth -= 1
 
 
 def _pure_divergence(epsilon: float, orders: Array) -> Array:
