@@ -204,3 +204,18 @@ class TestStamps:
     def test_quick_settings_on_the_real_data_are_no_result_either(self, tmp_path: Path) -> None:
         assert Context(data=tmp_path, quick=True).stamp
         assert Context(data=tmp_path, noise_seed=3).stamp
+
+
+def test_the_expected_time_says_what_was_not_measured() -> None:
+    """A sum over what nobody measured is no time: it was told as one minute."""
+    from confide.cli.papers import expected
+
+    def paper(*minutes: float) -> Paper:
+        parts = [Experiment(f"part{n}", "", lambda _: PaperOutcome(), minutes=each) for n, each in enumerate(minutes)]
+        return Paper("p", "", "", tuple(parts))
+
+    assert (
+        expected(paper(2.0, 0.0), [], 5, 1) == "p: about 10 min of processor time for 5 seeds, and part1, not measured"
+    )
+    assert expected(paper(0.0), [], 1, 2) == "p: how long part0 will take was not measured; 1 seed, by 2 processes"
+    assert "not measured" not in expected(paper(1.0), [], 1, 1)

@@ -197,10 +197,13 @@ def expected(paper: Paper, only: list[str], seeds: int, jobs: int) -> str:
     """How long a full run will take, by what it took before."""
     chosen = paper.chosen(only)
     minutes = sum(experiment.minutes for experiment in chosen) * seeds
-    unknown = [experiment.name for experiment in chosen if not experiment.minutes]
-    open_ends = f"; {', '.join(unknown)}: not measured" if unknown else ""
+    unknown = ", ".join(experiment.name for experiment in chosen if not experiment.minutes)
     shared = f", by {jobs} processes" if jobs > 1 else ""
-    return f"{paper.name}: about {max(1, round(minutes))} min of processor time for {seeds} seeds{shared}{open_ends}"
+    runs = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    if not minutes:
+        return f"{paper.name}: how long {unknown} will take was not measured; {runs}{shared}"
+    beside = f", and {unknown}, not measured" if unknown else ""
+    return f"{paper.name}: about {max(1, round(minutes))} min of processor time for {runs}{shared}{beside}"
 
 
 def page(results: Results, *, out: Page = None) -> None:

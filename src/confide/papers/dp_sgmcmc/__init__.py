@@ -312,7 +312,9 @@ PAPER = Paper(
     "Towards more practical stochastic gradient MCMC in differential privacy",
     "Li, Chen, Liu and Carin, AISTATS 2019",
     (
-        Experiment("step-sizes", "largest step sizes for a promised epsilon (Figures 1 and 2)", run_step_sizes),
+        Experiment(
+            "step-sizes", "largest step sizes for a promised epsilon (Figures 1 and 2)", run_step_sizes, minutes=0.25
+        ),
         Experiment(
             "adult", "Bayesian logistic regression, accuracy against epsilon (Figure 3)", adult.run, minutes=2.0
         ),
