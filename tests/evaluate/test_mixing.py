@@ -64,8 +64,16 @@ def fitted(epsilon: float, step_size: float | None) -> confide.Run:
 
 
 def test_a_small_budget_says_that_its_chain_did_not_mix() -> None:
-    assert "warning" in fitted(0.05, None).posterior.facts
-    assert "warning" not in fitted(1000.0, 1e-4).posterior.facts
+    still = fitted(0.05, None)
+    assert "warning" in still.posterior.facts
+    for shown in (repr(still), repr(still.posterior)):
+        assert shown.startswith("The chain did not mix")
+        assert shown.count("\n") == 1
+    for page in (still._repr_html_(), still.posterior._repr_html_()):
+        assert page.index("not to be relied on") < page.index("sgld" if "<caption>Run" in page else "likelihood")
+    mixed = fitted(1000.0, 1e-4)
+    assert "warning" not in mixed.posterior.facts
+    assert repr(mixed).startswith("Run(sgld")
 
 
 def test_the_report_says_it_first() -> None:

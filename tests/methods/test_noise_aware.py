@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import confide
-from benchmarks.coverage import Cell, covered
+from benchmarks._coverage import answers, beliefs
+from benchmarks.coverage import NOISE, PRIOR, STEPS, Cell, covered, covered_at_once, drawn
 from confide.data.schema import Schema
 from confide.methods import _noise_aware, noise_aware
 from confide.methods._noise_aware_inputs import (
+    cleaned,
     clipped_mean,
     clipped_square,
-    denoised,
+    mean_curvature,
     tilted_curvature,
     tilted_scores,
 )
@@ -25,6 +27,7 @@ from confide.methods._noise_aware_query import Layout
 from confide.methods.noise_aware import NoiseAware
 from confide.models import networks
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
+from confide.models.priors import GaussianPrior
 from confide.sources.private_data import PrivateData
 
 
@@ -50,11 +53,13 @@ def test_curvature_and_scores_of_gaussian_inputs() -> None:
     generator = torch.Generator().manual_seed(0)
     mix = torch.tensor([[0.5, 0.3], [0.0, 0.4]], dtype=torch.float64)
     x = torch.randn(200_000, 2, generator=generator, dtype=torch.float64) @ mix + torch.tensor([0.3, -0.4])
-    z, point = with_ones(x), torch.tensor([1.2, -1.5, 0.4], dtype=torch.float64)
-    p = (z @ point).sigmoid()
-    curvature, scores = z.mT @ (z * (p * (1 - p))[:, None]), z.mT @ p
-    assert torch.allclose(tilted_curvature(z.mT @ z, point), curvature, atol=0.01 * len(z), rtol=0.05)
-    assert torch.allclose(tilted_scores(z.mT @ z, point), scores, atol=0.01 * len(z), rtol=0.02)
+    z, points = with_ones(x), torch.tensor([[1.2, -1.5, 0.4], [3.0, -4.0, 1.0]], dtype=torch.float64)
+    p = (z @ points.mT).sigmoid()
+    curvatures = torch.stack([z.mT @ (z * weight[:, None]) for weight in (p * (1 - p)).mT])
+    moments, size = z.mT @ z, 0.002 * len(z)  # four deviations of a mean over so many records
+    assert torch.allclose(tilted_curvature(moments, points), curvatures, atol=size, rtol=0.01)
+    assert torch.allclose(tilted_scores(moments, points), p.mT @ z, atol=size, rtol=0.01)
+    assert torch.allclose(mean_curvature(moments, points), tilted_curvature(moments, points).mean(0))
 
 
 def test_clipped_residuals() -> None:
@@ -69,28 +74,40 @@ def test_clipped_residuals() -> None:
     )
 
 
+@pytest.mark.parametrize("inputs", ["even", "narrow", "alike"])
+@pytest.mark.parametrize("size", [50.0, 200.0])
+def test_a_noisy_curvature_is_brought_closer_to_the_truth_and_its_error_is_known(inputs: str, size: float) -> None:
+    """Also where inputs hardly vary, so that all that is seen of most directions is noise."""
+    x = rows(5000, 5)
+    x = {"even": x, "narrow": 0.4 + 0.3 * x, "alike": 0.3 * x + 0.7 * rows(5000, 1, seed=1)}[inputs]
+    z = with_ones(x)
+    truth, layout, own = z.mT @ z, Layout("gaussian", 1, 6), 1750.0**2
+    generator = torch.Generator().manual_seed(3)
+    noise = layout.symmetric(size * torch.randn(300, layout.pairs, generator=generator, dtype=torch.float64))
+    found, doubt = cleaned(truth + noise, torch.full((300,), size**2, dtype=torch.float64), own, True)
+    way = torch.randn(6, generator=generator, dtype=torch.float64)
+    way[-1] = -x.mean(0) @ way[:-1]  # outputs are right on average, which is what a fit knows first
+    error = ((found - truth) @ way).square().mean()
+    stated = doubt.of_products(torch.outer(way, way)).diagonal(dim1=-2, dim2=-1).mean()
+    assert error < 0.8 * (noise @ way).square().mean()
+    assert 0.6 < stated / error < 2.2
+    exact, sure = cleaned(truth[None], torch.full((1,), 1e-9, dtype=torch.float64), own, True)
+    assert torch.allclose(exact[0], truth, rtol=1e-6)
+    assert sure.of_products(torch.outer(way, way)).abs().max() < 1e-6
+
+
 def test_noise_of_a_symmetric_matrix() -> None:
-    """cov(E a, E b) = (v/2) (<a, b> I + b a^T), which the belief's covariance rests on."""
+    """cov(E a, E b), which the belief's covariance rests on, for noise that is alike in all directions."""
     generator = torch.Generator().manual_seed(2)
-    layout = Layout("gaussian", 1, 3)
-    matrices = layout.symmetric(torch.randn(200_000, layout.pairs, generator=generator, dtype=torch.float64))
+    layout, own = Layout("categorical", 1, 3), 1e12
+    noise = torch.randn(200_000, layout.pairs, generator=generator, dtype=torch.float64)
     a, b = torch.tensor([1.0, -0.5, 2.0]).double(), torch.tensor([0.3, 1.0, -1.0]).double()
+    truth = torch.diag(torch.tensor([100.0, 5000.0, 90_000.0]).double())  # each stands out for itself
+    _, doubt = cleaned(truth[None], torch.ones(1, dtype=torch.float64), own, False)
+    matrices = layout.symmetric(noise)
     found = (matrices @ a).mT @ (matrices @ b) / len(matrices)
     assert torch.allclose(found, ((a @ b) * torch.eye(3) + torch.outer(b, a)) / 2, atol=0.03)
-
-
-@pytest.mark.parametrize("narrow", [True, False])
-def test_a_noisy_curvature_is_brought_closer_to_the_truth(narrow: bool) -> None:
-    """Also where inputs hardly vary, so that all that is seen of most directions is noise."""
-    z = with_ones(0.4 + 0.3 * rows(5000, 5) if narrow else rows(5000, 5))
-    truth, layout = z.mT @ z, Layout("gaussian", 1, 6)
-    noise = 200 * torch.randn(50, layout.pairs, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    before, after = [], []
-    for error in layout.symmetric(noise):
-        before.append(float(error.norm()))
-        after.append(float((denoised(truth + error, 200.0**2, True) - truth).norm()))
-    assert sum(after) < 0.85 * sum(before)
-    assert torch.allclose(denoised(truth, 1e-9, True), truth, rtol=1e-6)
+    assert torch.allclose(doubt.of_products(torch.outer(a, b))[0], found, atol=0.03, rtol=0.05)
 
 
 # -- answers -------------------------------------------------------------------------------------------------
@@ -114,6 +131,30 @@ def test_an_answer_has_norm_one_at_most(module: nn.Module, likelihood: Any, size
     norms = layout.answer(module, x, y, at, math.sqrt(2) if likelihood.name == "categorical" else 1.0).norm(dim=1)
     assert norms.max() <= 1 + 1e-9
     assert norms.max() > 0.15 or size > 1, "an answer that is far below its bound wastes budget"
+
+
+@pytest.mark.parametrize("task", ["linear", "logistic"])
+def test_many_fits_at_once_are_fits_through_the_boundary(task: str) -> None:
+    """What `benchmarks.coverage` sums up by matrices is what records answer, and without noise beliefs are the same."""
+    cell = Cell(task, "narrow", 400, 3, 1.0)
+    found, linear = [drawn(cell, repeat) for repeat in range(2)], task == "linear"
+    z, y = torch.stack([one.z for one in found]), torch.stack([one.y for one in found])
+    likelihood = Gaussian(NOISE) if linear else Bernoulli()
+    layout, at = Layout(likelihood.name, 1, 4), rows(2, 4, seed=2)
+    module = networks.linear(3) if linear else networks.logistic(3)
+    sums = answers(layout, z, y, at, torch.tensor([0.7, 0.7] if linear else [1.0, 1.0]).double())
+    for fit in range(2):
+        one = layout.answer(module, z[fit, :, :-1], y[fit], at[fit][None], 0.7 if linear else 1.0).sum(0)
+        assert torch.allclose(one, sums[fit])
+    method = NoiseAware(prior=GaussianPrior(PRIOR[task]))
+    belief, _ = beliefs(method, likelihood, z, y, STEPS, 1e-6, 0)
+    for fit in range(2):
+        data = PrivateData(z[fit, :, :-1], y[fit] if linear else y[fit].long(), schema=Schema(records=400), seed=1)
+        plan = confide.plan(delta=1e-5, records=400, steps=STEPS, sampling="full-batch", noise_multiplier=1e-6)
+        posterior: Any = confide.fit(method, module, data, plan, likelihood=likelihood, seed=1).posterior
+        deviation = belief.covariance[fit].diagonal().sqrt()
+        assert ((posterior.draws.mean(0) - belief.mean[fit]).abs() < 0.2 * deviation).all()  # of 1000 draws
+        assert torch.allclose(posterior.draws.std(0).double(), deviation, rtol=0.15)
 
 
 # -- without noise it is the posterior itself ----------------------------------------------------------------
@@ -202,8 +243,15 @@ def test_the_width_shrinks_with_the_budget_to_that_of_the_records() -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 1.0])
 def test_coverage(task: str, inputs: str, epsilon: float) -> None:
     cell = Cell(task, inputs, 5000, 5, epsilon)
-    hits = torch.stack([covered(cell, repeat).inside for repeat in range(50)]).double()
+    hits = torch.stack([outcome.inside for outcome in covered_at_once(cell, range(50))]).double()
     assert 0.86 <= hits.mean() <= 0.97
+
+
+def test_logistic_regression_with_many_features_learns_from_its_budget() -> None:
+    """Outputs that the prior lets reach far must not drown the releases: the width would stay the prior's, 12 here."""
+    outcomes = covered_at_once(Cell("logistic", "uniform", 5000, 20, 3.0), range(4))
+    assert all(outcome.width < 1.5 for outcome in outcomes)
+    assert 0.6 < sum(outcome.squared_error for outcome in outcomes) / 4 < 1.6
 
 
 # -- networks and refusals -----------------------------------------------------------------------------------

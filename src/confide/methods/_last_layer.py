@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from confide.errors import Refusal
-from confide.methods._noise_aware_inputs import denoised
 from confide.methods.base import Problem
 from confide.models.flat import trainable
 from confide.models.likelihoods import Gaussian
@@ -96,6 +95,35 @@ class Curvature:
         values = values.clamp(min=0)
         ceilings = values.clamp(min=float(values.median()) + math.sqrt(2 * len(values) * entry))
         return cls(values, vectors, moments[:, -1] / records, ceilings)
+
+
+def denoised(curvature: Tensor, entry: float, centred: bool) -> Tensor:
+    """A curvature with symmetric Gaussian noise of this entry variance, its eigenvalues set right.
+
+    The noise spreads eigenvalues over 2 r, r^2 = 2 size entry (Wigner's semicircle). Those that lie within r of their
+    median cannot be told apart and become their mean; one that stands out by d is known to stand out by
+    (d + sqrt(d^2 - r^2)) / 2; none is negative. Without this a direction that inputs hardly vary in would by chance
+    seem to be known. For one output it is done to the covariance of the features, so that their mean, which is known
+    far better, does not enter.
+    """
+    if not centred:
+        return _spiked(curvature, entry)
+    count = curvature[-1, -1].clamp(min=1e-9)
+    column = curvature[:, -1:]
+    whole = column @ column.mT / count
+    whole[:-1, :-1] += _spiked(curvature[:-1, :-1] - whole[:-1, :-1], entry)
+    return whole
+
+
+def _spiked(matrix: Tensor, entry: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    radius = math.sqrt(2 * len(values) * entry)
+    apart = values - values.median()
+    alike = apart.abs() <= radius
+    middle = values[alike].mean()
+    standing = middle + (apart + apart.sign() * (apart.square() - radius**2).clamp(min=0).sqrt()) / 2
+    whole: Tensor = (vectors * torch.where(alike, middle, standing).clamp(min=0)) @ vectors.mT
+    return whole
 
 
 def named_head(module: nn.Module) -> tuple[str, nn.Linear]:

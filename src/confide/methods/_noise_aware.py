@@ -21,14 +21,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from confide.methods._noise_aware_inputs import clipped_mean, clipped_square, denoised, tilted_curvature, tilted_scores
+from confide.methods._noise_aware_inputs import (
+    Doubt,
+    cleaned,
+    clipped_mean,
+    clipped_square,
+    mean_curvature,
+    tilted_curvature,
+    tilted_scores,
+)
 
 ROUNDS, SETTLED = 20, 1e-3
 """Of the fixed point: at most so many, or until the mean moves by less than a thousandth of a deviation."""
+CLIP_IN_DEVIATIONS = 2.5
+"""Residual clip: 1 % of a Gaussian's slope is lost, so that shapes hardly matter, at a quarter more noise than 2."""
+FIRST_REACH = 1.5
+"""Largest clip of the first stage: targets are scaled to [-1, 1], whatever the prior would allow."""
 LEAST_SHARE = 1e-9
 """Of the largest variance of an estimate: less than this is rounding."""
 CURVATURE_SPREAD = 0.35
@@ -37,14 +50,16 @@ DRIFT = {"gaussian": 0.0, "bernoulli": 0.1, "categorical": 0.3}
 """Relative error of a curvature that is carried over an output distance of one. With one logit it is carried by the
 formula for Gaussian inputs, so that only their shape counts; with several it is taken as it is."""
 SECOND_ORDER = 0.15
-"""Of sum z w (1 - 2p) (z d)^2 / 2 for several classes, in units of H; two classes: see `_second_order`."""
+"""Of sum z w (1 - 2p) (z d)^2 / 2 for several classes, in units of H; two classes: see `_line`."""
+REMAINDERS = 16
+"""Pairs of points at which it is looked at: a mean curvature is then known to a hundredth, and more take long."""
 BEND = {"gaussian": 0.25, "bernoulli": 0.1, "categorical": 0.2}
 """Relative error of m_t: of the share that is clipped, where residuals are not Gaussian; of large distances else."""
 
 
 @dataclass(frozen=True)
 class ReleasedEvidence:
-    """What was released, stage by stage (first axis), in sums over all records.
+    """What was released, stage by stage, in sums over all records. Axes before that of the stages are other fits.
 
     points       theta_t
     scores       G_t;               score_noise: variance of the privacy noise in each entry
@@ -95,20 +110,20 @@ class Model:
         """Second derivative of the loss in an output, as expected."""
         return {"gaussian": 1.0, "bernoulli": 0.2}.get(self.kind, 1 / self.outputs)
 
-    def curvature_at(self, moments: Tensor, point: Tensor) -> Tensor:
-        """The curvature that inputs of such moments have, if they are Gaussian; several logits: at zero."""
-        if self.kind == "gaussian":
-            return moments
+    def curvature_at(self, moments: Tensor, points: Tensor) -> Tensor:
+        """The curvatures that inputs of such moments have, if they are Gaussian; several logits: at zero."""
         if self.kind == "bernoulli":
-            return tilted_curvature(moments, point)
-        classes = self.outputs
-        across = torch.eye(classes, dtype=torch.float64) / classes - 1 / classes**2
-        return torch.kron(across, moments)
+            return tilted_curvature(moments, points)
+        if self.kind != "gaussian":
+            classes = self.outputs
+            across = torch.eye(classes, dtype=torch.float64) / classes - 1 / classes**2
+            moments = torch.kron(across, moments)
+        return moments[..., None, :, :].expand(*points.shape[:-1], *moments.shape[-2:])
 
-    def mass(self, curvature: Tensor) -> float:
+    def mass(self, curvature: Tensor) -> Tensor:
         """Sum over records and outputs of the loss's second derivative: where the constant meets itself."""
-        own = curvature.diagonal().reshape(self.outputs, -1)[:, -1].sum()
-        return max(0.05 * self.weight * self.records, float(own))
+        own: Tensor = _diagonal(curvature).unflatten(-1, (self.outputs, -1))[..., -1].sum(-1)
+        return own.clamp(min=0.05 * self.weight * self.records)
 
 
 @dataclass(frozen=True)
@@ -118,29 +133,37 @@ class Belief:
     mean: Tensor
     covariance: Tensor
     curvature: Tensor
-    scale: float
+    scale: Tensor
 
-    def squared_distance(self, model: Model, point: Tensor) -> float:
-        """Expected mean square, over records, of how far outputs at the point are from the true ones."""
-        gap = self.mean - point
-        second = torch.outer(gap, gap) + self.covariance
-        return max(0.0, float((self.curvature * second).sum())) / model.mass(self.curvature)
+    def squared_distance(self, model: Model) -> Tensor:
+        """Expected mean square, over records, of how far outputs at the mean are from the true ones."""
+        return (self.curvature * self.covariance).sum((-2, -1)).clamp(min=0) / model.mass(self.curvature)
 
 
 @dataclass(frozen=True)
 class _Curvatures:
-    """At the points of the stages and at the belief's mean, pooled; moments of inputs; entry variances per point."""
+    """At the points of the stages and at the belief's mean, pooled; moments of inputs; the error at the mean."""
 
     points: Tensor
     mean: Tensor
     moments: Tensor
-    entry: Tensor
+    doubt: Doubt
 
 
 def prior_belief(model: Model) -> Belief:
     mean = torch.zeros(model.size, dtype=torch.float64)
     covariance = torch.eye(model.size, dtype=torch.float64) / model.precision
-    return Belief(mean, covariance, model.curvature_at(model.records * model.moments, mean), model.scale)
+    scale = torch.tensor(model.scale, dtype=torch.float64)
+    curvature = model.curvature_at(model.records * model.moments, mean[None])[0]
+    return Belief(mean, covariance, curvature, scale)
+
+
+def residual_clip(model: Model, belief: Belief, first: bool = False) -> Tensor:
+    """At the belief's mean; residuals of classes have a largest norm by themselves. first: nothing is known yet."""
+    if model.kind != "gaussian":
+        return torch.full_like(belief.scale, math.sqrt(2) if model.kind == "categorical" else 1.0)
+    clip = CLIP_IN_DEVIATIONS * (belief.scale**2 + belief.squared_distance(model)).sqrt()
+    return clip.clamp(max=FIRST_REACH) if first else clip
 
 
 def believe(model: Model, evidence: ReleasedEvidence, start: Belief) -> Belief:
@@ -154,37 +177,52 @@ def believe(model: Model, evidence: ReleasedEvidence, start: Belief) -> Belief:
             belief = replace(belief, scale=fitted_scale(model, evidence, belief))
         before = belief.mean
         belief, information = _solved(model, evidence, belief, curvatures)
-        if bool(((belief.mean - before).abs() <= SETTLED * belief.covariance.diagonal().sqrt()).all()):
+        if bool(((belief.mean - before).abs() <= SETTLED * _diagonal(belief.covariance).sqrt()).all()):
             break
     _, without = _solved(model, evidence, belief, curvatures, sure=True)
-    unsure = 1 - float(information.trace() / without.trace().clamp(min=1e-300))
+    unsure = 1 - _diagonal(information).sum(-1) / _diagonal(without).sum(-1).clamp(min=1e-300)
     # Noise of a size that is known from as many numbers as there are weights gives a t distribution in place of a
     # Gaussian one: its variance is larger by (size + 4) / (size + 2).
-    return replace(belief, covariance=belief.covariance * (1 + max(0.0, unsure) * 2 / (model.size + 2)))
+    wider = 1 + unsure.clamp(min=0) * 2 / (model.size + 2)
+    return replace(belief, covariance=belief.covariance * wider[..., None, None])
+
+
+def _diagonal(matrices: Tensor) -> Tensor:
+    return matrices.diagonal(dim1=-2, dim2=-1)
 
 
 def _pooled(model: Model, evidence: ReleasedEvidence, belief: Belief, moments: Tensor) -> _Curvatures:
     """Curvatures from all stages and the public prior, cleaned of what can only be noise.
 
-    Each stage's is carried to the point in question by the formula for inputs of the moments found so far. Variances
-    of entries stay those before the cleaning, which brings the whole closer to the truth.
+    Each stage's is carried to the point in question by the formula for inputs of the moments found so far.
     """
-    targets = torch.cat([evidence.points, belief.mean[None], torch.zeros_like(belief.mean)[None]])
-    formula = torch.stack([model.curvature_at(moments, point) for point in targets])
-    public = torch.stack([model.curvature_at(model.records * model.moments, point) for point in targets])
-    count, size = evidence.points.shape
+    here = belief.mean[..., None, :]
+    targets = torch.cat([evidence.points, here, torch.zeros_like(here)], -2)
+    formula = model.curvature_at(moments, targets)
+    public = model.curvature_at(model.records * model.moments, targets)
+    count, size = evidence.points.shape[-2:]
     own = (CURVATURE_SPREAD * model.weight * model.records) ** 2
-    gaps = targets[:, None] - evidence.points[None]
-    squared = torch.einsum("tsi,ij,tsj->ts", gaps, belief.curvature, gaps).clamp(min=0) / model.mass(belief.curvature)
-    unit = DRIFT[model.kind] * float(belief.curvature.trace()) / size * math.sqrt(2 / size)
-    precision = 1 / (evidence.curvature_noise + 1e-12 * own + unit**2 * squared)
-    carried = evidence.curvatures[None] + formula[:, None] - formula[None, :count]
-    total = precision.sum(1) + 1 / own
-    seen = torch.einsum("ts,tsij->tij", precision, carried) + public / own
-    pooled = zip(seen / total[:, None, None], total, strict=True)
-    found = torch.stack([denoised(one, 1 / float(known), model.outputs == 1) for one, known in pooled])
-    inputs = {"gaussian": found[-1], "bernoulli": 4 * found[-1]}.get(model.kind, moments)  # weights are 1/4 at zero
-    return _Curvatures(found[:count], found[count], inputs, 1 / total[: count + 1])
+    gaps = targets[..., :, None, :] - evidence.points[..., None, :, :]
+    squared = torch.einsum("...tsi,...ij,...tsj->...ts", gaps, belief.curvature, gaps).clamp(min=0)
+    unit = DRIFT[model.kind] * _diagonal(belief.curvature).sum(-1) / size * math.sqrt(2 / size)
+    drift = (unit.square() / model.mass(belief.curvature))[..., None, None] * squared
+    precision = 1 / (evidence.curvature_noise + 1e-12 * own + drift)
+    carried = evidence.curvatures[..., None, :, :, :] + formula[..., :, None, :, :] - formula[..., None, :count, :, :]
+    total = precision.sum(-1) + 1 / own
+    seen = torch.einsum("...ts,...tsij->...tij", precision, carried) + public / own
+    way = (
+        formula - formula[..., -1:, :, :]
+    )  # from zero, where all records weigh the same: what is cleaned is seen there
+    plain, doubt = cleaned(seen / total[..., None, None] - way, 1 / total, own, model.outputs == 1)
+    found, at_zero = _positive(plain + way), plain[..., -1, :, :]
+    inputs = {"gaussian": at_zero, "bernoulli": 4 * at_zero}.get(model.kind, moments)  # weights are 1/4 at zero
+    return _Curvatures(found[..., :count, :, :], found[..., count, :, :], inputs, doubt.at(count))
+
+
+def _positive(matrices: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh((matrices + matrices.mT) / 2)
+    found: Tensor = (vectors * values.clamp(min=0)[..., None, :]) @ vectors.mT
+    return found
 
 
 def root_of(covariance: Tensor) -> Tensor:
@@ -193,12 +231,12 @@ def root_of(covariance: Tensor) -> Tensor:
     even = (covariance + covariance.mT) / 2
     root: Tensor
     root, failed = torch.linalg.cholesky_ex(even)
-    if not bool(failed):
+    if not bool(failed.any()):
         return root
     values, vectors = torch.linalg.eigh(even)
-    sizes = values.abs().clamp(min=LEAST_SHARE * float(values.abs().max()))
-    root = torch.linalg.cholesky((vectors * sizes) @ vectors.mT)
-    return root
+    sizes = values.abs().clamp(min=LEAST_SHARE * values.abs().amax(-1, keepdim=True))
+    mended: Tensor = torch.linalg.cholesky((vectors * sizes[..., None, :]) @ vectors.mT)
+    return torch.where(failed[..., None, None] == 0, root, mended)
 
 
 def _solved(
@@ -208,83 +246,102 @@ def _solved(
 
     sure   leave out the noises whose size depends on how far the truth is: error of the curvature, bends
     """
-    count, size = evidence.points.shape
+    count, size = evidence.points.shape[-2:]
     here, eye = curvatures.mean, torch.eye(size, dtype=torch.float64)
-    gaps = belief.mean - evidence.points
-    moments = gaps[:, None, :, None] * gaps[None, :, None, :] + belief.covariance  # (s, t, i, j): E D_s D_t^T
-    distance = torch.einsum("ij,ttij->t", here, moments).clamp(min=0)
+    gaps = belief.mean[..., None, :] - evidence.points
+    moments = gaps[..., :, None, :, None] * gaps[..., None, :, None, :] + belief.covariance[..., None, None, :, :]
+    distance = torch.einsum("...ij,...ttij->...t", here, moments).clamp(min=0)  # moments, (s, t, i, j): E D_s D_t^T
     factors, expected, left = _expected_scores(model, evidence, belief, curvatures, distance)
-    shared = ((1.0 if model.kind != "gaussian" else belief.scale**2) * here).expand(count, count, size, size)
-    floor = 1e-9 * (float(here.diagonal().mean()) + 1)  # keeps the sum invertible where nothing was noisy
+    slope, above, rest = _line(model, belief, curvatures)
+    dispersion = belief.scale**2 if model.kind == "gaussian" else torch.ones_like(belief.scale)
+    shared = (dispersion[..., None, None] * slope)[..., None, None, :, :].expand_as(moments)
+    floor = 1e-9 * (_diagonal(here).mean(-1, keepdim=True) + 1)  # keeps the sum invertible where nothing was noisy
     residual = _residual_square(model, evidence, belief, distance)
-    alone = (evidence.score_noise + floor)[:, None, None] * eye + (evidence.thinning * residual)[:, None, None] * here
+    spread = evidence.thinning * residual
     if not sure:
-        inner = torch.einsum("stii->st", moments)[..., None, None]
-        shared = shared + curvatures.entry[-1] / 2 * (inner * eye + moments.transpose(-1, -2))
-        shared = shared + _second_order(model, belief, here) * here
-        alone = alone + (left**2 * distance)[:, None, None] * here
-    whole = shared * (factors[:, None] * factors[None])[..., None, None]
-    whole[range(count), range(count)] += alone
-    covariance = whole.permute(0, 2, 1, 3).reshape(count * size, count * size)
-    design = factors[:, None, None] * here
-    target = evidence.scores - expected + design @ belief.mean
-    root = root_of(covariance)
-    both = torch.cat([design.reshape(-1, size), target.reshape(-1, 1)], 1)
-    white = torch.linalg.solve_triangular(root, both, upper=False)
-    information = white[:, :-1].mT @ white[:, :-1]
+        shared = shared + curvatures.doubt.of_products(moments)
+        shared = shared + rest[..., None, None, :, :]
+        spread = spread + left**2 * distance
+    alone = (evidence.score_noise + floor)[..., None, None] * eye + spread[..., None, None] * here[..., None, :, :]
+    whole = shared * (factors[..., :, None] * factors[..., None, :])[..., None, None]
+    whole = whole + torch.eye(count, dtype=torch.float64)[:, :, None, None] * alone[..., None, :, :]
+    covariance = whole.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+    design = factors[..., None, None] * slope[..., None, :, :]
+    target = evidence.scores - expected - above[..., None, :] + (design @ belief.mean[..., None, :, None])[..., 0]
+    both = torch.cat([design, target[..., None]], -1).flatten(-3, -2)
+    white = torch.linalg.solve_triangular(root_of(covariance), both, upper=False)
+    across, seen = white[..., :-1], white[..., -1:]
+    information = across.mT @ across
     inverse = torch.linalg.inv((information + information.mT) / 2 + model.precision * eye)
-    mean = inverse @ (white[:, :-1].mT @ white[:, -1])
+    mean = (inverse @ (across.mT @ seen))[..., 0]
     return replace(belief, mean=mean, covariance=(inverse + inverse.mT) / 2), information
 
 
-def _second_order(model: Model, belief: Belief, here: Tensor) -> float:
-    """Mean square of the scores' second-order term about the belief's mean, in units of the curvature.
+def _line(model: Model, belief: Belief, curvatures: _Curvatures) -> tuple[Tensor, Tensor, Tensor]:
+    """The line that scores follow best over the belief: its slope, what it lies above its tangent at the mean by, and
+    second moments of what it leaves.
 
-    Of two classes it is (3/4) E(1 - 2p)^2 = (3/4) (1 - 4 E p(1 - p)), and E p(1 - p) is the mass of a record.
+    Of two classes by the formula for Gaussian inputs at points of the belief: a sigmoid moves no further than to its
+    ends, so that a tangent would claim too much of a truth that is far away. By Stein's lemma the slope is the mean
+    curvature. Of several classes it is the tangent, and what is left is in units of the curvature.
     """
-    if model.kind == "gaussian":
-        return 0.0
+    here, middle = curvatures.mean, belief.mean[..., None, :]
+    if model.kind == "bernoulli":
+        half = _normals(REMAINDERS, model.size) @ root_of(belief.covariance).mT
+        away = torch.cat([half, -half], -2)
+        slope = mean_curvature(curvatures.moments, middle + away)
+        scores = tilted_scores(curvatures.moments, middle + away) - tilted_scores(curvatures.moments, middle)
+        above = scores.mean(-2, keepdim=True)
+        off = scores - above - away @ slope
+        there = tilted_curvature(curvatures.moments, middle)[..., 0, :, :]
+        return here + slope - there, above[..., 0, :], off.mT @ off / off.shape[-2]
     mass = model.mass(here)
-    squared = max(0.0, float((here * belief.covariance).sum())) / mass
-    share = 0.75 * max(0.0, 1 - 4 * mass / model.records) if model.kind == "bernoulli" else SECOND_ORDER
-    return share * mass * squared**2
+    squared = (here * belief.covariance).sum((-2, -1)).clamp(min=0) / mass
+    share = SECOND_ORDER * mass * squared**2 if model.kind != "gaussian" else torch.zeros_like(mass)
+    return here, torch.zeros_like(belief.mean), share[..., None, None] * here
+
+
+@cache
+def _normals(count: int, size: int) -> Tensor:
+    """The same for every belief, so that a fixed point does not wander."""
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
 
 
 def _expected_scores(
     model: Model, evidence: ReleasedEvidence, belief: Belief, curvatures: _Curvatures, distance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """f_t, m_t at the belief's mean, and the relative error that is left in m_t."""
-    gaps = belief.mean - evidence.points
+    gaps = belief.mean[..., None, :] - evidence.points
     if model.kind == "gaussian":
-        constant = curvatures.mean[:, -1]
-        offset = gaps @ constant / constant[-1].clamp(min=0.05 * model.records)
-        around = (belief.scale**2 + distance / model.records - offset**2).clamp(min=1e-3 * belief.scale**2).sqrt()
+        constant, scale = curvatures.mean[..., -1], belief.scale[..., None]
+        count = constant[..., -1:].clamp(min=0.05 * model.records)
+        offset = (gaps @ constant[..., None])[..., 0] / count
+        around = (scale**2 + distance / model.records - offset**2).clamp(min=1e-3 * scale**2).sqrt()
         slope, mean = clipped_mean(offset, around, evidence.reaches)
-        expected = slope[:, None] * (gaps @ curvatures.mean) + (mean - slope * offset)[:, None] * constant
+        expected = slope[..., None] * (gaps @ curvatures.mean)
+        expected = expected + (mean - slope * offset)[..., None] * constant[..., None, :]
         return slope, expected, BEND[model.kind] * (1 - slope)
-    trapezoid = torch.einsum("tij,tj->ti", curvatures.points + curvatures.mean, gaps) / 2
-    squared = distance / model.mass(curvatures.mean)
+    ends = curvatures.points + curvatures.mean[..., None, :, :]
+    trapezoid = torch.einsum("...tij,...tj->...ti", ends, gaps) / 2
+    squared = distance / model.mass(curvatures.mean)[..., None]
     left = BEND[model.kind] * squared / (1 + squared)
     if model.kind == "bernoulli":
-        trapezoid = trapezoid + _bend(curvatures.moments, evidence.points, belief.mean)
+        trapezoid = trapezoid + _bend(curvatures.moments, evidence.points, belief.mean[..., None, :])
     return torch.ones_like(distance), trapezoid, left
 
 
 def _bend(moments: Tensor, points: Tensor, mean: Tensor) -> Tensor:
     """How far the scores of Gaussian inputs are from the trapezoid rule."""
-    here, end = tilted_scores(moments, mean), tilted_curvature(moments, mean)
-    found = []
-    for point in points:
-        rule = (tilted_curvature(moments, point) + end) @ (mean - point) / 2
-        found.append(here - tilted_scores(moments, point) - rule)
-    return torch.stack(found)
+    ends = tilted_curvature(moments, points) + tilted_curvature(moments, mean)
+    rule = (ends @ (mean - points)[..., None])[..., 0] / 2
+    return tilted_scores(moments, mean) - tilted_scores(moments, points) - rule
 
 
 def _residual_square(model: Model, evidence: ReleasedEvidence, belief: Belief, distance: Tensor) -> Tensor:
     """Mean square of a clipped residual; in units of the curvature for classes."""
     if model.kind != "gaussian":
         return torch.ones_like(distance)
-    scale = (belief.scale**2 + distance / model.records).sqrt() / evidence.reaches
+    scale = (belief.scale[..., None] ** 2 + distance / model.records).sqrt() / evidence.reaches
     return evidence.reaches**2 * clipped_square(scale)
 
 
@@ -294,18 +351,18 @@ LOG_SPREAD = 1.5
 """Prior deviation of the logarithm of the noise scale about the given one: a factor of four and a half."""
 
 
-def fitted_scale(model: Model, evidence: ReleasedEvidence, belief: Belief) -> float:
+def fitted_scale(model: Model, evidence: ReleasedEvidence, belief: Belief) -> Tensor:
     """Root of the mean squared noise scale, from how large clipped residuals were in every stage."""
-    gaps = belief.mean - evidence.points
-    second = gaps[:, :, None] * gaps[:, None, :] + belief.covariance
-    away = torch.einsum("ij,tij->t", belief.curvature, second).clamp(min=0) / model.records
+    gaps = belief.mean[..., None, :] - evidence.points
+    second = gaps[..., :, None] * gaps[..., None, :] + belief.covariance[..., None, :, :]
+    away = torch.einsum("...ij,...tij->...t", belief.curvature, second).clamp(min=0)[..., None, :] / model.records
 
     def expected(distance: Tensor) -> Tensor:
-        return clipped_square((SCALES[:, None] ** 2 + distance).sqrt() / evidence.reaches)
+        return clipped_square((SCALES[:, None] ** 2 + distance).sqrt() / evidence.reaches[..., None, :])
 
     # The distance is known about to half its size; the spread of min(r^2, 1) over records is below a half.
     doubt = (expected(1.5 * away) - expected(0.5 * away)) ** 2 / 4
     variance = evidence.spread_noise + doubt + 0.25 / model.records
-    fit = -((evidence.spreads - expected(away)) ** 2 / variance + variance.log()).sum(1) / 2
-    weights = torch.softmax(fit - (SCALES / model.scale).log() ** 2 / (2 * LOG_SPREAD**2), 0)
-    return float((weights @ SCALES**2).sqrt())
+    fit = -((evidence.spreads[..., None, :] - expected(away)) ** 2 / variance + variance.log()).sum(-1) / 2
+    weights = torch.softmax(fit - (SCALES / model.scale).log() ** 2 / (2 * LOG_SPREAD**2), -1)
+    return (weights @ SCALES**2).sqrt()

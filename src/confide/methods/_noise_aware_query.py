@@ -77,8 +77,8 @@ class Layout:
 
     def split(self, answers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores, packed curvature, squared residuals of stacked answers."""
-        scores, curvature = answers[:, : self.weights], answers[:, self.weights : self.weights + self.pairs]
-        return scores, curvature, answers[:, -1]
+        scores, curvature = answers[..., : self.weights], answers[..., self.weights : self.weights + self.pairs]
+        return scores, curvature, answers[..., -1]
 
     def answer(self, module: nn.Module, x: Tensor, y: Tensor, at: Tensor, reach: float) -> Tensor:
         """(records, size), of rows with norm 1 at most."""

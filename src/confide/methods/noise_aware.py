@@ -11,10 +11,10 @@ from torch import Tensor
 
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise
-from confide.methods._noise_aware import Belief, Model, ReleasedEvidence, believe, prior_belief, root_of
+from confide.methods._noise_aware import Belief, Model, ReleasedEvidence, believe, prior_belief, residual_clip, root_of
 from confide.methods._noise_aware_query import Layout
 from confide.methods.base import Method, Problem
-from confide.models.likelihoods import Categorical, Gaussian
+from confide.models.likelihoods import Gaussian, Likelihood
 from confide.models.priors import GaussianPrior
 from confide.posteriors.draws import Draws
 from confide.sources.queries import Release, StatisticQuery
@@ -26,10 +26,6 @@ STAGES = 5
 of the curvature, and five such parts are nothing wherever the curvature can be told from noise at all."""
 RELEASES = 10
 """About all records, two for every stage: what is said of one stage is known from more than one draw of the noise."""
-CLIP_IN_DEVIATIONS = 2.5
-"""Residual clip: 1 % of a Gaussian's slope is lost, so that shapes hardly matter, at a quarter more noise than 2."""
-FIRST_REACH = 1.5
-"""Largest clip of the first stage: targets are scaled to [-1, 1], whatever the prior would allow."""
 DRAWS, DRAWS_OF_NETWORKS = 1000, 100
 """Ends of 90 % intervals from 1000 draws are within 5 % of a deviation; networks hold many weights that are fixed."""
 
@@ -61,7 +57,7 @@ class NoiseAwareState:
 
     @property
     def belief(self) -> Belief:
-        return Belief(self.mean, self.covariance, self.curvature, self.scale)
+        return Belief(self.mean, self.covariance, self.curvature, torch.tensor(self.scale, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -110,10 +106,9 @@ class NoiseAware(Method):
     def init(self, problem: Problem) -> NoiseAwareState:
         layout, model = Layout.of(problem), self._model(problem)
         belief, blank = prior_belief(model), torch.zeros(layout.size, dtype=torch.float64)
-        reach = self._reach(problem, model, belief)
-        first = min(reach, FIRST_REACH) if model.kind == "gaussian" else reach
+        first = float(residual_clip(model, belief, first=True))
         return NoiseAwareState(
-            0, belief.mean, first, blank, belief.mean, belief.covariance, belief.curvature, belief.scale
+            0, belief.mean, first, blank, belief.mean, belief.covariance, belief.curvature, float(belief.scale)
         )
 
     def ask(self, problem: Problem, state: NoiseAwareState) -> StatisticQuery:
@@ -130,7 +125,7 @@ class NoiseAware(Method):
             variance=state.variance + release.noise_std**2,
             count=state.count + 1,
         )
-        return self._next_stage(problem, state) if state.step in _ends(problem.plan.steps) else state
+        return self._next_stage(problem, state) if state.step in stage_ends(problem.plan.steps) else state
 
     def posterior(self, problem: Problem, state: NoiseAwareState) -> Draws:
         layout = Layout.of(problem)
@@ -193,21 +188,18 @@ class NoiseAware(Method):
         return replace(
             seen,
             at=found.mean,
-            reach=self._reach(problem, model, found),
+            reach=float(residual_clip(model, found)),
             mean=found.mean,
             covariance=found.covariance,
             curvature=found.curvature,
-            scale=found.scale,
+            scale=float(found.scale),
         )
 
-    def _reach(self, problem: Problem, model: Model, belief: Belief) -> float:
-        """The residual clip at the belief's mean; residuals of classes have a largest norm by themselves."""
-        if model.kind != "gaussian":
-            return math.sqrt(2) if isinstance(problem.likelihood, Categorical) else 1.0
-        return CLIP_IN_DEVIATIONS * math.sqrt(belief.scale**2 + belief.squared_distance(model, belief.mean))
-
     def _model(self, problem: Problem) -> Model:
-        layout, given = Layout.of(problem), problem.likelihood
+        return self.model_of(Layout.of(problem), problem.likelihood, problem.records)
+
+    def model_of(self, layout: Layout, likelihood: Likelihood, records: int) -> Model:
+        """What is public about a fit, for the belief."""
         moments = torch.full((layout.inputs,), 1 / 3, dtype=torch.float64)  # of features that fill [-1, 1] evenly
         moments[-1] = 1.0
         return Model(
@@ -215,13 +207,13 @@ class NoiseAware(Method):
             precision=self.prior.scale**-2,
             moments=torch.diag(moments),
             outputs=layout.outputs,
-            records=problem.records,
-            scale=given.noise_scale if isinstance(given, Gaussian) else 1.0,
-            learn_scale=isinstance(given, Gaussian) and self.noise == "learnt",
+            records=records,
+            scale=likelihood.noise_scale if isinstance(likelihood, Gaussian) else 1.0,
+            learn_scale=isinstance(likelihood, Gaussian) and self.noise == "learnt",
         )
 
 
-def _ends(steps: int) -> tuple[int, ...]:
+def stage_ends(steps: int) -> tuple[int, ...]:
     """The steps after which a stage is complete."""
     stages = min(STAGES, steps)
     return tuple(round((stage + 1) * steps / stages) for stage in range(stages))
@@ -234,20 +226,31 @@ def _unit(problem: Problem) -> float:
 
 def _evidence(problem: Problem, state: NoiseAwareState) -> ReleasedEvidence:
     """The stages that are complete, as sums over all records."""
-    layout, mechanism, records = Layout.of(problem), problem.plan.mechanism, problem.records
-    rate = mechanism.expected_batch / records
+    records = problem.records
+    rate = problem.plan.mechanism.expected_batch / records
     counts = torch.tensor(state.counts, dtype=torch.float64)
     whole = _unit(problem) * rate * counts
-    sums = torch.stack(state.sums) / whole[:, None]
-    noise = torch.tensor(state.variances, dtype=torch.float64) / whole**2
-    reaches = torch.tensor(state.reaches, dtype=torch.float64)
-    thinning = (1 - rate) / (rate * counts)
+    return evidence_of(
+        Layout.of(problem),
+        records,
+        torch.stack(state.points),
+        torch.stack(state.sums) / whole[:, None],
+        torch.tensor(state.variances, dtype=torch.float64) / whole**2,
+        torch.tensor(state.reaches, dtype=torch.float64),
+        (1 - rate) / (rate * counts),
+    )
+
+
+def evidence_of(
+    layout: Layout, records: int, points: Tensor, sums: Tensor, noise: Tensor, reaches: Tensor, thinning: Tensor
+) -> ReleasedEvidence:
+    """From sums of answers over all records, whose numbers have noise of this variance, stage by stage."""
     score_unit, curvature_unit, spread_unit = layout.units(reaches)
     scores, curvature, spreads = layout.split(sums)
     batch = thinning * records * layout.curvature_bound**2 / layout.pairs  # all entries of a record share its norm
     return ReleasedEvidence(
-        points=torch.stack(state.points),
-        scores=scores * score_unit[:, None],
+        points=points,
+        scores=scores * score_unit[..., None],
         score_noise=noise * score_unit**2,
         curvatures=layout.symmetric(curvature * curvature_unit),
         curvature_noise=noise * curvature_unit**2 + batch,

@@ -44,7 +44,7 @@ class Effect:
     deviation: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AdditiveGaussian(Shown):
     """Independent N(centre, spread^2) over the weights of an additive network."""
 

@@ -74,16 +74,28 @@ class Posterior(Protocol):
 
 
 class Shown:
-    """What a notebook shows of a posterior."""
+    """What Python and a notebook show of a posterior; what it warns of comes before anything else."""
+
+    def __repr__(self: Any) -> str:
+        size = sum(parameter.numel() for parameter in trainable(self.module))
+        about = f"{type(self).__name__}({type(self.module).__name__}, {size:,} parameters, {self.likelihood.name})"
+        return "\n".join([*warnings_of(self), about])
 
     def _repr_html_(self: Any) -> str:
         size = sum(parameter.numel() for parameter in trainable(self.module))
         rows = [
+            *(("warning", warning) for warning in warnings_of(self)),
             ("network", f"{type(self.module).__name__}, {size:,} parameters"),
             ("likelihood", self.likelihood.name),
-            *((name.replace("_", " "), _short(value)) for name, value in self.facts.items()),
+            *((name.replace("_", " "), _short(value)) for name, value in self.facts.items() if name != "warning"),
         ]
         return html_table(f"Posterior: {self.kind}", rows)
+
+
+def warnings_of(posterior: Any) -> tuple[str, ...]:
+    """What a posterior says against itself, such as that its chain did not mix; none or one sentence."""
+    said = posterior.facts.get("warning")
+    return () if said is None else (str(said),)
 
 
 def _short(value: Any) -> str:

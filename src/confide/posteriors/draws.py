@@ -24,7 +24,7 @@ DRAWS_AT_ONCE = 64
 """Draws of a file that stays on disk which are held together: enough for quick sums, few enough for any network."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Draws(Shown):
     """Weighted draws of the flat parameter vector; a point estimate is a single draw.
 

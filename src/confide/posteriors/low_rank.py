@@ -16,7 +16,7 @@ from confide.posteriors.description import Damaged, save_posterior
 from confide.posteriors.variational import DiagonalGaussian
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LowRankGaussian(DiagonalGaussian):
     """N(centre, diag(spread^2) + factors^T factors) over the flat parameter vector.
 

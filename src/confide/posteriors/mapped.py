@@ -49,7 +49,7 @@ STORED: dict[torch.dtype, str] = {
 _LARGEST_HEADER = 100_000_000  # bytes: the limit of the safetensors format itself
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MappedDraws(Draws):
     """Draws whose tensor is a view of a file; see `Draws`. Change neither the file nor the tensor."""
 

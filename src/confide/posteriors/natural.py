@@ -57,7 +57,7 @@ class GaussianPredictive(RealPredictive):
         return GaussianPredictive(means, variances, self.weights, self.doubt * scale**2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NaturalGaussian(Shown):
     """A Gaussian posterior over the parameters of a network, or over the component means of a mixture.
 

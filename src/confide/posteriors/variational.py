@@ -31,7 +31,7 @@ PREDICTION_SEED = 0
 """Predictions draw from a stream of their own that starts here, so that the same question has the same answer."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DiagonalGaussian(Shown):
     """Independent N(centre, spread^2) over the flat parameter vector; spread 0 is a parameter without a distribution.
 
@@ -115,7 +115,7 @@ class DiagonalGaussian(Shown):
             yield torch.addcmul(self.centre, self.spread, noise)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DropoutNetwork(Shown):
     """One vector of weights and the masks of the network's dropout layers, which stay random after training.
 

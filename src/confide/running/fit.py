@@ -30,7 +30,7 @@ from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelih
 from confide.models.networks import recipe_of
 from confide.models.programs import ProgramLikelihood
 from confide.models.tabular import TabularNetwork
-from confide.posteriors.base import Posterior
+from confide.posteriors.base import Posterior, warnings_of
 from confide.posteriors.files import check_saveable
 from confide.privacy.ledger.position import position_of
 from confide.privacy.statement import Privacy
@@ -65,12 +65,19 @@ class Run:
     seconds: float
     ledger: Mapping[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        """What the posterior warns of, then what was run; the statement of privacy is in `privacy`."""
+        return "\n".join([*warnings_of(self.posterior), f"Run({self.method.name}, {self._learnt()})"])
+
     def _repr_html_(self) -> str:
         from confide.report.verdict import statement_of
 
-        learnt = f"{type(self.posterior.module).__name__}, {self.posterior.kind}, {self.posterior.likelihood.name}"
-        rows = [("method", self.method.name), ("steps", f"{self.plan.steps:,}"), ("learnt", learnt)]
+        warned = (("warning", warning) for warning in warnings_of(self.posterior))
+        rows = [*warned, ("method", self.method.name), ("steps", f"{self.plan.steps:,}"), ("learnt", self._learnt())]
         return html_table("Run", [*rows, ("privacy", statement_of(self.privacy))])
+
+    def _learnt(self) -> str:
+        return f"{type(self.posterior.module).__name__}, {self.posterior.kind}, {self.posterior.likelihood.name}"
 
     def save(
         self, directory: str | os.PathLike[str], *, test: tuple[Any, Any] | None = None, public: bool = False
