@@ -8,7 +8,7 @@ A step of one rank on a dense network of d weights with an expected batch B over
     fixed      FIXED, and MEETING for R > 1                 calls, sampling; hashes before and after a sum
 
 The constants were measured by `python -m benchmarks.distributed` with two ranks on one server, which have memory in
-common (docs/scaling.md has the figures); over its loopback device the bandwidth was half of that. Convolutions use a
+common (docs/scaling.md has the figures); over its loopback device the bandwidth was a third of that. Convolutions use a
 weight many times a record, so they compute more for the same exchange: what the model says of them is on the side of
 one process.
 """
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 from confide.errors import Refusal
 
-COMPUTE = 8e-11  # seconds of a core per record and weight
+COMPUTE = 5e-11  # seconds of a core per record and weight
 NOISE = 2e-9  # seconds per number
-BANDWIDTH = 1e9  # bytes a second between two ranks on one machine, adding up included
+BANDWIDTH = 1.4e9  # bytes a second between two ranks on one machine, adding up included
 FIXED = 5e-4  # seconds a step
-MEETING = 1e-3  # seconds for the two meetings of a sum
+MEETING = 5e-4  # seconds for the two meetings of a sum
 
 
 @dataclass(frozen=True)
