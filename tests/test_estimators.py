@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import polars as pl
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_digits, make_blobs, make_regression
+from sklearn.ensemble import BaggingClassifier
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -277,6 +281,29 @@ def test_who_reads_the_records_beside_the_estimator_is_warned_of() -> None:
     search = GridSearchCV(PrivateBayesClassifier("sgd", **BLOBS), {"clip": [1.0, 2.0]}, cv=2)
     with pytest.warns(PrivacyWarning, match="PrivateSearchCV"):
         search.fit(x, y)
+
+
+@pytest.mark.usefixtures("quick_noise")
+def test_truth_values_with_gaps_are_labels() -> None:
+    """pandas writes them as numbers, of which none was the class False or True: a fit was paid for nothing."""
+    x, y = blobs()
+    truth = pd.Series(y > 0, dtype="boolean").where(x[:, 0] > x[:, 0].min())
+    model = PrivateBayesClassifier("sgd", **{**BLOBS, "classes": [False, True]})
+    with pytest.warns(CuratorNote, match="records: 1 of"):
+        model.fit(torch.tensor(x, requires_grad=True), truth)
+    assert set(model.predict(torch.tensor(x, requires_grad=True)).tolist()) <= {False, True}
+
+
+@pytest.mark.usefixtures("quick_noise")
+@pytest.mark.parametrize(
+    "outer", [partial(CalibratedClassifierCV, cv=2), partial(BaggingClassifier, n_estimators=1), OneVsRestClassifier]
+)
+def test_estimators_of_estimators_are_warned_of(outer: Any) -> None:
+    """Calibration fits a curve to private labels, bagging draws a record several times, and none of it is paid for."""
+    x, y = blobs()
+    whole = outer(PrivateBayesClassifier("sgd", **BLOBS))
+    with pytest.warns(PrivacyWarning, match=f"{type(whole).__name__}: fits more than this estimator"):
+        whole.fit(x, y)
 
 
 # -- scikit-learn's machinery --------------------------------------------------------------------------------

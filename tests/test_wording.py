@@ -96,3 +96,12 @@ def test_json_is_strict() -> None:
 
 def _refuse(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
+
+
+def test_a_suggestion_is_a_slip_of_the_fingers_and_no_other_word() -> None:
+    from confide.wording import meant
+
+    known = ("sgld", "sghmc", "bbp", "mc-dropout", "traced", "laplace", "noise-aware")
+    for typed, wanted in (("bpp", "bbp"), ("hmc", "sghmc"), ("laplcae", "laplace"), ("noise", "noise-aware")):
+        assert meant(typed, known) == f"; did you mean {wanted}?"
+    assert [meant(word, known) for word in ("oracle", "adam", "foo", "")] == [""] * 4

@@ -1,8 +1,9 @@
 """What scikit-learn does around a private estimator: who reads the records beside it, and who hides that it refused.
 
 A step that learns from the records before the estimator reads them without payment. Cross-validation and searches
-publish scores without noise, and fit once per fold. Both are seen from the frames that call `fit`; the user is warned,
-and a budget that ran out is not turned into a score of NaN.
+publish scores without noise, and fit once per fold. Estimators of estimators (calibration, stacking, bagging, ...) fit
+something else to the same records, or hand a record over several times. All are seen from the frames that call `fit`;
+the user is warned, and a budget that ran out is not turned into a score of NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from confide.errors import PrivacyWarning
 
 PIPELINE, FOLDS, SEARCH = "sklearn.pipeline", "sklearn.model_selection._validation", "sklearn.model_selection._search"
+AROUND = ("sklearn.base", "sklearn.utils.", PIPELINE, FOLDS, SEARCH)
+"""Modules of scikit-learn between a call and `fit` that read no records, or are warned of by themselves."""
 MOST_FRAMES = 200
 """Frames that are looked at: a pipeline in a search is some twenty away."""
 
@@ -47,6 +50,15 @@ def warn_of_readers(calling: list[FrameType]) -> None:
             stacklevel=4,
         )
 
+    outer = _outer_estimator(calling)
+    if outer:
+        warnings.warn(
+            f"{outer}: fits more than this estimator to the records, or fits it to some of them several times, and "
+            "pays for none of that; nothing is claimed for what it shows, so fit this estimator by itself",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+
 
 def within_folds(calling: list[FrameType]) -> bool:
     """Whether scikit-learn fits this estimator to the folds of a cross-validation or a search."""
@@ -61,13 +73,20 @@ def hides_errors(calling: list[FrameType]) -> bool:
     return any(value != "raise" for value in asked)
 
 
+def _outer_estimator(calling: list[FrameType]) -> str:
+    """The name of scikit-learn's estimator of estimators that calls; empty where none does."""
+    modules = [(str(frame.f_globals.get("__name__")), frame) for frame in calling]
+    outer = [one for one in modules if one[0].startswith("sklearn.") and not one[0].startswith(AROUND)]
+    owners = (type(frame.f_locals["self"]).__name__ for _, frame in outer if "self" in frame.f_locals)
+    return next(owners, outer[0][0] if outer else "")  # in another process only its functions are there
+
+
 def _learning_steps(calling: list[FrameType]) -> list[str]:
     """Names of the steps of a pipeline before its last one that are fitted to the records."""
     for frame in calling:
-        if frame.f_globals.get("__name__") != PIPELINE:
-            continue
-        steps = getattr(frame.f_locals.get("self"), "steps", None)
-        if isinstance(steps, list):
+        owner = frame.f_locals.get("self")
+        steps = getattr(owner, "steps", None)
+        if isinstance(steps, list) and any(one.__module__ == PIPELINE for one in type(owner).__mro__):
             return [type(step).__name__ for _, step in steps[:-1] if _learns(step)]
     return []
 

@@ -36,8 +36,25 @@ def meant(name: Any, known: Iterable[str]) -> str:
     """ "; did you mean sgld?" for a name that is nearly a known one, as the end of a sentence that lists them."""
     from difflib import get_close_matches
 
-    near = get_close_matches(str(name).lower(), [str(one) for one in known], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    word = str(name).lower()
+    for one in get_close_matches(word, [str(one) for one in known]):
+        if word in one or _typing_errors(word, one) <= max(1, len(word) // 3):  # more make another word of it
+            return f"; did you mean {one}?"
+    return ""
+
+
+def _typing_errors(word: str, other: str) -> int:
+    """Letters left out, added, mistaken, or exchanged with the next (optimal string alignment)."""
+    before, last = list[int](), list(range(len(other) + 1))
+    for row, letter in enumerate(word):
+        here = [row + 1]
+        for place, wanted in enumerate(other):
+            costs = [last[place] + (letter != wanted), last[place + 1] + 1, here[place] + 1]
+            if row and place and letter == other[place - 1] and word[row - 1] == wanted:
+                costs.append(before[place - 1] + 1)
+            here.append(min(costs))
+        before, last = last, here
+    return last[-1]
 
 
 KEY_VARIABLE, WHO_VARIABLE = "CONFIDE_KEY", "CONFIDE_WHO"
@@ -195,6 +212,11 @@ def epsilon(value: float | None) -> str:
     return up(value) if math.isfinite(value) else "∞"
 
 
+def delta(value: float) -> str:
+    """A delta as all pages and commands show it: rounded up to six digits."""
+    return up(value, digits=6)
+
+
 def remaining(value: float) -> str:
     """What is left of a budget: rounded down to four digits, for it is less that is safe to say."""
     if not math.isfinite(value):
@@ -209,6 +231,34 @@ def remaining(value: float) -> str:
 def share(value: float, decimals: int = 1) -> str:
     """A measured share in per cent, to the nearest."""
     return f"{100 * value:.{decimals}f}%" if math.isfinite(value) else "not a number"
+
+
+def number(value: Any) -> str:
+    """A number with four significant digits."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    whole = value == int(value) and 1000 <= abs(value) < 1e15
+    return f"{int(value):,}" if whole else f"{value:.4g}"
+
+
+def measure(name: str, value: float) -> str:
+    """A metric as all pages and commands show it: shares in per cent, others to four digits."""
+    if name in SHARES:
+        return share(value)
+    if 1e-3 <= abs(value) < 1000:
+        return f"{value:.4f}" if abs(value) < 10 else f"{value:#.4g}"
+    return number(value)
+
+
+def measure_spread(name: str, error: float) -> str:
+    """The standard error of a metric beside it, that of shares in points."""
+    return f"± {100 * error:.1f}" if name in SHARES else f"± {error:.2g}"
 
 
 def share_up(value: float, decimals: int = 1) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +54,42 @@ def test_each_fit_is_charged_and_the_total_is_stated(run: Run, files: Path) -> N
     assert "together satisfy epsilon" in page
     assert page.count("<svg") == 2
     assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_what_a_killed_comparison_has_paid_for_is_found(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies beside the folder that it was to become, and no other comparison writes over it."""
+    out, book = files / "out", files / "book.db"
+    words = given(files, "--test", files / "test.csv", "--methods", "sgd", "--ledger", book, "--out", out)
+
+    def killed(*_: object) -> None:  # nothing is put away or renamed any more
+        monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+        monkeypatch.setattr("pathlib.Path.rename", lambda *_: None)
+        raise SystemExit(9)
+
+    monkeypatch.setattr("confide.workflow.compare._save", killed)
+    with pytest.raises(SystemExit):
+        run(*words)
+    monkeypatch.undo()
+    assert (files / "out.unfinished" / "comparison" / "sgd" / "posterior.safetensors").is_file()
+    with Ledger(book) as ledger:
+        paid = len(ledger.entries())
+    refused = run(*words)
+    assert is_refusal(refused)
+    assert "out.unfinished holds what a comparison that was killed has paid for" in refused.err
+    with Ledger(book) as ledger:
+        assert len(ledger.entries()) == paid
+
+
+def test_folders_of_comparisons_that_are_gone_are_swept_away(
+    run: Run, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = files / "temporary"
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    for number in (gone.stdout.strip(), os.getpid()):
+        (place / f".confide-compare-{number}-x").mkdir(parents=True)
+    assert run(*given(files, "--test", files / "test.csv", "--methods", "sgd")).code == 0
+    assert [path.name for path in place.iterdir()] == [f".confide-compare-{os.getpid()}-x"]
 
 
 @pytest.mark.slow

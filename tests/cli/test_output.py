@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -145,6 +146,20 @@ def test_interrupted_from_the_keyboard(run: Run, monkeypatch: pytest.MonkeyPatch
     assert is_refusal(result, code=130)
     assert "interrupted" in result.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_schedulers_signal_ends_a_command_as_the_keyboard_does(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ended(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("confide.workflow.run.carry_out", ended)
+    result = run("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run", "--steps", 2)
+    assert is_refusal(result, code=130)
+    assert "interrupted" in result.err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt, 130), (MemoryError, 1)])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import io
+import sys
 from html.parser import HTMLParser
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +17,8 @@ from confide import methods
 from confide.models.heavy_tails import Laplace
 from confide.models.several import MultiGaussian, MultiLabel
 from confide.posteriors.draws import Draws
-from confide.wording import html_table
+from confide.running.callbacks import progress_line
+from confide.wording import epsilon, html_table
 from tests.conformance.conftest import classification, regression, small_plan
 
 
@@ -73,6 +78,44 @@ def test_a_ledger_with_a_ceiling() -> None:
     confide.fit(methods.get("sgd")(), case.module, data, small_plan(case), seed=0)
     assert "<script>" not in ledger._repr_html_()
     assert "<script>" in shown(ledger), "as text"
+
+
+def test_a_ledger_says_what_was_spent_and_what_remains() -> None:
+    case = classification()
+    ledger = confide.Ledger()
+    data = confide.PrivateData(case.x, case.y, schema=case.schema, ledger=ledger)
+    run = confide.fit(methods.get("sgd")(), case.module, data, small_plan(case))
+    assert f"(unnamed) | 1 | {epsilon(run.privacy.epsilon(1e-5))} | -" in shown(ledger)
+    assert epsilon(run.privacy.epsilon()) in shown(run.privacy)
+
+
+def test_progress_in_a_notebook_is_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of a notebook is simulated: a display that counts what is shown anew and what is updated."""
+    display = ModuleType("IPython.display")
+    shown_first: list[str] = []
+    updates: list[str] = []
+    display.HTML = str  # type: ignore[attr-defined]
+    handle = SimpleNamespace(update=updates.append)
+    display.display = lambda what, display_id: shown_first.append(what) or handle  # type: ignore[attr-defined]
+    shell = ModuleType("IPython")
+    shell.get_ipython = type("ZMQInteractiveShell", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    progress = progress_line(io.StringIO())
+    for done in range(1, 251):
+        progress(done, 250)
+    assert len(shown_first) == 1
+    assert 50 <= len(updates) <= 130
+    assert "step 250 of 250 (100%)" in updates[-1]
+
+
+def test_public_modules_are_imported_as_they_are_named() -> None:
+    from confide.callbacks import LiveCurves
+    from confide.priors import GaussianPrior
+
+    assert (LiveCurves, GaussianPrior) == (confide.callbacks.LiveCurves, confide.priors.GaussianPrior)
+    for name in ("callbacks", "likelihoods", "networks", "priors"):
+        assert importlib.import_module(f"confide.{name}") is getattr(confide, name)
 
 
 def test_cells_are_escaped() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from confide.auditing.results import LEVEL, Check
 from confide.report.render import POLICY, style
 from confide.report.trail import versions
+from confide.wording import delta
 
 if TYPE_CHECKING:
     from confide.auditing.game import Audit
@@ -118,7 +119,7 @@ def _method(found: Audit) -> str:
         ("Score", found.score),
         ("Steps, share of the records in a batch", f"{found.steps}, {found.rate:.4g}"),
         ("Noise, in units of one record's bound", f"{found.noise_multiplier:.4g}"),
-        ("Delta", f"{found.delta:g}"),
+        ("Delta", delta(found.delta)),
     ]
     paper = "One run (Steinke, Nasr and Jagielski 2023, NeurIPS)."
     return f"<p>{escape(ABOUT[found.attack])} {escape(paper)}</p>{_table((), facts)}"

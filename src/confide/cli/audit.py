@@ -19,6 +19,7 @@ from confide.cli.help_texts import WIDTH, teach
 from confide.cli.options import DATA, OUTPUT, PRIVACY, RUN, Json
 from confide.cli.output import emit_json, output, progress_bar
 from confide.errors import CommandError
+from confide.wording import delta
 
 FAILED = 4  # An exit code of its own: the audit itself went well, and found something.
 ATTACKS = ("white-box", "black-box")
@@ -217,7 +218,7 @@ def _show(console: Console, found: Any) -> None:
     )
     console.print(
         f"{found.attack}, {found.correct} of {found.guesses} guesses right about {found.canaries} canaries; "
-        f"confidence {found.confidence:.0%} at delta {found.delta:g}"
+        f"confidence {found.confidence:.0%} at delta {delta(found.delta)}"
     )
     if not found.checks:
         return

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from confide.cli.output import one_line, remarks
-from confide.wording import METRICS, epsilon
+from confide.wording import METRICS, delta, epsilon, measure, measure_spread
 
 if TYPE_CHECKING:
     from confide.workflow.compare import Comparison
@@ -25,7 +25,8 @@ def show(console: Console, found: Comparison, summary: dict[str, Any]) -> None:
         "was in use before it."
     )
     baseline = "most frequent class" if found.utility == "accuracy" else "mean of the test records"
-    console.print(f"Without learning, the {baseline} gives {METRICS[found.utility].full} {found.baseline:.4f}.")
+    nothing = measure(found.utility, found.baseline)
+    console.print(f"Without learning, the {baseline} gives {METRICS[found.utility].full} {nothing}.")
     for name, reason in found.not_run.items():
         console.print(escape(one_line(f"{name} did not run: {reason}")))
     console.print()
@@ -42,7 +43,7 @@ def cost_sentence(found: Comparison) -> str:
     return (
         f"Each fit alone costs epsilon {found.epsilon_each:g}. Comparing reads the records once per fit: the "
         f"{found.fits} fits of this table together cost epsilon {epsilon(found.total_epsilon)} at delta "
-        f"{found.delta:g}, and that is what was spent."
+        f"{delta(found.delta)}, and that is what was spent."
     )
 
 
@@ -54,13 +55,14 @@ def _table(found: Comparison) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
         mark = " *" if row.best else " ~" if row.as_good else ""
-        cells = [_cell(row.metrics[name], row.errors.get(name), name == found.utility) for name in columns]
+        spread = {found.utility: row.errors.get(found.utility)}  # of the others in the report
+        cells = [_cell(name, row.metrics[name], spread.get(name)) for name in columns]
         peak = "-" if row.peak_mb is None else f"{row.peak_mb:.0f} MB"
         numbers = (f"{row.seconds:.1f} s", peak, f"{row.storage_mb * 1024:.0f} kB")
         table.add_row(row.method + mark, *cells, *numbers, style="bold" if row.best else "")
     return table
 
 
-def _cell(value: float, error: float | None, with_error: bool) -> str:
-    text = f"{value:.3f}" if abs(value) < 10 else f"{value:#.4g}" if abs(value) < 1000 else f"{value:.4g}"
-    return f"{text} ±{error:.2g}" if with_error and error is not None else text
+def _cell(name: str, value: float, error: float | None) -> str:
+    text = measure(name, value)
+    return f"{text} {measure_spread(name, error)}" if error is not None else text

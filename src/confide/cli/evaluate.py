@@ -227,7 +227,7 @@ def _measure_openly(saved: SavedRun, encoder: Encoder, table: RawRecords, data: 
 
 def _hand_out(found: PrivateScores, unit: float, as_json: bool) -> None:
     """The scores; errors of regression in units of the target, of which `unit` is half the declared range."""
-    from confide.wording import METRICS
+    from confide.wording import METRICS, measure, measure_spread
 
     units = {"rmse": unit}
     values = {name: score.value * units.get(name, 1.0) for name, score in found.scores.items()}
@@ -245,7 +245,7 @@ def _hand_out(found: PrivateScores, unit: float, as_json: bool) -> None:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     for metric, value in values.items():
-        table.add_row(METRICS[metric].heading, f"{value:.4f}", f"± {errors[metric]:.2g}")
+        table.add_row(METRICS[metric].heading, measure(metric, value), measure_spread(metric, errors[metric]))
     console.print(table)
     console.print()
     console.print(escape(one_line(found.privacy.statement(), 5000)))

@@ -10,10 +10,11 @@ from rich.markup import escape
 
 from confide import rules
 from confide.cli import options
-from confide.cli.fit_options import DataName, Delta, LedgerFile
+from confide.cli.fit_options import DataName, Delta, LedgerFile, LedgerKey, Who
 from confide.cli.help_texts import teach
 from confide.cli.options import DATA, OUTPUT, PRIVACY, AdjacencyName, Json
-from confide.cli.output import emit_json, one_line, output
+from confide.cli.output import emit_json, for_this_command, one_line, output
+from confide.cli.paths import ledger_by
 from confide.errors import CommandError
 
 EXAMPLES = (
@@ -99,6 +100,8 @@ def facts(
     adjacency: AdjacencyName = rules.ADJACENCY,
     ledger: LedgerFile = None,
     name: DataName = None,
+    key: LedgerKey = None,
+    who: Who = None,
     as_json: Json = False,
 ) -> None:
     """Draft the file of public facts of a table. Only the names of its columns are read.
@@ -113,6 +116,7 @@ def facts(
         raise CommandError(
             "--epsilon: missing; --facts, --ledger and --name are for facts that are learnt and paid for"
         )
+    for_this_command(ledger_by(ledger, key, who))
     if epsilon is not None and assume_public:
         raise CommandError("--epsilon, --assume-public: facts are learnt privately or taken as public; give one")
     _check_out(out)

@@ -16,7 +16,7 @@ from confide.data.schema import Column, Task
 from confide.data.table import Table
 from confide.errors import CommandError
 from confide.privacy.events import Adjacency
-from confide.wording import up
+from confide.wording import delta, up
 from confide.workflow.private_facts import Budget, LearntFacts, learn_facts
 
 
@@ -106,6 +106,6 @@ def _show(found: LearntFacts, out: Path, ledger: Path | None) -> None:
     for note in found.notes:
         console.print(escape(one_line(note)), soft_wrap=True)
     console.print(
-        f"Learnt from the records for epsilon {up(found.privacy.epsilon())} at delta {found.privacy.delta:g}, "
+        f"Learnt from the records for epsilon {up(found.privacy.epsilon())} at delta {delta(found.privacy.delta)}, "
         f"{'charged before they were read' if ledger is not None else 'and no --ledger adds it up with other runs'}."
     )

@@ -19,6 +19,7 @@ from confide.cli.help_texts import teach
 from confide.cli.options import PRIVACY, AdjacencyName, Delta, Json
 from confide.cli.output import emit_json, one_line, output
 from confide.errors import CommandError, UnsupportedEvents
+from confide.wording import delta as shown_delta
 from confide.wording import epsilon as epsilon_shown
 from confide.wording import remaining
 
@@ -364,7 +365,7 @@ def _remaining_words(name: str, sums: dict[str, Any], ceiling: dict[str, Any] | 
         spent += " if all was fixed in advance"
         left = f"; {epsilon_shown(sums['filter_epsilon'])} by the {sums['filter']} filter{left}"
     shown = escape(one_line(name)) if name else "(unnamed)"
-    return f"[bold]{shown}[/bold]: epsilon {spent} spent at delta {delta:g}{left}."
+    return f"[bold]{shown}[/bold]: epsilon {spent} spent at delta {shown_delta(delta)}{left}."
 
 
 def register(app: Any) -> None:

@@ -19,7 +19,7 @@ from confide.privacy.bayesian import BayesianEstimate
 from confide.report import Evaluation
 from confide.running.artefacts import POSTERIOR, RECORD, REPORT, save_run
 from confide.running.fit import Run
-from confide.wording import METRICS, epsilon, remaining, up
+from confide.wording import METRICS, delta, epsilon, measure, remaining, up
 from confide.workflow.facts import assumed_facts
 from confide.workflow.request import Request
 
@@ -149,7 +149,7 @@ def _show_position(console: Console, noted: Mapping[str, Any]) -> None:
     console.print()
     name = escape(one_line(noted["dataset"])) or "(unnamed)"
     spent = f"epsilon {before} before this run, {total} with it{left}"
-    console.print(f"Charged to {name}, at delta {position['delta']:g}: {spent}.")
+    console.print(f"Charged to {name}, at delta {delta(position['delta'])}: {spent}.")
 
 
 def metric_table(metrics: dict[str, float]) -> Table:
@@ -158,7 +158,7 @@ def metric_table(metrics: dict[str, float]) -> Table:
     table.add_column(justify="right", no_wrap=True)
     for name, value in metrics.items():
         if name in METRICS:
-            table.add_row(METRICS[name].heading, f"{value:.4f}")
+            table.add_row(METRICS[name].heading, measure(name, value))
     return table
 
 

@@ -5,7 +5,7 @@
          as a whole, and where its posterior is
     2    bad arguments or bad input: one sentence
     3    a privacy budget would be exceeded: one sentence, and nothing was spent
-    130  interrupted from the keyboard
+    130  interrupted from the keyboard, or by SIGTERM
 
 A `Refusal` is written for the user; a ValueError out of Python or another library is an error nobody foresaw.
 """
@@ -17,7 +17,9 @@ import io
 import logging
 import os
 import shlex
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,7 +59,7 @@ def run(command: Any, arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--debug"]
     _words.set(tuple(words))
     try:
-        with _quiet(debug):
+        with _quiet(debug), _ended_gently():
             _invoke(command, words)
         sys.stdout.flush()
     except typer.Exit as stop:
@@ -75,6 +77,23 @@ def run(command: Any, arguments: Sequence[str]) -> int:
         _complain(command, words, sentence, LONGEST_COMMAND if whole else LONGEST_SENTENCE)
         return code
     return SUCCESS
+
+
+@contextlib.contextmanager
+def _ended_gently() -> Iterator[None]:
+    """What a scheduler sends before it kills (SIGTERM) ends a command as Ctrl-C does: what was paid for is kept.
+
+    A rank of several is left alone: it may be waiting for another, where nothing of Python runs.
+    """
+    alone = threading.current_thread() is threading.main_thread() and "RANK" not in os.environ
+    if not alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _invoke(command: Any, arguments: list[str]) -> None:

@@ -13,8 +13,8 @@ from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json
-from confide.cli.output import emit_json, output
-from confide.cli.paths import check_ledger, check_new_directory, same_file
+from confide.cli.output import emit_json, for_this_command, output
+from confide.cli.paths import check_ledger, check_new_directory, ledger_by, same_file
 from confide.errors import CommandError
 
 EXAMPLES = (
@@ -81,6 +81,8 @@ def pate(
     adjacency: AdjacencyName = rules.ADJACENCY,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
+    key: given.LedgerKey = None,
+    who: given.Who = None,
     out: given.Out,
     seed: given.Seed = None,
     as_json: Json = False,
@@ -107,6 +109,7 @@ def pate(
     options.seed(seed)
     records.check()
     check_new_directory("--out", out)
+    for_this_command(ledger_by(ledger, key, who))
     check_ledger(ledger)
     dataset = records.load()
     with options.named():

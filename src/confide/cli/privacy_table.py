@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from confide.wording import accountant, epsilon, share_up, up
+from confide.wording import accountant, delta, epsilon, share_up
 
 
 def show_privacy(console: Console, values: Mapping[str, Any], what: str = "") -> None:
     """`values` is what `Privacy.to_dict` gives."""
-    console.print(f"[bold]epsilon {shown(values, 'pld')}[/bold] at delta {up(values['delta'], digits=6)}")
+    console.print(f"[bold]epsilon {shown(values, 'pld')}[/bold] at delta {delta(values['delta'])}")
     sampling = values.get("sampling")
     facts = [what, f"{sampling} sampling" if sampling else "", f"{values['adjacency']} adjacency"]
     console.print(escape(", ".join(fact for fact in facts if fact)), style="dim")

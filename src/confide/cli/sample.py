@@ -14,8 +14,8 @@ from confide.cli import fit_options as given
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import RUN, AdjacencyName, EpsilonGoal, Json
-from confide.cli.output import emit_json, output
-from confide.cli.paths import check_ledger, check_new_directory
+from confide.cli.output import emit_json, for_this_command, output
+from confide.cli.paths import check_ledger, check_new_directory, ledger_by
 from confide.errors import CommandError
 
 EXAMPLES = (
@@ -73,6 +73,8 @@ def sample(
     adjacency: AdjacencyName = rules.ADJACENCY,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
+    key: given.LedgerKey = None,
+    who: given.Who = None,
     out: given.Out,
     seed: given.Seed = None,
     as_json: Json = False,
@@ -97,6 +99,7 @@ def sample(
     options.seed(seed)
     records.check()
     check_new_directory("--out", out)
+    for_this_command(ledger_by(ledger, key, who))
     check_ledger(ledger)
     dataset = records.load()
     with options.named():

@@ -21,6 +21,7 @@ import hashlib
 import hmac
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from confide.data.cell_words import number_words, pieces_of
 from confide.data.table import Table
 from confide.data.trees import arrays_in
 from confide.errors import Refusal
-from confide.privacy.ledger.keys import check_key
+from confide.privacy.ledger.keys import SHORTEST_KEY, check_key
 from confide.wording import KEY_VARIABLE
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ KEPT_COLUMNS, SHARED_COLUMNS = 256, 2 / 3
 # Records are worked on in pieces of so many numbers, 32 MB as codes.
 _PIECE = 1 << 22
 _ABOUT = b"confide sketch 1"
+# A key is 32 bytes as confide makes it; what people would name by mistake is longer, or begins like these: pictures
+# and packed files, whose bytes are as good as random.
+LONGEST_KEY = 256
+_PACKED = (
+    b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\x03\x04", b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd", b"PAR1",
+)  # fmt: skip
+# A key that is written out, of 32 signs or more in base 16 or 64, has half of the sixteen digits at least.
+_WRITTEN_OUT, LEAST_SIGNS = re.compile(rb"[0-9A-Za-z+/_-]{32,}={0,2}"), 8
+_MAKE_ONE = "`confide ledger key FILE` makes one"
 _NONE: Codes = np.zeros(0, dtype=np.uint64)
 
 
@@ -124,13 +134,37 @@ def key_for(ledger: Ledger, make: bool = True) -> bytes | None:
 
 
 def read_key(path: str | os.PathLike[str]) -> bytes:
-    """The curator's key from its file."""
+    """The curator's key from its file, which must hold what nobody could guess and nothing that anybody else has."""
+    where = f"key={str(path)!r}"
     try:
-        return check_key(Path(path).read_bytes())
+        with Path(path).open("rb") as file:
+            content = file.read(LONGEST_KEY + 1)
     except OSError as error:
-        raise Refusal(
-            f"key={str(path)!r}: cannot be read ({error.strerror}); `confide ledger key FILE` makes one"
-        ) from None
+        raise Refusal(f"{where}: cannot be read ({error.strerror}); {_MAKE_ONE}") from None
+    if not SHORTEST_KEY <= len(content) <= LONGEST_KEY:
+        size = f"more than {LONGEST_KEY}" if len(content) > LONGEST_KEY else str(len(content))
+        raise Refusal(f"{where}: is {size} bytes long, where a key has {SHORTEST_KEY} to {LONGEST_KEY}; {_MAKE_ONE}")
+    if not _could_be_secret(content):
+        raise Refusal(f"{where}: holds a text, a table or a picture, not random bytes, so it is no key; {_MAKE_ONE}")
+    return content
+
+
+def _could_be_secret(content: bytes) -> bool:
+    """Random bytes, or one word of them in hexadecimal digits or base 64: what other files are made of is neither.
+
+    Of random bytes, 16 read as text with a chance of 3 in a million and 32 never; half of them differ from all others.
+    """
+    if content.startswith(_PACKED):
+        return False
+    word = content.strip()
+    if _WRITTEN_OUT.fullmatch(word):
+        return len(set(word)) >= LEAST_SIGNS
+    try:
+        if all(sign.isprintable() or sign in "\t\r\n" for sign in content.decode("utf-8")):
+            return False
+    except UnicodeDecodeError:
+        pass
+    return 2 * len(set(content)) >= min(len(content), 256)
 
 
 def make_key(path: str | os.PathLike[str]) -> None:

@@ -92,11 +92,17 @@ def _unwritable(label: Label) -> bool:
 
 
 def class_positions(values: Array, classes: Iterable[Label]) -> Array:
-    """The position of each value among the classes, -1 where it has none; truth values are 0 and 1 where those are."""
+    """The position of each value among the classes, -1 where it has none.
+
+    Truth values are 0 and 1 where those are the classes, and 0 and 1 are truth values where those are: frames write
+    truth values with gaps as numbers.
+    """
     place = {category_key(label): position for position, label in enumerate(classes)}
-    if place.keys() & {"0", "1"} and not place.keys() & {"true", "false"}:
-        for truth, number in (("false", "0"), ("true", "1")):
-            place[truth] = place.get(number, -1)
+    truths, numbers = ("false", "true"), ("0", "1")
+    for given, meant in ((truths, numbers), (numbers, truths)):
+        if place.keys() & set(meant) and not place.keys() & set(given):
+            place |= {one: place.get(other, -1) for one, other in zip(given, meant, strict=True)}
+            break
     return _looked_up(values, place, -1, -1)
 
 

@@ -28,6 +28,7 @@ from confide.estimators.frames import (
     labels_of,
     labels_seen,
     names_of,
+    on_host,
     only,
     sorted_labels,
     without_cells,
@@ -116,6 +117,7 @@ class PrivateBayes(_Estimated):
     def training_request(self, X: Any, y: Any, sample_weight: Any = None) -> tuple[Table, Schema]:
         """The records and the facts of a request; what needs no record is refused before one is looked at."""
         refuse_loaders(X)
+        X, y = on_host(X), on_host(y)
         facts = self._facts()
         self.as_request(Table(), facts).check()
         table = self._training_table(X, y, facts)
@@ -209,6 +211,7 @@ class PrivateBayes(_Estimated):
         if self.schema_.inputs:
             return Table(inputs=trees.named_arrays(X))
         refuse_loaders(X)
+        X = on_host(X)
         if is_frame(X):
             # By name: columns may stand in another order, and others beside them.
             names = list(getattr(self, "feature_names_in_", ()))
@@ -241,7 +244,7 @@ class PrivateBayes(_Estimated):
 
     def _public(self, pair: Any, facts: Schema) -> Table:
         """Records for callbacks, which whoever gives them declares to be public."""
-        X, y = _pair("validation", pair)
+        X, y = map(on_host, _pair("validation", pair))
         labels = plain_column(np.asarray(column_or_1d(y)), "y")
         if facts.inputs or trees.is_composed(X):
             return Table(labels=labels, inputs=trees.named_arrays(X))
@@ -250,7 +253,7 @@ class PrivateBayes(_Estimated):
         return Table.from_arrays(np.asarray(X), labels)
 
     def _measured(self, test: tuple[Any, Any], public: bool) -> Evaluation:
-        X, y = _pair("test", test)
+        X, y = map(on_host, _pair("test", test))
         table, labels = self._new_table(X), column_or_1d(y)
         if not table.inputs:  # of which the table looks at every tensor
             check_consistent_length(X, labels)

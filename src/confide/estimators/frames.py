@@ -9,11 +9,17 @@ from typing import Any
 
 import numpy as np
 from sklearn.utils.multiclass import type_of_target
+from torch import Tensor
 
 from confide.data.loaders import checked_names
 from confide.data.schema import Schema
 from confide.data.table import Array, Table, listed
 from confide.errors import ColumnsLeftOut, Refusal
+
+
+def on_host(values: Any) -> Any:
+    """A tensor of torch without its history and its device; anything else as it is."""
+    return values.detach().cpu() if isinstance(values, Tensor) else values
 
 
 def sorted_labels(classes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -71,7 +77,7 @@ def without_cells(X: Any) -> Iterator[None]:
     except ValueError as error:
         if "Expected 2D array" in str(error):  # with the array itself behind it
             raise Refusal("X: must be an array with one row per record, or a data frame") from None
-        if not any(words in str(error) for words in ("could not convert", "arrays of bytes/strings")):
+        if not any(words in str(error) for words in ("could not convert", "arrays of bytes/strings", "Cannot cast")):
             raise
         if hasattr(X, "columns"):
             raise Refusal(

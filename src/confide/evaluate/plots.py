@@ -26,6 +26,7 @@ from confide.evaluate.drawing import (
 from confide.models.predictive import ClassPredictive, RealPredictive
 from confide.privacy.accountants.bound import Bound
 from confide.wording import accountant, epsilon, share_up
+from confide.wording import delta as shown_delta
 
 MOST_POINTS = 200  # convention: more dots than this in a small drawing cover each other
 _SOLID = {"color": BLUE}
@@ -217,7 +218,7 @@ def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
         axes.set_yticks(range(len(rows)), [accountant(name).heading for name, _ in rows])
         axes.tick_params("y", length=0)
         axes.invert_yaxis()
-        axes.set_xlabel(f"Epsilon at delta = {delta:g}" + (", logarithmic" if wide else ""))
+        axes.set_xlabel(f"Epsilon at delta = {shown_delta(delta)}" + (", logarithmic" if wide else ""))
         if wide:
             logarithmic(axes, min(values) / 4, max(values) * 2.2)
         else:
@@ -228,7 +229,7 @@ def epsilon_bars(bounds: Mapping[str, Bound], delta: float) -> Plot:
         f"{accountant(name).heading} {epsilon(value)} ({bound.kind})"
         for (name, bound), value in zip(rows, values, strict=True)
     )
-    alt = f"Epsilon at delta {delta:g} by accountant: {said or 'no accountant gives a finite number'}."
+    alt = f"Epsilon at delta {shown_delta(delta)} by accountant: {said or 'no accountant gives a finite number'}."
     reading = "Every guarantee holds; the smallest of them counts. An approximation may be smaller than the truth."
     return plot("epsilon", "Epsilon by accountant", alt, reading, draw, 110 + 38 * max(1, len(rows)))
 

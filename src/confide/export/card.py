@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from confide.report import words
 from confide.report.judging import between
-from confide.wording import METRICS, epsilon, share, share_up
+from confide.wording import METRICS, delta, epsilon, measure, share, share_up
+from confide.wording import number as plain_number
 
 if TYPE_CHECKING:
     from confide.running.artefacts import SavedRun
@@ -57,7 +57,7 @@ def _privacy_rows(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown = "no bound" if sound is None else epsilon(float(sound))
     rows = [
         ("Epsilon", shown),
-        ("Delta", words.small(float(record["delta"]))),
+        ("Delta", delta(float(record["delta"]))),
         ("Neighbours", str(record["adjacency"])),
     ]
     if attacker is not None:
@@ -72,7 +72,7 @@ def _quality(record: Mapping[str, Any]) -> str:
     ends = judgement.get("intervals_95", {})
     rows = []
     for name, value in record["metrics"].items():
-        number = words.metric(name, float("nan") if value is None else float(value))["value"]
+        number = measure(name, float("nan") if value is None else float(value))
         pair = ends.get(name)
         spread = "" if pair is None else between(name, (float(pair[0]), float(pair[1])))
         rows.append((METRICS[name].heading if name in METRICS else name, number, spread))
@@ -90,7 +90,7 @@ def _beside(judgement: Mapping[str, Any]) -> str:
     if base is None:
         return ""
     if judgement["task"] == "regression":
-        return f"Always naming the mean of the test records is off by {words.number(float(base['value']))}."
+        return f"Always naming the mean of the test records is off by {plain_number(float(base['value']))}."
     only = judgement.get("only")
     often = _code(judgement["majority"])
     said = f"Always naming the most frequent class, {often}, is right {share(base['value'])} of the time."

@@ -16,6 +16,7 @@ from confide import rules
 from confide.errors import Refusal
 from confide.mechanism.gaussian import ClippingStyle, SampledGaussian
 from confide.privacy.events import Adjacency, Event, Sampling
+from confide.wording import delta as shown_delta
 from confide.wording import html_table, hyphened
 
 
@@ -118,7 +119,8 @@ class Plan:
             rows.append((about, f"{mechanism.sampling}, about {mechanism.expected_batch:g} records, clip "
                          f"{mechanism.clip:g}, noise multiplier {noise}"))  # fmt: skip
         target = "the noise was given" if self.target_epsilon is None else f"{self.target_epsilon:g}"
-        return html_table("Plan", [*rows, ("target epsilon", target), ("delta", f"{self.delta:g}, {self.adjacency}")])
+        budget = f"{shown_delta(self.delta)}, {self.adjacency}"
+        return html_table("Plan", [*rows, ("target epsilon", target), ("delta", budget)])
 
     def mechanisms(self) -> Iterator[SampledGaussian]:
         """The mechanism of every step, in order."""

@@ -47,6 +47,10 @@ SHOWN = 5
 """Inputs of which a notebook shows the predictions."""
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 class _ShownPredictive(ABC):
     """What a notebook shows of a predictive distribution: the first inputs, with both kinds of uncertainty."""
 
@@ -59,7 +63,7 @@ class _ShownPredictive(ABC):
         parts = (part[first].reshape(len(part[first]), -1).sum(1).tolist() for part in (self.epistemic, self.aleatoric))
         doubt = zip(*parts, strict=True)
         rows = [(said, f"{e:.3g}", f"{a:.3g}") for said, (e, a) in zip(self._rows(first), doubt, strict=True)]
-        title = f"{type(self).__name__} of {len(self.total):,} inputs, {len(self.weights):,} draws"
+        title = f"{type(self).__name__} of {_counted(len(self.total), 'input')}, {_counted(len(self.weights), 'draw')}"
         return html_table(title, rows, ("prediction", "epistemic", "aleatoric"))
 
 

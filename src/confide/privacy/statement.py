@@ -11,7 +11,9 @@ from confide.privacy.accountants import PLD, Bound, epsilons, sound_epsilon
 from confide.privacy.accountants.bound import check_question, known, non_private, slack
 from confide.privacy.events import Adjacency, Event, GaussianEvent, NonPrivateEvent, PureEvent, VotesEvent
 from confide.privacy.interpretation import Attacker, attacker
-from confide.wording import accountant, share_up, up
+from confide.wording import accountant, html_table, share_up, up
+from confide.wording import delta as shown_delta
+from confide.wording import epsilon as shown_epsilon
 
 SEEDED = "seeded: no privacy claim"
 # From this accuracy of the best attack on, the statement says that the protection is nominal.
@@ -53,6 +55,14 @@ class Privacy:
     def attacker(self) -> Attacker:
         """The best a membership attack can do."""
         return attacker(self.events, self.epsilon(), self.adjacency, delta=self.delta)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("epsilon", "no claim: the noise was seeded" if self.seeded else shown_epsilon(self.epsilon())),
+            ("delta", f"{shown_delta(self.delta)}, {self.adjacency}"),
+            ("statement", self.statement()),
+        ]
+        return html_table("Privacy", rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values. An epsilon that does not exist or is infinite is None, and its kind says why."""
@@ -103,7 +113,7 @@ class Privacy:
         verb = "would change" if self.seeded else "changes"
         return (
             f"{change} any one person's record {verb} the probability of any outcome by at most a factor e^epsilon, "
-            f"plus delta, with epsilon = {up(epsilon)} and delta = {up(self.delta, digits=6)} (differential "
+            f"plus delta, with epsilon = {up(epsilon)} and delta = {shown_delta(self.delta)} (differential "
             f"privacy, {self.adjacency} adjacency; accountant: {accountant(sound).full}, {kind}). One record "
             "stands for one person; whoever has several records is protected less."
         )
@@ -148,7 +158,7 @@ def _seeded_sentence() -> str:
 def _no_protection(events: tuple[Event, ...], delta: float, adjacency: Adjacency) -> str:
     if non_private(events) is None and slack(events, adjacency) > delta:
         return (
-            f"No privacy is claimed at delta = {up(delta, digits=6)}: it is below what the releases leave open by "
+            f"No privacy is claimed at delta = {shown_delta(delta)}: it is below what the releases leave open by "
             f"themselves, {up(slack(events, adjacency))}."
         )
     reasons = [event.reason for event in events if isinstance(event, NonPrivateEvent)]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from confide import wording
 from confide.privacy.events import merged
-from confide.report import words
 from confide.report.render import POLICY, figures, style, template
 from confide.report.trail import event_rows, fact_rows, versions
-from confide.wording import METRICS, SHARES, epsilon, share
+from confide.wording import METRICS, epsilon, share
 
 if TYPE_CHECKING:
     from confide.data.schema import Schema
@@ -52,8 +52,9 @@ def _lead(found: Comparison) -> str:
         said = f"was right {share(value)} of the time, give or take {share(error)} (one standard error)"
         beside = f"always naming the most frequent class is right {share(found.baseline)} of the time"
     else:
-        said = f"was typically off by {words.number(value)}, give or take {words.number(error)} (one standard error)"
-        beside = f"always naming the mean of the test records is off by {words.number(found.baseline)}"
+        off, error_shown = wording.number(value), wording.number(error)
+        said = f"was typically off by {off}, give or take {error_shown} (one standard error)"
+        beside = f"always naming the mean of the test records is off by {wording.number(found.baseline)}"
     near = f" The test records cannot tell it from {', '.join(others)}." if others else ""
     return f"{best.method} came out best: on {found.inputs:,} test records it {said}; {beside}.{near}"
 
@@ -62,7 +63,7 @@ def _cost(found: Comparison) -> str:
     if found.seeded:
         return "The noise came from a fixed seed, so no privacy is claimed for any of these fits."
     return (
-        f"Each fit alone satisfies epsilon = {found.epsilon_each:g} at delta = {words.small(found.delta)}. But every "
+        f"Each fit alone satisfies epsilon = {found.epsilon_each:g} at delta = {wording.delta(found.delta)}. But every "
         f"fit read the private records: the {found.fits} fits behind this page together satisfy epsilon = "
         f"{epsilon(found.total_epsilon)} at the same delta. Whoever publishes this page, or chooses a method by "
         "it, has spent that. No setting was tuned on the records: all of them follow from public rules."
@@ -72,9 +73,9 @@ def _cost(found: Comparison) -> str:
 def _row(row: Row, found: Comparison) -> dict[str, Any]:
     cells = []
     for name in found.columns:
-        shown = words.metric(name, row.metrics[name])["value"]
+        shown = wording.measure(name, row.metrics[name])
         error = row.errors.get(name)
-        spread = "" if error is None else f"± {100 * error:.1f}" if name in SHARES else f"± {error:.2g}"
+        spread = "" if error is None else wording.measure_spread(name, error)
         cells.append({"name": METRICS[name].short, "value": shown, "spread": spread})
     memory = "not known" if row.peak_mb is None else f"{row.peak_mb:.0f} MB"
     cells += [
@@ -131,9 +132,9 @@ def _plots(found: Comparison) -> list[Any]:
 def _noise_of_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     alone, scale = summary["noise_scale_epsilon"], summary["noise_scale"]
     if alone is not None:
-        said = f"learnt in each fit from one histogram of residuals, alone epsilon {words.number(alone)}"
+        said = f"learnt in each fit from one histogram of residuals, alone epsilon {wording.number(alone)}"
         return [("Noise of the target", said)]
-    return [] if scale is None else [("Noise of the target", f"given, {words.number(scale)} of half the range")]
+    return [] if scale is None else [("Noise of the target", f"given, {wording.number(scale)} of half the range")]
 
 
 def _settings(found: Comparison, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -141,11 +142,11 @@ def _settings(found: Comparison, summary: Mapping[str, Any]) -> list[tuple[str, 
     layers = "those of your own network" if widths is None else ", ".join(map(str, widths)) or "none: a linear model"
     return [
         ("Hidden layers", layers),
-        ("Steps", words.number(summary["steps"])),
-        ("Expected batch", words.number(float(summary["batch"]))),
-        ("Clip", words.number(float(summary["clip"]))),
-        ("Noise multiplier", words.number(float(summary["noise_multiplier"]))),
+        ("Steps", wording.number(summary["steps"])),
+        ("Expected batch", wording.number(float(summary["batch"]))),
+        ("Clip", wording.number(float(summary["clip"]))),
+        ("Noise multiplier", wording.number(float(summary["noise_multiplier"]))),
         *_noise_of_target(summary),
         ("Method settings", "each method's own defaults, which read public sizes alone"),
-        ("Fits", words.number(found.fits)),
+        ("Fits", wording.number(found.fits)),
     ]

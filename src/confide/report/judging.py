@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from confide import wording
 from confide.evaluate.intervals import Interval
 from confide.evaluate.judgement import BETTER, UNTOLD, ClassJudgement, ClassLine, Judgement, Measured
 from confide.evaluate.mixing import Mixing
@@ -44,7 +45,7 @@ def sentences(judgement: Judgement | None) -> list[str]:
     if isinstance(judgement, ClassJudgement):
         beside = f"Always naming the most frequent class, “{judgement.majority}”, is right {share(base)} of the time"
     else:
-        beside = f"Always naming the mean of the test inputs is off by {words.number(base)}"
+        beside = f"Always naming the mean of the test inputs is off by {wording.number(base)}"
     verdict = {
         BETTER: ".",
         UNTOLD: ", and these test inputs cannot tell the two apart: no learning shows.",
@@ -87,7 +88,7 @@ def between(name: str, ends: Interval) -> str:
     """An interval of a metric, as pages show it."""
     if name in SHARES:
         return f"{share(ends[0])} to {share(ends[1])}"
-    return " to ".join(words.metric(name, end)["value"] for end in ends)
+    return " to ".join(wording.measure(name, end) for end in ends)
 
 
 def tables(judgement: Judgement | None) -> list[PageTable]:
@@ -180,12 +181,12 @@ def chain_table(found: Mixing | None) -> PageTable | None:
         (Cell("Draws"), Cell(f"{found.draws:,}"), Cell(f"kept, of {wide}")),
         (
             Cell("Effective draws"),
-            Cell(words.number(round(found.effective))),
+            Cell(wording.number(round(found.effective))),
             Cell("independent draws that say as much of the median parameter; intervals want some 100, means 10"),
         ),
         (
             Cell("Fewest effective draws"),
-            Cell(words.number(round(found.fewest))),
+            Cell(wording.number(round(found.fewest))),
             Cell("of the parameter at the 5% point: nearly all others have more"),
         ),
         (

@@ -12,7 +12,7 @@ from confide.privacy.ledger.position import charged_by
 from confide.privacy.ledger.standing import Standing
 from confide.report.sheet import Sheet, SheetSection, SheetTable, cells
 from confide.report.verdict import Card
-from confide.report.words import small
+from confide.wording import delta as shown_delta
 from confide.wording import epsilon, remaining
 
 MOST_ROWS = 200
@@ -81,7 +81,8 @@ def _promise(ceiling: Limit | None) -> str:
     if ceiling is None:
         return "No ceiling was set, so nothing is refused; the command “confide ledger limit” sets one."
     return (
-        f"The ceiling holds for each data set by itself: epsilon {ceiling.epsilon:g} at delta {small(ceiling.delta)}, "
+        f"The ceiling holds for each data set by itself: epsilon {ceiling.epsilon:g} at delta "
+        f"{shown_delta(ceiling.delta)}, "
         f"{ceiling.adjacency}. A charge that would pass it is refused before a record is read."
     )
 
@@ -114,7 +115,7 @@ def _cards(
     ]
     if ceiling is None:
         return [*found, Card("Ceiling", "none", "Nothing is refused.", bad=True)]
-    about = f"For each data set, at delta {small(delta)}, {ceiling.adjacency}."
+    about = f"For each data set, at delta {shown_delta(delta)}, {ceiling.adjacency}."
     return [*found, Card("Ceiling ε", f"{ceiling.epsilon:g}", about)]
 
 
@@ -132,7 +133,8 @@ def _budget_table(
         shown = "no bound" if value is None else epsilon(value)
         rows.append(cells(_named(name), "" if one is None else f"{one.plans:,}", shown, taken, left))
     note = (
-        f"Spent is what all charges cost together at delta {small(delta)} if they were fixed in advance. Taken is what "
+        f"Spent is what all charges cost together at delta {shown_delta(delta)} if they were fixed in advance. "
+        "Taken is what "
         "the filter has taken of the ceiling, which holds also where later plans followed from earlier releases. "
         "What is spent is rounded up, what is left down."
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from confide import wording
 from confide.evaluate.drawing import Plot
 from confide.evaluate.plots_budget import plan_curve
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.privacy.statement import Privacy
-from confide.report import words
 from confide.report.sheet import Sheet, SheetSection, SheetTable, cells
 from confide.report.verdict import Card
 from confide.wording import epsilon, share_up, up
@@ -51,8 +51,8 @@ def render_plan(plan: Plan) -> str:
     own = next(point for point in axes[0][3] if point.own)
     return Sheet(
         "Plan of a private run",
-        f"Epsilon {epsilon(own.epsilon)} at delta {words.small(plan.delta)}",
-        f"{plan.records:,} records, {steps:,} steps of about {words.number(plan.expected_batch)}. No data was read.",
+        f"Epsilon {epsilon(own.epsilon)} at delta {wording.delta(plan.delta)}",
+        f"{plan.records:,} records, {steps:,} steps of about {wording.number(plan.expected_batch)}. No data was read.",
         _lead(plan, own),
         _cards(plan, own),
         [
@@ -107,7 +107,8 @@ def _points(
 def _lead(plan: Plan, own: PlanPoint) -> str:
     return (
         f"With a noise multiplier of {up(plan.mechanism.noise_multiplier, decimals=4)} this run satisfies epsilon = "
-        f"{epsilon(own.epsilon)} at delta = {words.small(plan.delta)}. An attacker who knows every other record, asked "
+        f"{epsilon(own.epsilon)} at delta = {wording.delta(plan.delta)}. An attacker who knows every other record, "
+        "asked "
         f"whether a given one was used, is right at most {share_up(own.right)} of the time; a coin toss is right "
         f"50% of the time. At 1% false alarms at most {share_up(own.found)} of the members are found."
     )
@@ -117,7 +118,11 @@ def _cards(plan: Plan, own: PlanPoint) -> list[Card]:
     mechanism = plan.mechanism
     return [
         Card("Noise multiplier", up(mechanism.noise_multiplier, decimals=4), "Standard deviation over the clip."),
-        Card("Privacy loss ε", epsilon(own.epsilon), f"Proven, at delta {words.small(plan.delta)}, {plan.adjacency}."),
+        Card(
+            "Privacy loss ε",
+            epsilon(own.epsilon),
+            f"Proven, at delta {wording.delta(plan.delta)}, {plan.adjacency}.",
+        ),
         Card("Attacker right at most", share_up(own.right), "When both answers are equally likely."),
     ]
 
@@ -125,7 +130,7 @@ def _cards(plan: Plan, own: PlanPoint) -> list[Card]:
 def _table(title: str, points: Sequence[PlanPoint]) -> SheetTable:
     rows = tuple(
         cells(
-            f"{words.number(round(point.value, 6))}{' (the plan)' if point.own else ''}",
+            f"{wording.number(round(point.value, 6))}{' (the plan)' if point.own else ''}",
             epsilon(point.epsilon),
             share_up(point.right),
             share_up(point.found, 2),

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from confide import wording
 from confide.evaluate.mixing import mixing_of
-from confide.report import judging, words
+from confide.report import judging
 from confide.report.evaluation import PUBLIC, Evaluation
 from confide.report.trail import assumptions, event_rows, fact_rows, trail_parts, versions
 from confide.report.verdict import RunVerdict, attacker_curve, cards, cautions, lead, stamps, statement_of
@@ -181,7 +182,7 @@ def _cost(verdict: RunVerdict) -> str:
     if not verdict.protected:
         return "Epsilon would bound how much one record can change what is published. Here nothing bounds it."
     return (
-        f"Epsilon bounds how much one record can change what is published, at delta = {words.small(verdict.delta)}: "
+        f"Epsilon bounds how much one record can change what is published, at delta = {wording.delta(verdict.delta)}: "
         "smaller protects more. Several ways of computing it are in use. The first line is the one to quote: it is "
         "proven for the way this run sampled its records. An approximation may be smaller than the truth."
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from confide import wording
 from confide.models.networks import recipe_of
 from confide.posteriors.base import Posterior
 from confide.privacy.events import Event, GaussianEvent, PureEvent, VotesEvent
@@ -88,7 +89,7 @@ def _terms(run: Run) -> list[str]:
         "The guarantee holds even if every noisy sum of every step is published, not just the result.",
         f"Sampling is as stated: {', then '.join(words.SAMPLING[name] for name in samplings)}. "
         "Which records were drawn stays secret.",
-        f"Each record's answer is clipped to norm {words.number(mechanism.clip)} before it is summed, "
+        f"Each record's answer is clipped to norm {wording.number(mechanism.clip)} before it is summed, "
         f"in the {mechanism.clipping} style.",
         f"The number of records, {run.plan.records:,}, is public; sums are divided by public sizes only.",
     ]
@@ -152,7 +153,7 @@ def _position_rows(position: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Spent before, this run, together, what is left, and by whom; what is spent rounded up, what is left down."""
     if position is None:
         return [("Position", "none: a seeded run is booked as not private")]
-    at = f"at delta {words.small(position['delta'])}, {position['adjacency']}"
+    at = f"at delta {wording.delta(position['delta'])}, {position['adjacency']}"
     rows = [
         (f"Spent before ({at})", _bound(position["before"])),
         ("This run", _bound(position["run"])),
@@ -179,25 +180,25 @@ def _plan_rows(run: Run) -> list[tuple[str, str]]:
     rows = [
         ("Records (public, nominal)", f"{plan.records:,}"),
         ("Steps", f"{plan.steps:,}"),
-        ("Delta", f"{plan.delta:g}"),
+        ("Delta", wording.delta(plan.delta)),
         ("Neighbours", plan.adjacency),
-        ("Target epsilon", words.number(plan.target_epsilon)),
+        ("Target epsilon", wording.number(plan.target_epsilon)),
     ]
     for place, (mechanism, steps) in enumerate(plan.blocks, start=1):
         block = f" (block {place} of {len(plan.blocks)}, {steps:,} steps)" if len(plan.blocks) > 1 else ""
         noise = f"{mechanism.noise_multiplier:.6g}" if mechanism.private else "none: not private"
         rows += [
             (f"Sampling{block}", f"{mechanism.sampling}, rate {mechanism.rate:.6g}"),
-            (f"Expected batch{block}", words.number(mechanism.expected_batch)),
-            (f"Clip{block}", f"{words.number(mechanism.clip)}, {mechanism.clipping}"),
+            (f"Expected batch{block}", wording.number(mechanism.expected_batch)),
+            (f"Clip{block}", f"{wording.number(mechanism.clip)}, {mechanism.clipping}"),
             (f"Noise multiplier{block}", noise),
         ]
     alone = run.posterior.facts.get("noise_scale_epsilon")
     if alone is not None:
-        rows.append(("Noise of the target", f"one histogram of residuals, alone epsilon {words.number(alone)}"))
+        rows.append(("Noise of the target", f"one histogram of residuals, alone epsilon {wording.number(alone)}"))
     alone = run.posterior.facts.get("recalibration_epsilon")
     if alone is not None:
-        rows.append(("Recalibration", f"one sum over all records, alone epsilon {words.number(alone)}"))
+        rows.append(("Recalibration", f"one sum over all records, alone epsilon {wording.number(alone)}"))
     return rows
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from confide import wording
 from confide.errors import UnsupportedEvents
 from confide.evaluate.judgement import Judgement
 from confide.models.likelihoods import Exponential, MultiLabel, Weibull
@@ -15,7 +16,7 @@ from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import NonPrivateEvent
 from confide.privacy.interpretation import Attacker
 from confide.privacy.statement import SEEDED, Privacy
-from confide.report import judging, words
+from confide.report import judging
 from confide.report.evaluation import Evaluation
 from confide.wording import accountant, share, share_up
 from confide.wording import epsilon as shown_epsilon
@@ -203,7 +204,7 @@ def _quality(verdict: RunVerdict) -> str:
     if "rmse" in metrics:
         covered = metrics.get("coverage_90")
         inside = "" if covered is None else f", and {share(covered)} of its 90% intervals held the actual value"
-        return f"On {inputs} it was typically off by {words.number(metrics['rmse'])}{inside}."
+        return f"On {inputs} it was typically off by {wording.number(metrics['rmse'])}{inside}."
     if "label_accuracy" in metrics:
         return f"On {inputs} it was right about {share(metrics['label_accuracy'])} of all labels."
     if "concordance" in metrics:
@@ -223,7 +224,7 @@ def cards(verdict: RunVerdict) -> list[Card]:
         found.append(_accuracy_card(metrics["accuracy"], verdict.evaluation))
     elif "rmse" in metrics:
         explained = f"Root mean squared error on {_on_inputs(verdict.evaluation)}, in units of the target."
-        found.append(Card("Typical miss", words.metric("rmse", metrics["rmse"])["value"], explained))
+        found.append(Card("Typical miss", wording.measure("rmse", metrics["rmse"]), explained))
     if "ece" in metrics:
         explained = "Average gap between how sure it said it was and how often it was right."
         found.append(Card("Confidence is off by", f"{100 * metrics['ece']:.1f}", explained, "points"))
@@ -253,7 +254,7 @@ def _accuracy_card(accuracy: float, evaluation: Evaluation | None) -> Card:
 def _privacy_card(verdict: RunVerdict) -> Card:
     if not verdict.protected:
         return Card("Privacy loss", "no bound", "The people in the data have no guarantee.", bad=True)
-    value, label = shown_epsilon(verdict.epsilon), f"Privacy loss ε, at δ = {words.small(verdict.delta)}"
+    value, label = shown_epsilon(verdict.epsilon), f"Privacy loss ε, at δ = {wording.delta(verdict.delta)}"
     if verdict.seeded:
         explained = "What a run with fresh noise would cost. This one was seeded and carries no claim."
         return Card(f"Not claimed: {label.lower()}", value, explained, bad=True)
@@ -322,7 +323,7 @@ def cautions(verdict: RunVerdict) -> list[Remark]:
         found.append(
             Remark(
                 "Large delta.",
-                f"Delta = {words.small(verdict.delta)} is above 1/{records:,}, which would allow publishing a record "
+                f"Delta = {wording.delta(verdict.delta)} is above 1/{records:,}, which would allow publishing a record "
                 "outright now and then. Choose one well below.",
             )
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from confide.wording import METRICS, SHARES, Title, Withheld, share, up
+from confide.wording import METRICS, Title, Withheld, measure, number
 
 SAMPLING = {
     "poisson": "each record joins each batch by an independent coin toss",
@@ -17,35 +16,10 @@ SAMPLING = {
 }
 
 
-def number(value: Any) -> str:
-    """A number with four significant digits."""
-    if value is None:
-        return "not set"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}"
-    if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else "∞" if value > 0 else "-∞"
-    whole = value == int(value) and 1000 <= abs(value) < 1e15
-    return f"{int(value):,}" if whole else f"{value:.4g}"
-
-
-def small(value: float) -> str:
-    """A delta, rounded up: written out where that is readable, for "1e-05" breaks over lines."""
-    return up(value, decimals=12).rstrip("0") if 1e-7 <= value < 1 else up(value, digits=6)
-
-
 def metric(name: str, value: float) -> dict[str, str]:
     """One row of the table of metrics."""
     title = METRICS.get(name, Title(name, name, ""))
-    if name in SHARES:
-        text = share(value)
-    elif 1e-3 <= abs(value) < 1000:
-        text = f"{value:.4f}" if abs(value) < 10 else f"{value:#.4g}"
-    else:
-        text = number(value)
-    return {"name": title.heading, "value": text, "meaning": title.meaning}
+    return {"name": title.heading, "value": measure(name, value), "meaning": title.meaning}
 
 
 def settings(thing: object) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from confide.methods.base import Method, Problem
 from confide.models.predictive import Predictive
 from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
-from confide.running.live import LiveCurves
+from confide.running.live import LiveCurves, in_notebook, progress_in_notebook
 from confide.wording import plain
 
 __all__ = ["Callback", "EarlyStopping", "JsonLines", "LiveCurves", "Moment", "TensorBoard", "Validation"]
@@ -210,7 +210,9 @@ def check_callbacks(callbacks: Sequence[Any], validation: Any, method: Method, a
 
 
 def progress_line(file: TextIO) -> Callable[[int, int], None]:
-    """A function for `progress=` that keeps one line of a terminal or notebook up to date, a hundred times in a run."""
+    """A function for `progress=` that keeps one line of a terminal up to date, or a bar of a notebook."""
+    if in_notebook():
+        return progress_in_notebook()
 
     def progress(done: int, total: int) -> None:
         if done == total or done % max(1, total // 100) == 0:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
@@ -68,7 +68,7 @@ class LiveCurves:
         self.steps.append(moment.step)
         for name in chosen:
             self.values.setdefault(name, []).append(float(measured[name]))
-        if _in_notebook():
+        if in_notebook():
             self._show_picture(moment)
         else:
             self._write(moment)
@@ -141,6 +141,26 @@ class LiveCurves:
         )
 
 
+def progress_in_notebook() -> Callable[[int, int], None]:
+    """A function for `progress=` that keeps one bar of a notebook up to date, a hundred times in a run."""
+    from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
+
+    handle: Any = None
+
+    def progress(done: int, total: int) -> None:
+        nonlocal handle
+        if done != total and done % max(1, total // 100):
+            return
+        said = f"step {done:,} of {total:,} ({done / total:.0%})"
+        bar: Any = HTML(f'<progress value="{done}" max="{total}"></progress> {said}')  # type: ignore[no-untyped-call,unused-ignore]
+        if handle is None:
+            handle = display(bar, display_id=True)  # type: ignore[no-untyped-call,unused-ignore]
+        else:
+            handle.update(bar)
+
+    return progress
+
+
 def sparkline(values: Sequence[float], blocks: str = BLOCKS) -> str:
     """One sign for each value, from the lowest to the highest of them; a blank for what is no number."""
     finite = [value for value in values if math.isfinite(value)]
@@ -152,7 +172,7 @@ def sparkline(values: Sequence[float], blocks: str = BLOCKS) -> str:
     )
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook, which shows pictures; a shell of IPython does not."""
     shell = sys.modules.get("IPython")
     found = None if shell is None else shell.get_ipython()

@@ -13,6 +13,8 @@ fit of the same request would get.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,6 +45,8 @@ from confide.workflow.tickets import Opened, Reopen, Result, Ticket, Workers
 from confide.workflow.workers import check_jobs
 
 TABLE, PAGE = "comparison.json", "report.html"
+UNFINISHED = ".unfinished"
+"""Ends the name of the folder in which the runs are until all are there."""
 
 
 @dataclass(frozen=True)
@@ -345,13 +349,10 @@ def _save(found: Comparison, summary: Mapping[str, Any], settled: Settled, direc
 def _directory(out: Path | None) -> Iterator[Path]:
     """Where the runs go: a draft beside `out` that is renamed at the end, or a place that is thrown away.
 
-    Runs that are paid for are kept whatever happens after them.
+    Runs that are paid for are kept whatever happens after them: those of a process that was killed, in the draft.
     """
-    parent = None if out is None else out.absolute().parent
-    if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".confide-compare-", dir=parent) as base:
-        draft = Path(base) / "comparison"
+    with _thrown_away() if out is None else _beside(out) as base:
+        draft = base / "comparison"
         draft.mkdir()
         try:
             yield draft
@@ -365,3 +366,45 @@ def _directory(out: Path | None) -> Iterator[Path]:
             raise Unfinished(message, out) from error
         if out is not None:
             draft.rename(out)
+
+
+@contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    base = out.absolute().with_name(f"{out.name}{UNFINISHED}")
+    base.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        base.mkdir()
+    except FileExistsError:
+        raise Refusal(
+            f"out={str(out)!r}: {base.name} holds what a comparison that was killed has paid for; move it away first, "
+            "or name another"
+        ) from None
+    try:
+        yield base
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+@contextmanager
+def _thrown_away() -> Iterator[Path]:
+    """A temporary folder with the number of this process; those of processes that are gone are swept away."""
+    mark = ".confide-compare-"
+    for left in Path(tempfile.gettempdir()).glob(f"{mark}*"):
+        number = left.name.removeprefix(mark).partition("-")[0]
+        if number.isdigit() and not _runs(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{mark}{os.getpid()}-") as base:
+        yield Path(base)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process of this number is there, as far as the system tells."""
+    if os.name == "nt":  # there, asking with a signal would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from contextlib import suppress
 from pathlib import Path
 
@@ -238,3 +239,36 @@ def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
         read_key(tmp_path / "none")
     with pytest.raises(Refusal, match="encode them first"):
         sketch(np.array([["a"]]), None, KEY)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"secret",
+        b"age,income\n20,1000\n30,2000\n40,3000\n",
+        "Größe;Ort\n1,5;Köln\n1,7;Łódź\n".encode(),
+        b"correct horse battery staple, and more of it",
+        b"0" * 64,
+        b"\x89PNG" + bytes(range(100, 140)),
+        bytes(64),
+        bytes(range(256)) * 2,
+    ],
+)
+def test_what_anybody_has_is_no_key(content: bytes, tmp_path: Path) -> None:
+    """A table, a text, a picture or a pattern in the place of a key would hide nothing."""
+    place = tmp_path / "key"
+    place.write_bytes(content)
+    with pytest.raises(Refusal, match=r"^key=.*`confide ledger key FILE` makes one$"):
+        read_key(place)
+
+
+def test_random_bytes_are_a_key_however_they_are_written(tmp_path: Path) -> None:
+    source = np.random.default_rng(5)
+    for size in (24, 32, 64, 256):
+        for _ in range(50):
+            secret = source.bytes(size)
+            forms = (secret, secret.hex().encode(), base64.b64encode(secret) + b"\n") if size == 32 else (secret,)
+            for form in forms:
+                (tmp_path / "key").write_bytes(form)
+                assert read_key(tmp_path / "key") == form

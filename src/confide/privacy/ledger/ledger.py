@@ -40,10 +40,8 @@ from confide.privacy.ledger.registry import Registry
 from confide.privacy.ledger.standing import Standing, refusal
 from confide.privacy.ledger.state import PaidRun
 from confide.privacy.ledger.store import Head
-from confide.privacy.ledger.table import table
+from confide.privacy.ledger.table import notebook_table, table
 from confide.privacy.ledger.witness import Witness
-from confide.wording import epsilon as epsilon_shown
-from confide.wording import html_table
 
 # A charge is priced outside the lock, so that others can go on. Where others are always quicker, the price
 # of this try is worked out under the lock instead, so that everybody comes to an end.
@@ -376,10 +374,7 @@ class Ledger:
         return "Ledger()" if self._store.place is None else f"Ledger({self._store.name.partition(' ')[2]})"
 
     def _repr_html_(self) -> str:
-        ceiling = "no ceiling" if self.ceiling is None else self.ceiling.words()
-        standings = [self.standing(name) for name in self.datasets()]
-        rows = [(one.dataset, one.plans, "-" if one.limit is None else epsilon_shown(one.epsilon)) for one in standings]
-        return html_table(f"{self!r}: {ceiling}", rows, ("data set", "plans charged", "of the ceiling's epsilon"))
+        return notebook_table(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A ledger in a file travels as its path; one in memory does not travel. Also what `copy` asks."""

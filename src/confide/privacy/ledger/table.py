@@ -1,10 +1,10 @@
-"""The ledger as a table."""
+"""The ledger as a table, and what a notebook shows of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confide.errors import UnsupportedEvents
 from confide.privacy.events import Adjacency
@@ -12,9 +12,17 @@ from confide.privacy.ledger.budget import Multiset
 from confide.privacy.ledger.entries import Entry, row, row_key
 from confide.privacy.ledger.pricing import Pricing
 from confide.privacy.ledger.state import State
+from confide.wording import delta as shown_delta
+from confide.wording import epsilon as shown_epsilon
+from confide.wording import html_table, remaining
+
+if TYPE_CHECKING:
+    from confide.privacy.ledger.ledger import Ledger
 
 # So many of the last rows say what was spent by then: each of them is a composition of its own.
 _PRICED_ROWS = 100
+# At which a ledger without a ceiling is priced: what commands take where none is given.
+_USUAL_DELTA = 1e-5
 
 
 def table(entries: Iterable[Entry], pricing: Pricing, question: tuple[float, Adjacency] | None) -> list[dict[str, Any]]:
@@ -38,3 +46,19 @@ def _spent(state: State, dataset: str, pricing: Pricing, question: tuple[float, 
         return pricing.epsilon(worlds, delta, adjacency)
     except UnsupportedEvents:
         return None
+
+
+def notebook_table(ledger: Ledger) -> str:
+    """What was spent of every data set and what is left, at the ceiling's delta."""
+    ceiling = ledger.ceiling
+    delta = _USUAL_DELTA if ceiling is None else ceiling.delta
+    rows = []
+    for name in ledger.datasets():
+        try:
+            spent = shown_epsilon(ledger.spent(delta, name, None if ceiling is None else ceiling.adjacency))
+            left = "-" if ceiling is None else remaining(ledger.remaining(name))
+        except UnsupportedEvents:
+            spent, left = "no sound bound", "0"
+        rows.append((name or "(unnamed)", ledger.standing(name).plans, spent, left))
+    heads = ("data set", "plans charged", f"epsilon spent, at delta {shown_delta(delta)}", "remains")
+    return html_table(f"{ledger!r}: {'no ceiling' if ceiling is None else ceiling.words()}", rows, heads)
