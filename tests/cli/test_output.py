@@ -148,15 +148,19 @@ def test_interrupted_from_the_keyboard(run: Run, monkeypatch: pytest.MonkeyPatch
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("keyboard", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
 def test_a_schedulers_signal_ends_a_command_as_the_keyboard_does(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keyboard: Any
 ) -> None:
     def ended(*_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before, heard = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, keyboard)
     monkeypatch.setattr("confide.workflow.run.carry_out", ended)
-    result = run("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run", "--steps", 2)
+    try:
+        result = run("fit", "digits", "--epsilon", 1, "--out", tmp_path / "run", "--steps", 2)
+    finally:
+        signal.signal(signal.SIGINT, heard)
     assert is_refusal(result, code=130)
     assert "interrupted" in result.err
     assert signal.getsignal(signal.SIGTERM) is before

@@ -126,7 +126,7 @@ class TestContent:
 
     def test_epsilon_is_rounded_up_never_down(self, class_page: Page, class_run: Run) -> None:
         text = class_page.text
-        shown = float(text[text.index("Privacy loss ε, at δ = 0.00001") :].split()[7])
+        shown = float(text[text.index("Privacy loss ε, at δ = 1e-05") :].split()[7])
         assert class_run.privacy.epsilon() <= shown <= class_run.privacy.epsilon() + 1e-3
 
     def test_attacker_tight_beside_naive(self, class_page: Page, class_run: Run) -> None:

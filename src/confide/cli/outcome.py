@@ -109,7 +109,8 @@ def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evalua
         f"records, clip {one.clip:g}, noise multiplier {one.noise_multiplier:.4g}"
         for one, steps in plan.blocks
     )
-    about = f"{run.method.name}: {', then '.join(parts)}; {run.seconds:.1f} s"
+    chains = f", in each of {plan.chains} chains" if plan.chains > 1 else ""
+    about = f"{run.method.name}: {', then '.join(parts)}{chains}; {run.seconds:.1f} s"
     console.print(about)
     noise = summary["target_noise"]
     if noise is not None and noise["epsilon"] is not None:

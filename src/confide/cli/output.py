@@ -24,6 +24,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 import typer
@@ -89,11 +90,20 @@ def _ended_gently() -> Iterator[None]:
     if not alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """As the keyboard would, also where nobody listens to it: a shell starts what runs behind with SIGINT ignored."""
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler):
+        handler(number, frame)
+    else:
+        raise KeyboardInterrupt
 
 
 def _invoke(command: Any, arguments: list[str]) -> None:

@@ -87,9 +87,12 @@ def mixing_facts(posterior: Posterior) -> dict[str, Any]:
         return {"warning": f"Too few draws ({count}) to tell whether the chain mixed."}
     facts: dict[str, Any] = {"split_r_hat": round(found.r_hat, 3), "way": round(found.way, 3)}
     if not found.converged:
+        who, draws = "The chain did not mix: its halves", "its draws are"
+        if found.chains > 1:
+            who, draws = f"The {found.chains} chains did not mix: they", "the draws of each are"
         facts["warning"] = (
-            f"The chain did not mix: its halves disagree (split R-hat {found.r_hat:.2f}, 1 is agreement), so its draws "
-            "are narrower than the posterior. Intervals of parameters are not to be relied on."
+            f"{who} disagree (split R-hat {found.r_hat:.2f}, 1 is agreement), so {draws} narrower than the posterior. "
+            "Intervals of parameters are not to be relied on."
         )
     return facts
 

@@ -28,6 +28,8 @@ from confide.posteriors.variational import DiagonalGaussian, DropoutNetwork
 KINDS: tuple[type[Posterior], ...] = (
     Draws, DiagonalGaussian, LowRankGaussian, DropoutNetwork, NaturalGaussian, AdditiveGaussian
 )  # fmt: skip
+POSTERIOR = "posterior.safetensors"
+"""The file of a posterior in the folder of a run."""
 MAPPED_ABOVE = 1 << 28
 """Bytes of a file of draws, a quarter of a gigabyte, above which it is read piece by piece instead of as a whole."""
 
@@ -41,10 +43,12 @@ def load_posterior(
 ) -> Posterior:
     """Read a posterior back. What is confide's own is rebuilt; anything of one's own is given again.
 
+    path        the file, or the folder of a run
     module      the network that was fitted; needed unless confide.networks made it
     likelihood  that it was fitted with; needed unless it is one of confide.likelihoods
     kind        the class of a posterior that a method of one's own returns
     """
+    path = Path(path) / POSTERIOR if Path(path).is_dir() else path
     found, tensors = _read(path)
     cls = {one.kind: one for one in (*KINDS, *(() if kind is None else (kind,)))}.get(str(found.get("kind")))
     if cls is None:

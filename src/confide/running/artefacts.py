@@ -37,6 +37,7 @@ from confide.models.likelihoods import Likelihood
 from confide.posteriors.base import Posterior
 from confide.posteriors.description import one_sentence
 from confide.posteriors.drafts import clean_up, sync
+from confide.posteriors.files import POSTERIOR as POSTERIOR
 from confide.posteriors.files import load_posterior
 from confide.privacy.events import Event, event_from_dict, event_to_dict
 from confide.privacy.ledger import Ledger
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from confide.running.fit import Run
 
 FORMAT = 1  # Raised when runs of before could be misread.
-POSTERIOR, RECORD, REPORT = "posterior.safetensors", "run.json", "report.html"
+RECORD, REPORT = "run.json", "report.html"
 UNVERIFIED = "the events in the folder of the run are what was released (not verified against a ledger)"
 """Stands in the statement of a run that was read back."""
 

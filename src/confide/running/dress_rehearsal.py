@@ -32,7 +32,7 @@ from confide.models.predictive import KINDS_OF_PREDICTIVE, Predictive
 from confide.models.programs import Program
 from confide.posteriors.base import Posterior
 from confide.posteriors.description import one_sentence
-from confide.posteriors.files import KINDS, load_posterior
+from confide.posteriors.files import KINDS, POSTERIOR, load_posterior
 from confide.report.words import settings, shown
 from confide.sources.base import Source
 from confide.sources.queries import Query, Release, StatisticQuery
@@ -109,7 +109,7 @@ def _used(posterior: Posterior, cast: Cast, x: Any) -> None:
         _tried("module, likelihood", own, "predict", lambda: _said(posterior, x)) if predicts else [] for _ in range(2)
     )
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "posterior.safetensors"
+        path = Path(directory) / POSTERIOR
         _tried("method", cast.method.name, "save its posterior", lambda: posterior.save(path))
         loaded = _tried("module, likelihood", own, "be loaded again", lambda: _loaded(path, posterior, cast))
         later = "predict after it was loaded"
