@@ -136,7 +136,10 @@ def from_frame(frame: Any, target: str | None = None, *, target_required: bool =
         if not hasattr(frame, "iloc"):
             return pa.table(frame)
         try:
-            return pa.Table.from_pandas(frame, preserve_index=False)
+            found = pa.Table.from_pandas(frame, preserve_index=False)
+            if any(_is_odd(kind) for kind in found.schema.types):
+                raise TypeError
+            return found
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             # One odd cell in a column of objects: every cell becomes text by itself, so that no other record changes.
             objects = {name: frame[name].map(as_text) for name in frame.columns if frame[name].dtype == object}
@@ -145,6 +148,15 @@ def from_frame(frame: Any, target: str | None = None, *, target_required: bool =
     complaint = "frame: cannot be read as a data frame with one kind of value per column"
     arrow = attempt(convert, complaint, pa.ArrowException, TypeError, ValueError, AttributeError, OverflowError)
     return _arrow_table(arrow, target, target_required, "frame")
+
+
+def _is_odd(kind: Any) -> bool:
+    """What Arrow makes of a column of objects with one cell of bytes, or with one list among missing cells."""
+    from pyarrow import types
+
+    return bool(
+        types.is_binary(kind) or types.is_large_binary(kind) or types.is_nested(kind) or types.is_duration(kind)
+    )
 
 
 def refuse_loaders(x: Any) -> None:

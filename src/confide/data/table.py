@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,6 +28,7 @@ Result = TypeVar("Result")
 # spelling wins over this list ("NA" may be a country). "None" is left out: it is a common honest category.
 MISSING_TOKENS: tuple[str, ...] = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
 
+_PLAIN_CELLS = frozenset((str, bool, int, float, type(None)))
 _CELLS = (str, bool, int, float, np.bool_, np.integer, np.floating, type(None))
 
 
@@ -153,8 +156,13 @@ def plain_column(values: Array, name: str) -> Array:
         return as_numbers(values, name)
     if values.dtype.kind == "b":
         return values
-    if values.dtype.kind == "O" and all(isinstance(value, _CELLS) for value in values.tolist()):
-        return values
+    if values.dtype.kind == "O":
+        cells = list(values)
+        if all(type(cell) in _PLAIN_CELLS for cell in cells):
+            return values
+        result = np.empty(len(values), dtype=object)
+        result[:] = [plain_cell(cell) for cell in cells]
+        return result
     if values.dtype.kind in "UT":
         return values.astype(object)
     raise DataError(f"column {quoted(name)}: holds {values.dtype.name} values; must hold numbers, booleans or text")
@@ -181,9 +189,30 @@ def as_numbers(values: Array, where: str, *, private: bool = False) -> Array:
     return result
 
 
+def plain_cell(cell: Any) -> Any:
+    """A number, a truth value or a text, by itself; None for anything else. An object may raise whatever is asked."""
+    if type(cell) in _PLAIN_CELLS:
+        return cell
+    try:
+        if isinstance(cell, str):
+            return str.__str__(cell)
+        if isinstance(cell, Decimal):
+            return float(cell)
+        if isinstance(cell, date):  # and times of a day, of Python and of pandas
+            return cell.isoformat()
+        return cell if isinstance(cell, _CELLS) and not isinstance(cell, np.timedelta64) else None
+    except Exception:
+        return None
+
+
 def as_text(cell: Any) -> str | None:
     """A cell as it would be written in a file of text; None for what is missing, or no number, truth value or text."""
-    return str(cell) if isinstance(cell, _CELLS) and cell is not None and cell == cell else None
+    cell = plain_cell(cell)
+    try:
+        text = None if cell is None or cell != cell else str(cell)
+        return text if text is None or text.encode() else ""
+    except ValueError:  # whole numbers of thousands of digits, texts that are no Unicode
+        return None
 
 
 def _number_of(text: str) -> float | None:
