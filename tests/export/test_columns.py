@@ -29,6 +29,8 @@ LIKELIHOODS: dict[str, Any] = {
     "gaussian": Gaussian(0.2),
     "calibrated": Calibrated(3, 1.3, (0.2, -0.1, -0.1)),
     "calibrated, one logit": Calibrated(2, 0.8, (0.3, -0.3), one_logit=True),
+    "calibrated with a floor": Calibrated(3, 1.3, (0.2, -0.1, -0.1), floor=0.2),
+    "calibrated with a floor, one logit": Calibrated(2, 0.8, (0.3, -0.3), one_logit=True, floor=0.1),
 }
 BLOCKS = blocks_of(Schema(columns=COLUMNS, classes=("a", "b")), 0)
 

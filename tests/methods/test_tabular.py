@@ -87,16 +87,18 @@ def test_recalibration_is_for_methods_that_want_it_and_is_saved(tmp_path: Path) 
     torch.testing.assert_close(again.summary(x).centre, run.posterior.summary(x).centre)
 
 
-@pytest.mark.parametrize("likelihood", [Categorical(2), Bernoulli()])
+@pytest.mark.parametrize("likelihood", [Categorical(2), Bernoulli(), Categorical(3), Categorical(7)])
 def test_answers_of_recalibration_are_bounded_by_rule(likelihood: Any) -> None:
     """No record's row is longer than the clip, however sure and wrong the posterior is: nothing is left to clip."""
-    one = likelihood.outputs == 1
-    draws = torch.tensor([[30.0, 0.0]]) if one else torch.tensor([[30.0, -30.0, 0.0, 0.0]])
-    posterior = Draws(torch.nn.Linear(1, likelihood.outputs), likelihood, draws, torch.ones(1))
+    outputs = likelihood.outputs
+    steep = torch.linspace(30.0, -30.0, outputs) if outputs > 1 else torch.tensor([30.0])
+    draws = torch.cat([steep, torch.zeros(outputs)])[None]
+    posterior = Draws(torch.nn.Linear(1, outputs), likelihood, draws, torch.ones(1))
     x = torch.linspace(-1, 1, 401)[:, None]
     query = recalibrate.odds_of(posterior, 1.0)
-    for label in (0, 1):
+    for label in range(max(2, outputs)):
         rows = query.function(x, torch.full((401,), label))
+        assert rows.shape == (401, query.size)
         assert float(rows.norm(dim=1).max()) <= 1 + 1e-12
 
 
@@ -117,39 +119,57 @@ def test_recalibration_finds_a_slope_that_was_spoilt() -> None:
 @pytest.mark.parametrize("classes", [2, 4])
 def test_a_fit_of_noise_is_flattened_and_one_that_is_right_is_left(classes: int) -> None:
     """Counts without a relation between odds and answers give a slope near 0, those that agree with the odds 1."""
-    named, middles = recalibrate._named(classes), torch.tensor(recalibrate.MIDDLES, dtype=torch.float64)
-    present = torch.full((named, len(middles)), 500.0, dtype=torch.float64)
-    for truth, slope in ((torch.full_like(middles, 1 / classes), 0.0), (middles.sigmoid(), 1.0)):
-        counts = torch.stack([present * truth, present * (1 - truth)], 1)
-        found, shifts = recalibrate.fitted(counts, torch.full((named, 1), 5.0).double(), 500 * len(middles), named)
+    middles, shifted = recalibrate._middles(classes), classes == 2
+    present = torch.full_like(middles, 500.0)
+    for truth, slope in ((torch.full_like(middles, 0.5), 0.0), (middles.sigmoid(), 1.0)):
+        counts = torch.stack([present * truth, present * (1 - truth)])
+        found, shift, floor = recalibrate.fitted(counts, 5.0, 500 * len(middles), middles, shifted=shifted)
         assert found == pytest.approx(slope, abs=0.05)
-        assert shifts.exp().tolist() == pytest.approx([1.0 if slope else 1 / (classes - 1)] * named, abs=0.1)
-    nothing = torch.zeros(named, 2, len(middles), dtype=torch.float64)
-    found, shifts = recalibrate.fitted(nothing, torch.full((named, 1), 1e6).double(), 500 * len(middles), named)
-    assert found == pytest.approx(1.0)
-    assert shifts.abs().max() < 1e-6
+        assert (shift, floor) == (pytest.approx(0.0, abs=0.1), 0.0 if slope else pytest.approx(0.0, abs=0.4))
+    nothing = torch.zeros(2, len(middles), dtype=torch.float64)
+    found, shift, floor = recalibrate.fitted(nothing, 1e6, 500 * len(middles), middles, shifted=shifted)
+    assert found == pytest.approx(math.exp(recalibrate.STEEPER), rel=0.05)
+    assert (shift, floor) == (pytest.approx(0.0, abs=1e-6), 0.0)
+
+
+def test_labels_that_are_now_and_then_wrong_give_a_floor_and_keep_the_slope() -> None:
+    """A tenth of the labels flipped: odds are right in the middle and never beyond nine to one."""
+    middles = recalibrate._middles(2)
+    truth = 0.8 * torch.sigmoid(1.5 * middles) + 0.1
+    counts = torch.stack([500 * truth, 500 * (1 - truth)])
+    slope, shift, floor = recalibrate.fitted(counts, 5.0, 500 * len(middles), middles, shifted=True)
+    assert slope == pytest.approx(1.5, abs=0.15)
+    assert (shift, floor) == (pytest.approx(0.0, abs=0.05), 0.2)
+
+
+def _spoilt(classes: int, records: int, slope: float, shifts: torch.Tensor) -> tuple[Draws, torch.Tensor, torch.Tensor]:
+    """A posterior whose logits are too small by the slope and off by the shifts, and records of the truth."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(records, classes, generator=generator)
+    y = torch.multinomial((slope * logits + shifts).softmax(1), 1, generator=generator)[:, 0]
+    likelihood, network = Categorical(classes), torch.nn.Linear(classes, classes, bias=False)
+    return Draws(network, likelihood, torch.eye(classes).reshape(1, -1), torch.ones(1)), logits, y
+
+
+@pytest.mark.parametrize("slope", [0.6, 1.0, 1.7])
+def test_slope_and_shifts_of_several_classes_are_found(slope: float) -> None:
+    shifts = torch.tensor([0.4, -0.4, 0.2, 0.0, -0.2])
+    posterior, logits, y = _spoilt(5, 40_000, slope, shifts)
+    found = recalibrate.odds_of(posterior, 1.0).function(logits, y).sum(0)
+    told, moved, floor = recalibrate.told(found, 1.0, len(y), 5)
+    assert told == pytest.approx(slope, rel=0.08)
+    assert floor <= 0.01
+    assert float((torch.tensor(moved) - shifts).abs().max()) < 0.2
 
 
 def test_the_slope_of_many_classes_does_not_drown_in_their_noise() -> None:
-    """Ten classes, 1500 records, a release for epsilon 0.15: by the likeliest class it is found, by all of them not."""
-
-    def misses(rows: slice) -> float:
-        weights = recalibrate._weights(10) if rows.stop is None else torch.full((10,), 10**-0.5).double()
-        noise = 21.0 / weights[:, None]
-        found = []
-        for _ in range(20):
-            noisy = counts[rows] + noise[:, :, None] * torch.randn(counts[rows].shape, generator=generator)
-            found.append(recalibrate.fitted(noisy, noise, 1500, 10, -math.log(9))[0])
-        return float(torch.tensor(found).log().square().mean().sqrt())
-
-    generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(1500, 10, generator=generator)
-    y = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
-    posterior = Draws(torch.nn.Linear(10, 10, bias=False), Categorical(10), torch.eye(10).reshape(1, -1), torch.ones(1))
-    rows = recalibrate.odds_of(posterior, 1.0).function(logits, y)
-    assert float(rows.norm(dim=1).max()) <= 1 + 1e-12
-    counts = rows.sum(0).reshape(11, 2, -1) / recalibrate._weights(10)[:, None, None]
-    assert misses(slice(0, None)) < 0.15 < 0.2 < misses(slice(0, 10))
+    """Ten classes, 1500 records, a release for epsilon 0.15, whose noise is 21."""
+    posterior, logits, y = _spoilt(10, 1500, 1.4, torch.zeros(10))
+    exact = recalibrate.odds_of(posterior, 1.0).function(logits, y).sum(0)
+    generator = torch.Generator().manual_seed(1)
+    noisy = [exact + 21 * torch.randn(len(exact), generator=generator) for _ in range(10)]
+    slopes = torch.tensor([recalibrate.told(one, 21.0, 1500, 10)[0] for one in noisy])
+    assert float((slopes / 1.4).log().square().mean().sqrt()) < 0.25
 
 
 def test_states_are_kept_and_taken_up(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ EXPECTED_MEAN, EXPECTED_SPREAD, SPREAD_DOUBT = 0.4, 0.3, 0.6
 the middle, its deviation (a range of six or seven of them), and the deviation of the logarithm of that."""
 NOT_NORMAL = 0.1
 """Part of a count by which numbers and residuals are not quite normal."""
+STEEP, USUAL_MOVE = 0.339, 0.2
+"""By how much the share within the 90 % of a normal law grows with the logarithm of its scale; and by how much that
+logarithm differs, as a standard deviation, from one that is right for the 90 % of residuals that are not normal."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +224,8 @@ def believed_shares(found: Tensor, noise: float) -> tuple[Tensor, Tensor]:
 
 def _normal_shares(counts: Tensor, noise: float, records: float) -> Tensor:
     """Of the bins of a number, under the likeliest mean and deviation with a prior; see `residual_scale`."""
-    means = torch.linspace(-0.9, 0.9, 37, dtype=torch.float64)
-    scales = torch.logspace(math.log10(0.03), math.log10(0.6), 27, dtype=torch.float64)
+    means = torch.linspace(-1.0, 1.0, 81, dtype=torch.float64)  # wide bounds leave a number at one end of them
+    scales = torch.logspace(math.log10(0.015), math.log10(0.6), 31, dtype=torch.float64)
     places = torch.linspace(-1, 1, TARGET_BINS + 1, dtype=torch.float64)
     below = torch.special.ndtr((places - means[:, None, None]) / scales[:, None])
     shares = below.diff(dim=-1)
@@ -277,16 +280,38 @@ def _candidates() -> tuple[Tensor, Tensor]:
 
 
 def residual_scale(counts: Tensor, noise: float, records: float, guess: float) -> float:
-    """The standard deviation of residuals from noisy counts of their bins: the likeliest, with a prior.
+    """The standard deviation of residuals from noisy counts of their bins, such that 90 % lie where a normal law has
+    them: that of the likeliest normal law, with a prior, moved by what the counts say of the 90 %.
 
     Each count has the release's noise, its own sampling noise, and a tenth of itself by which residuals are not quite
-    normal. The prior, log s ~ N(log guess, 1), decides where the counts say nothing.
+    normal. The prior, log s ~ N(log guess, 1), decides where the counts say nothing. Residuals with a long tail, or
+    that are larger for some records than for others, have a deviation that is too wide for most of them.
     """
     scales, shares = _candidates()
     expected = records * shares
     variance = noise**2 + expected + (NOT_NORMAL * expected).square()
     misfit = ((counts.double() - expected).square() / variance + variance.log()).sum(1) / 2
-    return float(scales[(misfit + (scales / guess).log().square() / 2).argmin()])
+    scale = float(scales[(misfit + (scales / guess).log().square() / 2).argmin()])
+    return scale * math.exp(_towards_ninety(counts.double(), noise, records, scale))
+
+
+def _towards_ninety(counts: Tensor, noise: float, records: float, scale: float) -> float:
+    """By how much the logarithm of a normal scale is to move so that 90 % of the residuals lie within its 90 %.
+
+    Counted from the far end, where few bins hold records. Between two edges the normal deviate of a share is about a
+    line. What is found is shrunk by its error against the usual deviation of such a move.
+    """
+    beyond = counts.flip(0).cumsum(0).flip(0)[1:] / records  # of every edge
+    deviates = torch.special.ndtri(1 - beyond.clamp(1e-4, 1 - 1e-4) / 2)
+    edges, wanted = torch.tensor(EDGES, dtype=torch.float64), NormalDist().inv_cdf(0.95)
+    near = int((edges <= wanted * scale).sum())
+    places = range(max(0, near - 3), min(near + 2, len(edges) - 1))  # twice as far and half as far
+    place = next((place for place in reversed(places) if deviates[place] < wanted), places[0])
+    steps = deviates[place + 1] - deviates[place]
+    share = float(((wanted - deviates[place]) / steps).clamp(0, 1)) if steps > 0 else 0.5
+    found = float(torch.lerp(edges[place], edges[place + 1], share)) / wanted
+    error = math.hypot(noise * math.sqrt(len(edges) - place), math.sqrt(0.09 * records)) / records / STEEP
+    return math.log(found / scale) / (1 + (error / USUAL_MOVE) ** 2)
 
 
 # -- what steps have measured -----------------------------------------------------------------------------------------

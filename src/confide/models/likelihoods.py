@@ -110,15 +110,17 @@ class Bernoulli:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Class probabilities set right after a fit: softmax(slope * logits + shifts).
+    """Class probabilities set right after a fit: (1 - floor) softmax(slope * logits + shifts) + floor / classes.
 
     one_logit   the network has one output, the logit of class 1 of two, as under `Bernoulli`
+    floor       share of the records of which nothing is said
     """
 
     classes: int
     slope: float
     shifts: tuple[float, ...]
     one_logit: bool = False
+    floor: float = 0.0
     name: ClassVar[str] = "calibrated"
 
     def __post_init__(self) -> None:
@@ -129,6 +131,8 @@ class Calibrated:
             raise Refusal(
                 f"slope={self.slope}, classes={self.classes}: need a slope > 0, and two classes for one logit"
             )
+        if not 0 <= self.floor < 1:
+            raise Refusal(f"floor={self.floor}: must be at least 0 and less than 1")
 
     @property
     def outputs(self) -> int:
@@ -139,10 +143,12 @@ class Calibrated:
         return max(1.0, self.slope**2)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self._logits(output), y.reshape(len(output)).long(), reduction="none")
+        loss = F.cross_entropy(self._logits(output), y.reshape(len(output)).long(), reduction="none")
+        return loss if self.floor == 0 else -((1 - self.floor) * (-loss).exp() + self.floor / self.classes).log()
 
     def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
-        return ClassPredictive(self._logits(outputs).softmax(-1), weights)
+        straight = self._logits(outputs).softmax(-1)
+        return ClassPredictive((1 - self.floor) * straight + self.floor / self.classes, weights)
 
     def _logits(self, outputs: Tensor) -> Tensor:
         if self.one_logit:

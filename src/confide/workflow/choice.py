@@ -38,24 +38,28 @@ def chosen(request: Request, schema: Schema, features: int) -> str:
     assert isinstance(request.method, str)  # a method with its settings is what it is
     if request.method != "auto":
         return request.method
-    outputs = schema.class_count or 1
-    said = (request.batch, request.epochs, request.steps, request.clip) != (None,) * 4
-    if (
-        said
-        or request.sampling != rules.SAMPLING
-        or request.module is not None
-        or request.hidden
-        or request.chains > 1
-        or request.prior is not None
-        or request.likelihood is not None
-    ):
+    if says_how(request):
         return rules.SAMPLER
+    outputs = schema.class_count or 1
     if request.hidden is not None:
         return rules.LINEAR if rules.weight_count((features, outputs)) <= rules.MOST_LINEAR else rules.SAMPLER
     # The price of a fit is paid before its records are counted, so that it may not follow from the count.
     records = None if request.counted else schema.records
     columns = len(blocks_of(schema, features))
     return rules.default_method(records, request.epsilon, columns, features, outputs)
+
+
+def says_how(request: Request) -> bool:
+    """Whether a request says what only a sampler understands: a network, a prior, or how to descend."""
+    return (
+        (request.batch, request.epochs, request.steps, request.clip) != (None,) * 4
+        or request.sampling != rules.SAMPLING
+        or request.module is not None
+        or bool(request.hidden)
+        or request.chains > 1
+        or request.prior is not None
+        or request.likelihood is not None
+    )
 
 
 def named(name: str, prior: Prior | None) -> Method:
