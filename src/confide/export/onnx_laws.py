@@ -100,6 +100,10 @@ def averaged_draws(graph: OnnxGraph, outputs: str, draws: StackedDraws, about: M
 
 def _probabilities(graph: OnnxGraph, outputs: str, likelihood: Mapping[str, Any]) -> str:
     name = likelihood["name"]
+    if name == "calibrated":  # slope and shifts are in the last layer
+        straight = {"name": "bernoulli" if likelihood["one_logit"] else "categorical"}
+        floor, found = float(likelihood["floor"]), _probabilities(graph, outputs, straight)
+        return graph.plus(graph.times(found, 1 - floor), floor / int(likelihood["classes"]))
     if name == "categorical":
         return graph.add("Softmax", outputs, axis=2)
     if name in LABELS:

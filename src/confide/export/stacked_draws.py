@@ -125,7 +125,7 @@ def _times(stacks: dict[int, Tensor], factor: float) -> dict[int, Tensor]:
 
 
 def _uncalibrated(found: StackedDraws) -> StackedDraws:
-    """The same with slope and shifts in the last layer, under the usual likelihood of classes; a floor is a draw."""
+    """The same with slope and shifts in the last layer, under the usual likelihood of classes; a floor stays."""
     likelihood = found.likelihood
     assert isinstance(likelihood, Calibrated)
     last = max(found.matrices)
@@ -136,28 +136,15 @@ def _uncalibrated(found: StackedDraws) -> StackedDraws:
         shifts = shifts[1:] - shifts[:1]
     matrices = _times(found.matrices, likelihood.slope)
     before = found.biases.get(last, torch.zeros_like(matrices[last][..., 0]))
-    straight = replace(
+    plain: Likelihood = Bernoulli() if likelihood.one_logit else Categorical(likelihood.classes)
+    if likelihood.floor > 0:
+        plain = replace(likelihood, slope=1.0, shifts=(0.0,) * likelihood.classes)
+    return replace(
         found,
         matrices=matrices,
         biases={**found.biases, last: before * likelihood.slope + shifts},
-        likelihood=Bernoulli() if likelihood.one_logit else Categorical(likelihood.classes),
+        likelihood=plain,
         effects=None if found.effects is None else found.effects * likelihood.slope,
-    )
-    return straight if likelihood.floor == 0 else _with_floor(straight, likelihood.floor)
-
-
-def _with_floor(found: StackedDraws, floor: float) -> StackedDraws:
-    """One draw more, with the weight of the floor, all of whose outputs are zero: it gives every class the same."""
-
-    def grown(stack: Tensor) -> Tensor:
-        return torch.cat([stack, torch.zeros_like(stack[:1])])
-
-    return replace(
-        found,
-        weights=torch.cat([found.weights * (1 - floor), found.weights.new_tensor([floor])]),
-        matrices={place: grown(stack) for place, stack in found.matrices.items()},
-        biases={place: grown(stack) for place, stack in found.biases.items()},
-        effects=None if found.effects is None else grown(found.effects),
     )
 
 

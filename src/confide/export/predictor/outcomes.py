@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-CLASSES = ("categorical", "bernoulli", "probit", "ordinal")
+CLASSES = ("categorical", "bernoulli", "calibrated", "probit", "ordinal")
 LABELS = ("multi-label",)
 MOST = 15.0  # outputs of counts and times beyond +-15 count as that
 AT_ZERO = 0.5413248546129181  # softplus(this) = 1
@@ -33,6 +33,8 @@ def outcome(outputs: Any, likelihood: dict[str, Any]) -> tuple[Any, Any]:
     name = likelihood["name"]
     if name in CLASSES or name in LABELS:
         probabilities = _probabilities(outputs, name)
+        if name == "calibrated":  # slope and shifts are in the last layer
+            probabilities = (1 - likelihood["floor"]) * probabilities + likelihood["floor"] / probabilities.shape[1]
         return probabilities, _entropy(probabilities, name)
     if name == "multi-gaussian":
         return outputs, np.full(outputs.shape, likelihood["noise_scale"] ** 2)
@@ -48,7 +50,7 @@ def _probabilities(outputs: Any, name: str) -> Any:
     if name == "probit":
         first = 0.5 * (1.0 + _erf(outputs * math.sqrt(0.5)))
         return np.concatenate([1.0 - first, first], 1)
-    if name == "bernoulli":
+    if outputs.shape[1] == 1:  # the logit of the second of two classes
         outputs = np.concatenate([np.zeros_like(outputs), outputs], 1)
     powers = np.exp(outputs - outputs.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
