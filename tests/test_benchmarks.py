@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import confide
-from benchmarks import _contenders, _harness, _models, _scaling, _tabular, monotone, tables
+from benchmarks import _contenders, _harness, _models, _scaling, _tabular, monotone, tables, unseen
 from benchmarks._harness import Maker, Step
 from confide.data.table import Table
 
@@ -209,3 +209,27 @@ class TestMoreBudget:
     @pytest.mark.parametrize("name", [*tables.MADE_UP, *monotone.ADDED])
     def test_every_table(self, name: str) -> None:
         assert monotone.line(name, monotone.EPSILONS, 3, records=3000)["faults"] == []
+
+
+class TestOtherShapes:
+    """`benchmarks.unseen`: what counts as a fault, and one table of each kind."""
+
+    def test_what_the_protocol_calls_a_fault_is_marked(self) -> None:
+        fine = {"epsilon": 1.0, "score": 0.9, "ece": 0.02, "rate": 1.3, "seconds": 1.0}
+        assert unseen.faults(fine, 2000) == []
+        assert unseen.faults({**fine, "score": 1.05, "ece": 0.05, "rate": 3.0}, 2000) == ["no learning", "ece", "rate"]
+        number = {"epsilon": 1.0, "score": 0.5, "coverage": 0.97, "width": 0.2, "seconds": 1.0}
+        assert unseen.faults(number, 2000) == ["interval"]
+        assert unseen.faults(number, 500) == []
+        assert unseen.faults({**number, "width": 1.2}, 500) == ["interval"]
+
+    @pytest.mark.parametrize("name", ["small", "line"])
+    def test_one_table_of_each_kind(self, name: str) -> None:
+        found = unseen.trial(name, 0, 8.0)
+        assert found["score"] < 0.9
+        assert not {"no learning", "rate", "slow"} & set(found["faults"])
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", list(unseen.TABLES))
+    def test_every_table_is_without_fault_at_a_large_budget(self, name: str) -> None:
+        assert unseen.trial(name, 1, 8.0)["faults"] == []

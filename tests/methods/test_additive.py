@@ -498,3 +498,20 @@ class TestDoors:
         command = ["fit", str(tmp_path / "d.csv"), "--facts", str(tmp_path / "facts.toml"), "--method", "additive"]
         assert main([*command, "--epsilon", "2", "--delta", "1e-4", "--out", str(tmp_path / "run")]) == 0
         assert "Effect of age" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["normal", "long", "even"])
+def test_nine_tenths_of_the_residuals_lie_in_the_interval_whatever_their_law(kind: str) -> None:
+    """The deviation of long-tailed residuals is too wide for most of them, and that of even ones as well."""
+    random = torch.Generator().manual_seed(0)
+    normal = torch.randn(20_000, generator=random, dtype=torch.float64)
+    sizes = torch.exp(0.7 * torch.randn(20_000, generator=random, dtype=torch.float64))
+    even = torch.rand(20_000, generator=random, dtype=torch.float64)
+    residuals = {"normal": 0.1 * normal, "long": 0.1 * normal * sizes, "even": 0.2 * (even - 0.5)}[kind].abs()
+    bins = torch.bucketize(residuals, torch.tensor(parts.EDGES, dtype=torch.float64))
+    counts = torch.bincount(bins, minlength=len(parts.EDGES) + 1).double()
+    counts = counts + 5 * torch.randn(len(counts), generator=random, dtype=torch.float64)
+    reach = 1.6449 * parts.residual_scale(counts, 5.0, 20_000, 0.2)
+    assert float((residuals <= reach).double().mean()) == pytest.approx(0.9, abs=0.012)
+    nothing = parts.residual_scale(torch.zeros_like(counts), 1e6, 20_000, 0.2)
+    assert nothing == pytest.approx(0.2, rel=0.1)
