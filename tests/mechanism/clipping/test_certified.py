@@ -178,7 +178,8 @@ def test_parts_added_onto_the_noise_one_by_one_are_seen(name: str, monkeypatch: 
 
     def one_by_one(self: calls.Cluster, factors: Tensor, views: list[Tensor], blocks: int = 1) -> None:
         for record in range(len(factors)):
-            for target, value in self._sum(factors[record : record + 1], self._some(record, 1)).items():
+            alone = self.chosen(slice(record, record + 1))
+            for target, value in alone._sum(factors[record : record + 1], 1).items():
                 for _ in range(2):  # as for two calls of a layer, with a sum that cancels between them
                     target.view(views).add_(1e6).add_(value / 2).sub_(1e6)
 

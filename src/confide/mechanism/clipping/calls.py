@@ -116,27 +116,33 @@ class Cluster:
     def add_weighted(self, factors: Tensor, views: list[Tensor], blocks: int = 1) -> None:
         """Add the weighted sum onto the views, each of which is touched once: sums of blocks are added up before."""
         mark = self.space.used
-        records = factors.shape[0]
-        size = -(-records // blocks)
-        total = self._sum(factors, self.members) if blocks == 1 else self._sum(factors[:size], self._some(0, size))
-        kept = self.space.used
-        for start in range(size, records, size) if blocks > 1 else ():
-            self.space.used = kept
-            for target, value in self._sum(factors[start : start + size], self._some(start, size)).items():
-                total[target].add_(value)
-        for target, value in total.items():
+        for target, value in self._sum(factors, -(-factors.shape[0] // blocks)).items():
             target.view(views).add_(value)
         self.space.used = mark
 
-    def _some(self, start: int, size: int) -> list[tuple[Slot, Contribution]]:
-        return [(slot, one.chosen(slice(start, start + size))) for slot, one in self.members]
+    def _in_blocks(self, contribution: Contribution, factors: Tensor, size: int) -> dict[str, Tensor]:
+        """The weighted sum of one member, at most `size` records in one product."""
+        if size >= contribution.records:
+            return contribution.weighted(factors)
+        found = contribution.in_blocks(factors, size)
+        if found is not None:
+            return found
+        total = contribution.chosen(slice(0, size)).weighted(factors[:size])
+        kept = self.space.used
+        for start in range(size, contribution.records, size):
+            self.space.used = kept
+            some = slice(start, start + size)
+            for name, value in contribution.chosen(some).weighted(factors[some]).items():
+                total[name].add_(value)
+        return total
 
-    def _sum(self, factors: Tensor, members: list[tuple[Slot, Contribution]]) -> dict[Target, Tensor]:
-        """The weighted sum of some records, by target; members that meet in a parameter are added up."""
+    def _sum(self, factors: Tensor, size: int) -> dict[Target, Tensor]:
+        """The weighted sum by target; members that meet in a parameter are added up."""
         found: dict[Target, Tensor] = {}
+        members = self.members
         apart = len(members) == 1 or _disjoint([target for slot, _ in members for target in slot.targets.values()])
         for slot, contribution in members:
-            for name, value in contribution.weighted(factors).items():
+            for name, value in self._in_blocks(contribution, factors, size).items():
                 target = slot.targets[name]
                 shape = self.anatomy.parameters[target.parameter].shape
                 if apart and target not in found:

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from confide.mechanism.clipping.rules.linear import CACHE_BYTES, PASS_COST, ghost_norms, rounding_guard, squared_sizes
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
-from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
+from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of, sum_in_blocks
 from confide.mechanism.clipping.workspace import Workspace
 
-# Terms that meet in one product, and what may be written out for it: enough to be worth a call, few enough for the
-# rounding of some dozen records. More records go in blocks, where rounding asks for them.
-TERMS = 1024
+# What may be written out for one product. Fewer records meet in one where rounding asks for it, and only there: small
+# weights then take many products in one call, large ones as few as will do, since adding those up is dear.
 PRODUCT_BYTES = 16 << 20
 LARGE_PLANE = 512  # positions
 _pad = torch.nn.functional.pad  # as it was when confide was imported
@@ -142,8 +141,7 @@ class PatchSum(Contribution):
 
     def _together(self) -> int:
         """How many records meet in one product."""
-        room = min(self.space.budget, PRODUCT_BYTES) // self._record_bytes()
-        return max(1, min(TERMS // self.positions, room))
+        return max(1, min(self.space.budget, PRODUCT_BYTES) // self._record_bytes())
 
     def spread(self) -> Tensor:
         if self.spreads is None:
@@ -167,26 +165,42 @@ class PatchSum(Contribution):
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         if self.stored is not None:
-            total = factors @ self.stored
-        else:
-            total = self._products(factors)
-        return {"weight": self._as_weight(total.view(1, self.groups, self.channels, self.width))[0]}
+            return self._named(factors @ self.stored)
+        return self._named(self._products(factors, min(self.records, self._together())))
 
-    def _products(self, factors: Tensor) -> Tensor:
-        """Few records meet in one product, and the products are added up."""
+    def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
+        if self.stored is not None:
+            total = sum_in_blocks(factors, self.stored, size)
+        else:
+            total = self._products(factors, size) if size <= self._together() else None
+        return None if total is None else self._named(total)
+
+    def _products(self, factors: Tensor, size: int) -> Tensor:
+        """So many records meet in one product, and the products are added up; as many in one call as stay in cache."""
         total = self.space.take(self.left, self.groups, self.channels, self.width)
-        size = self._together()
-        for start in range(0, self.records, size):
-            stop = min(self.records, start + size)
-            columns = self._columns(start, stop).transpose(0, 1).flatten(1, 2)  # (groups, records x positions, width)
-            scaled = self.left[start:stop] * expanded(factors[start:stop], 4)
-            left = scaled.permute(1, 2, 0, 3).flatten(2)  # (groups, channels, records x positions)
-            if start:
-                total.baddbmm_(left, columns)
-            else:
-                torch.bmm(left, columns, out=total)
+        bytes_each = self.groups * self.channels * self.width * self.left.element_size()
+        blocks = max(1, min(self._together() // size, CACHE_BYTES // bytes_each, self.records // size))
+        whole = self.records // size * size
+        pieces = [(start, min(whole, start + blocks * size)) for start in range(0, whole, blocks * size)]
+        for start, stop in [*pieces, (whole, self.records)] if whole < self.records else pieces:
+            found = self._some_products(factors[start:stop], start, stop, min(size, stop - start))
+            part = found[0] if len(found) == 1 else found.sum(0)
+            # the product by itself and then the sum: a product onto a sum may add up in any order
+            total.add_(part) if start else total.copy_(part)
         self.buffer = None
         return total
+
+    def _some_products(self, factors: Tensor, start: int, stop: int, size: int) -> Tensor:
+        """The sums of blocks of records: (blocks, groups, channels, width)."""
+        scaled = (self.left[start:stop] * expanded(factors, 4)).unflatten(0, (-1, size))
+        left = (
+            scaled.permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 1)
+        )  # (blocks x groups, channels, records x positions)
+        columns = self._columns(start, stop).unflatten(0, (-1, size)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        return torch.bmm(left, columns).unflatten(0, (-1, self.groups))
+
+    def _named(self, total: Tensor) -> dict[str, Tensor]:
+        return {"weight": self._as_weight(total.view(1, self.groups, self.channels, self.width))[0]}
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
         """(records, groups, channels, width) in the shape of the weight, (records, channels, inputs, *kernel)."""
@@ -214,6 +228,10 @@ class WithBias(Contribution):
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         return self.weight.weighted(factors) | self.bias.weighted(factors)
+
+    def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
+        weight, bias = self.weight.in_blocks(factors, size), self.bias.in_blocks(factors, size)
+        return None if weight is None or bias is None else weight | bias
 
     def chosen(self, where: Where) -> Contribution:
         return WithBias(self.weight.chosen(where), self.bias.chosen(where))

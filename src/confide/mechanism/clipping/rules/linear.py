@@ -67,6 +67,21 @@ class OuterProduct(Contribution):
         found = {"weight": torch.mm(scaled.t(), right, out=weight)}
         return found | {"bias": scaled.sum(0)} if self.bias else found
 
+    def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
+        blocks = self.records // size
+        if blocks * self.left.shape[1] * self.right.shape[1] * self.left.element_size() > CACHE_BYTES:
+            return None
+        scaled = self.left.mul_(factors.unsqueeze(1)) if self.ours else self.left * factors.unsqueeze(1)
+        whole = blocks * size
+        sums = [
+            torch.bmm(scaled[:whole].unflatten(0, (blocks, size)).mT, self.right[:whole].unflatten(0, (blocks, size)))
+        ]
+        sums += [torch.mm(scaled[whole:].t(), self.right[whole:]).unsqueeze(0)] if whole < self.records else []
+        found = {"weight": torch.cat(sums).sum(0)}
+        return (
+            found | {"bias": torch.stack([part.sum(0) for part in scaled.split(size)]).sum(0)} if self.bias else found
+        )
+
     def chosen(self, where: Where) -> Contribution:
         return OuterProduct(self.left[where], self.right[where], self.bias, self.space, self.ours)
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.rules.squares import squared_norms_of
+from confide.mechanism.clipping.rules.squares import squared_norms_of, sum_in_blocks
 from confide.mechanism.clipping.workspace import Workspace
 
 Where: TypeAlias = slice | Tensor
@@ -81,6 +81,11 @@ class Contribution(ABC):
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         """The sum over records of factors[record] * gradient[record], in tensors of its own (or lent by the space)."""
 
+    def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
+        """As `weighted`, with at most `size` records in one product and all these products added up, or None where
+        nothing is cheaper than `weighted` for one block after the other."""
+        return None
+
     @abstractmethod
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         """The gradients of records start..stop in full: (stop - start, *shape) for every parameter."""
@@ -117,6 +122,15 @@ class Dense(Contribution):
             name: (factors @ value.reshape(self.records, -1)).view(value.shape[1:])
             for name, value in self.values.items()
         }
+
+    def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
+        found: dict[str, Tensor] = {}
+        for name, value in self.values.items():
+            total = sum_in_blocks(factors, value.reshape(self.records, -1), size)
+            if total is None:
+                return None
+            found[name] = total.view(value.shape[1:])
+        return found
 
     def chosen(self, where: Where) -> Contribution:
         return Dense({name: value[where] for name, value in self.values.items()})

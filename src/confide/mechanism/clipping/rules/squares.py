@@ -49,6 +49,16 @@ def chunks(records: int, bytes_each: int, budget: int) -> Iterator[tuple[int, in
         yield start, min(records, start + size)
 
 
+def sum_in_blocks(factors: Tensor, rows: Tensor, size: int) -> Tensor | None:
+    """sum_i factors[i] rows[i], at most `size` in one product; None where the sums of all blocks would be too much."""
+    whole = len(rows) // size * size
+    if whole // size * rows.shape[1] * rows.element_size() > PIECE_BYTES:
+        return None
+    blocks = torch.bmm(factors[:whole].view(-1, 1, size), rows[:whole].view(-1, size, rows.shape[1]))
+    total = blocks.sum(0)[0]
+    return total if whole == len(rows) else total.add_(factors[whole:] @ rows[whole:])
+
+
 def full_precision(values: Tensor) -> Tensor:
     """Half precision becomes single: no norm and no sum is taken in less."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
