@@ -118,6 +118,10 @@ def unguarded() -> Iterator[None]:
         yield
 
 
+# The engine's own operations on stacks of all records, where no vmap is to be seen.
+outside = temporarily_clear_interpreter_stack
+
+
 class _Active(threading.local):
     def __init__(self) -> None:
         self.guard: _Guard | None = None

@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from confide.data.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
-from confide.mechanism.clipping.isolation import Region, unguarded
+from confide.mechanism.clipping.isolation import Region, outside, unguarded
 from confide.mechanism.clipping.rules.registry import find_rule
 
 
@@ -88,8 +88,10 @@ class Tape:
             return forward(inputs, *rest, **more)
         with unguarded():
             self.region, self.beneath = None, True
+            given = region.stacked(inputs).squeeze(1)
             try:
-                output, states = forward(region.stacked(inputs).squeeze(1))
+                with outside():
+                    output, states = forward(given)
             finally:
                 self.region, self.beneath = region, False
             ends = map_tensors(lambda state: region.wrap(state.transpose(0, 1).unsqueeze(2)), states)
@@ -222,6 +224,10 @@ class _Maps:
 
     def __init__(self, tape: Tape) -> None:
         self.tape, self.added = tape, tape.added
+
+    @property
+    def at_once(self) -> bool:
+        return self.tape.beneath
 
     def __call__(self, *given: Any) -> Tensor:
         return self.tape.linear(*given)

@@ -22,6 +22,10 @@ class Linear(Protocol):
     `bias_rows` are the rows of the weight unless given. Of a stack of matrices one row is one matrix.
     """
 
+    @property
+    def at_once(self) -> bool:
+        """Whether all records are given at once, outside of vmap, with nothing beside the input."""
+
     def __call__(
         self,
         layer: nn.Module,

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from confide.errors import Refusal
 from confide.mechanism.clipping.rules.explicit import Linear, explicit_forward_for
+from confide.mechanism.clipping.rules.recurrence import gru_steps, lstm_steps, states_before
 
 # as they were when confide was imported: they may be given all records at once
 _linear, _stack = F.linear, torch.stack
@@ -75,6 +76,8 @@ def _run(
     """
     biases = (f"bias_ih{suffix}", f"bias_hh{suffix}") if layer.bias else (None, None)
     whole = linear(layer, sequence, f"weight_ih{suffix}", biases[0])
+    if linear.at_once and _by_hand(layer, whole):
+        return _all_steps(linear, layer, whole, suffix, biases[1], backwards)
     together = not isinstance(layer, nn.GRU) and whole.requires_grad
     weight, bias = getattr(layer, f"weight_hh{suffix}"), getattr(layer, biases[1]) if biases[1] else None
     outputs, before, pieces = [], [], []
@@ -94,6 +97,30 @@ def _run(
         states = _stack(before[::-1] if backwards else before, 1)
         linear.added(layer, states, f"weight_hh{suffix}", biases[1], whole, pieces)
     return _stack(outputs[::-1] if backwards else outputs, 1), state
+
+
+def _by_hand(layer: Any, whole: Tensor) -> bool:
+    """Whether the steps begin at zero, in one type, and somebody asks for their gradient."""
+    kind = whole.dtype == layer.weight_hh_l0.dtype and not torch.is_autocast_enabled(whole.device.type)
+    return isinstance(layer, nn.LSTM | nn.GRU) and not layer.proj_size and whole.requires_grad and kind
+
+
+def _all_steps(
+    linear: Linear, layer: Any, whole: Tensor, suffix: str, named: str | None, backwards: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """All steps of a direction as one node; the gradient at the map of the states is that of the inputs' map for an
+    LSTM, and of zeros beside it for a GRU."""
+    weight, bias = (None if name is None else getattr(layer, name)[:] for name in (f"weight_hh{suffix}", named))
+    if isinstance(layer, nn.LSTM):
+        beside = whole
+        outputs, *ends = lstm_steps(whole, weight, bias, backwards)
+    else:
+        beside = whole.new_zeros(()).expand(whole.shape).requires_grad_()
+        outputs, *ends = gru_steps(whole, beside, weight, bias, backwards)
+    linear.added(
+        layer, states_before(outputs.detach(), backwards), f"weight_hh{suffix}", named, beside, [(outputs, whole)]
+    )
+    return outputs, tuple(ends)
 
 
 def _next_state(layer: Any, step: Tensor, from_state: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
