@@ -193,11 +193,9 @@ class PatchSum(Contribution):
     def _some_products(self, factors: Tensor, start: int, stop: int, size: int) -> Tensor:
         """The sums of blocks of records: (blocks, groups, channels, width)."""
         scaled = (self.left[start:stop] * expanded(factors, 4)).unflatten(0, (-1, size))
-        left = (
-            scaled.permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 1)
-        )  # (blocks x groups, channels, records x positions)
+        left = scaled.permute(0, 2, 3, 1, 4).flatten(3).flatten(0, 1)  # records x positions last, as terms of a product
         columns = self._columns(start, stop).unflatten(0, (-1, size)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-        return torch.bmm(left, columns).unflatten(0, (-1, self.groups))
+        return torch.bmm(left, columns).view(-1, self.groups, self.channels, self.width)
 
     def _named(self, total: Tensor) -> dict[str, Tensor]:
         return {"weight": self._as_weight(total.view(1, self.groups, self.channels, self.width))[0]}
