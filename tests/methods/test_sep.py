@@ -106,6 +106,18 @@ class TestFixedPoints:
         assert (run.posterior.predict(x).labels == y).double().mean() > 0.95
 
 
+def test_a_noise_that_was_learnt_is_the_one_that_predicts() -> None:
+    """Catches facts that are added after the fit and put the likelihood's own noise in place of the learnt one."""
+    x, y = records(400)
+    run = fitted(SEP(), x, y, unprotected(400, 60), networks.mlp(2, 1, hidden=(4,)), likelihood=Gaussian(3.0))
+    learnt = run.posterior.facts["noise_scale"]
+    assert 0.3 < learnt < 1.5
+    assert run.posterior.noise_scale == pytest.approx(learnt)  # type: ignore[attr-defined]
+    told = run.posterior.with_likelihood(run.posterior.likelihood, {**run.posterior.facts, "more": 1})
+    assert told.noise_scale == pytest.approx(learnt)
+    assert told.with_likelihood(Gaussian(2.0), told.facts).noise_scale == pytest.approx(2.0)
+
+
 class TestSensitivity:
     @given(
         st.integers(0, 1000), st.sampled_from(["full", "diagonal", "scalar"]), st.floats(0.1, 5), st.floats(0.5, 100)

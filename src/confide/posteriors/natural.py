@@ -133,7 +133,10 @@ class NaturalGaussian(Shown):
         return summary_of_predictive(self.predict(x))
 
     def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:
-        noise = self.noise.new_tensor(likelihood.noise_scale**2) if isinstance(likelihood, Gaussian) else self.noise
+        # The same likelihood with other facts leaves a noise that was learnt; another one brings its own.
+        noise = self.noise
+        if isinstance(likelihood, Gaussian) and likelihood is not self.likelihood:
+            noise = noise.new_tensor(likelihood.noise_scale**2)
         return replace(self, likelihood=likelihood, noise=noise, facts=facts)
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
