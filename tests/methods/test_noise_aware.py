@@ -275,6 +275,18 @@ def test_facts_say_how_much_of_the_width_is_noise() -> None:
     assert 0 <= shares[0] < 0.3 < 0.7 < shares[1] <= 1
 
 
+def test_intervals_that_cannot_be_right_or_say_nothing_are_said_to_be_so_first() -> None:
+    """Noise alone; weights far beyond the prior, which it draws to zero; and neither, where nothing is said."""
+    x = rows(2000, 3)
+    y = (torch.rand(2000, generator=torch.Generator().manual_seed(5)) < (12 * x[:, 0] - 9 * x[:, 1]).sigmoid()).long()
+    noise = fitted(x, y, networks.logistic(3), Bernoulli(), classes=2, noise_multiplier=1e4)
+    assert repr(noise).startswith("The releases told next to nothing")
+    far = fitted(x, y, networks.logistic(3), Bernoulli(), classes=2, noise_multiplier=1.0)
+    assert repr(far).startswith("The prior does not fit what was learnt")
+    fair = (torch.rand(2000, generator=torch.Generator().manual_seed(5)) < x[:, 0].sigmoid()).long()
+    assert "warning" not in fitted(x, fair, networks.logistic(3), Bernoulli(), classes=2, noise_multiplier=1.0).facts
+
+
 @pytest.mark.parametrize(
     ("module", "likelihood", "message"),
     [

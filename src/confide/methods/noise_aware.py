@@ -26,6 +26,19 @@ STAGES = 5
 of the curvature, and five such parts are nothing wherever the curvature can be told from noise at all."""
 RELEASES = 10
 """About all records, two for every stage: what is said of one stage is known from more than one draw of the noise."""
+NOTHING_LEARNT, LEAST_LEARNT = 0.95, 0.1
+"""Mean deviation over the prior's from which on a fit has learnt next to nothing; and the share of a direction's
+variance that must be gone before its mean says anything about the prior."""
+SURPRISE, LEAST_PULL = 1e-3, 0.1
+"""Chance of a false alarm about the prior; and how far it must draw weights, in their deviations, to do any harm."""
+TOLD_NOTHING = (
+    "The releases told next to nothing at this budget: intervals of parameters are those of the prior, and right only "
+    "if that is; give more records, a larger epsilon or fewer features."
+)
+PRIOR_TOO_NARROW = (
+    "The prior does not fit what was learnt: the weights are larger than one in a thousand that it expects, and were "
+    "drawn towards zero. Intervals of parameters are not to be relied on; give a wider prior."
+)
 DRAWS, DRAWS_OF_NETWORKS = 1000, 100
 """Ends of 90 % intervals from 1000 draws are within 5 % of a deviation; networks hold many weights that are fixed."""
 
@@ -153,6 +166,7 @@ class NoiseAware(Method):
     def _facts(self, problem: Problem, state: NoiseAwareState, count: int) -> dict[str, object]:
         alone = self.without_privacy_noise(problem, state).diagonal()
         facts: dict[str, object] = {
+            **_warning(state.belief, self.prior.scale**-2),
             "draws": count,
             "stages": len(state.points),
             "share_of_noise_in_width": round(1 - float((alone / state.covariance.diagonal()).mean().sqrt()), 4),
@@ -211,6 +225,31 @@ class NoiseAware(Method):
             scale=likelihood.noise_scale if isinstance(likelihood, Gaussian) else 1.0,
             learn_scale=isinstance(likelihood, Gaussian) and self.noise == "learnt",
         )
+
+
+def _warning(belief: Belief, precision: float) -> dict[str, object]:
+    """Said first, where intervals cannot be right or say nothing."""
+    deviations = belief.covariance.diagonal().sqrt()
+    if float(deviations.mean()) * math.sqrt(precision) > NOTHING_LEARNT:
+        return {"warning": TOLD_NOTHING}
+    pull = (belief.covariance @ belief.mean) * precision / deviations
+    harmful = float(pull.square().mean().sqrt()) > LEAST_PULL
+    return {"warning": PRIOR_TOO_NARROW} if harmful and prior_conflict(belief, precision) < SURPRISE else {}
+
+
+def prior_conflict(belief: Belief, precision: float) -> float:
+    """The chance that the prior gives to weights as far away as those that were learnt.
+
+    If truths are as the prior says, means of beliefs vary by what the belief is narrower than the prior: sums of their
+    squares in these units, over directions in which something was learnt, have a chi-squared distribution.
+    """
+    values, vectors = torch.linalg.eigh(belief.covariance * precision)
+    learnt = 1 - values
+    squares = (vectors.mT @ belief.mean).square() * precision / learnt.clamp(min=1e-3)
+    ours = learnt > LEAST_LEARNT
+    if not bool(ours.any()):
+        return 1.0
+    return float(torch.special.gammaincc(ours.sum() / 2, squares[ours].sum() / 2))
 
 
 def stage_ends(steps: int) -> tuple[int, ...]:
