@@ -5,8 +5,8 @@
     plain                       the network of ordinary layers again, with the means and deviations of its weights
     with_shared_dropout         dropout layers whose masks all records of a step share
 
-Linear and Conv2d layers have one; under mean_field also look-up tables and transposed linear layers. What has none, or
-is frozen in part or shared between layers, stays as it is: a parameter without a distribution.
+Linear and Conv2d layers have one. Under mean_field every other layer has one too (`drawn`), normalisations by choice.
+What has none, or is shared between layers, stays as it is: a parameter without a distribution.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, MeanFieldConv2d, MeanFieldLinear, Norms
+from confide.layers.drawn import DrawnParameters, draw_parameters_, may_be_drawn, ordinary_
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear, shared_dropout
 from confide.layers.programs import MeanFieldProgram
 from confide.layers.tables import MeanFieldEmbedding, MeanFieldTransposedLinear, is_transposed_linear
@@ -34,14 +35,17 @@ Make: TypeAlias = Callable[[nn.Module], nn.Module | None]
 
 
 def with_layers(module: nn.Module, make: Make) -> nn.Module:
-    """`module` with every layer exchanged for what `make` gives for it; a layer used twice is exchanged once."""
+    """`module` with every layer exchanged for what `make` gives for it; a layer used twice is exchanged once.
+
+    What `make` changes in place, or leaves as it is, keeps its inner layers, which are exchanged in their turn.
+    """
     made: dict[int, nn.Module] = {}
 
     def exchanged(layer: nn.Module) -> nn.Module:
         if id(layer) not in made:
             new = make(layer)
             made[id(layer)] = layer if new is None else new
-            if new is None:
+            if new is None or new is layer:
                 for name, child in list(layer.named_children()):
                     setattr(layer, name, exchanged(child))
         return made[id(layer)]
@@ -49,12 +53,17 @@ def with_layers(module: nn.Module, make: Make) -> nn.Module:
     return exchanged(module)
 
 
-def mean_field(module: nn.Module, deviation: float, norms: Norms = "exact") -> nn.Module:
-    """Independent Gaussian weights N(weight, deviation^2) for every layer that has such a form."""
+def mean_field(module: nn.Module, deviation: float, norms: Norms = "exact", normalisations: bool = False) -> nn.Module:
+    """Independent Gaussian weights N(weight, deviation^2), also for scales of normalisations if they are wanted."""
+    rho = inverse_softplus(deviation)
     if isinstance(module, Program):
-        return MeanFieldProgram(module, inverse_softplus(deviation))
-    options = {"initial_rho": inverse_softplus(deviation), "norms": norms}
-    return _with_distributions(module, lambda layer: _mean_field_form(layer, options))
+        return MeanFieldProgram(module, rho)
+    options = {"initial_rho": rho, "norms": norms}
+
+    def drawn(layer: nn.Module, names: list[str]) -> nn.Module | None:
+        return draw_parameters_(layer, names, rho) if may_be_drawn(layer, normalisations) else None
+
+    return _with_distributions(module, lambda layer: _mean_field_form(layer, options), drawn)
 
 
 def _mean_field_form(layer: Any, options: dict[str, Any]) -> nn.Module | None:
@@ -80,19 +89,25 @@ def _usual_form(layer: nn.Module, linear: Any, convolution: Any, options: dict[s
     return form
 
 
-def _with_distributions(module: nn.Module, form_of: Make) -> nn.Module:
+def _with_distributions(
+    module: nn.Module, form_of: Make, otherwise: Callable[[nn.Module, list[str]], nn.Module | None] | None = None
+) -> nn.Module:
+    """Layers in the form that they have; `otherwise` is asked about what is left, with the names of its parameters."""
     uses: dict[int, int] = {}
     for layer in module.modules():
         for parameter in layer._parameters.values():
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
 
     def make(layer: nn.Module) -> nn.Module | None:
-        parameters = list(layer._parameters.values())
+        own = {name: value for name, value in layer._parameters.items() if value is not None}
+        trainable = [name for name, value in own.items() if value.requires_grad]
         # Layers that share a weight would each get a distribution of their own.
-        if not all(p is None or (p.requires_grad and uses[id(p)] == 1) for p in parameters):
+        if not trainable or any(uses[id(value)] > 1 for value in own.values()):
             return None
-        form = form_of(layer)
-        return None if form is None else _started(form, layer)
+        form = form_of(layer) if len(trainable) == len(own) else None
+        if form is not None:
+            return _started(form, layer)
+        return None if otherwise is None else otherwise(layer, trainable)
 
     converted = with_layers(module, make)
     if not any(True for _ in distributions(converted)):
@@ -125,6 +140,14 @@ def _turned(layer: nn.Module, weight: Tensor) -> Tensor:
     return weight.t() if isinstance(layer, MeanFieldTransposedLinear) else weight
 
 
+PAIRS = [
+    ("weight_mean", "weight_rho"),
+    ("bias_mean", "bias_rho"),
+    ("weight_mean", "weight_log_variance"),
+    ("unconstrained_mean", "unconstrained_rho"),
+]
+
+
 class Distribution:
     """One weight or bias with its distribution: `mean` and `spread` are the names of its parameters in the network."""
 
@@ -154,7 +177,7 @@ class Distribution:
     @property
     def noise(self) -> Tensor | None:
         """The noise of the last `sample_`, (draws, *shape); None where the layer draws activations instead."""
-        return getattr(self.layer, self._mean.replace("mean", "noise"), None)
+        return getattr(self.layer, f"{self._mean.removesuffix('_mean')}_noise", None)
 
     def deviations(self) -> Tensor:
         """softplus(rho), or exp(log variance / 2); never so small that dividing by it overflows."""
@@ -178,12 +201,12 @@ def distributions(module: nn.Module) -> Iterator[Distribution]:
     for name, layer in module.named_modules():
         if isinstance(layer, BayesianLayer):
             prefix = f"{name}." if name else ""
-            for mean, spread in (
-                ("weight_mean", "weight_rho"),
-                ("bias_mean", "bias_rho"),
-                ("weight_mean", "weight_log_variance"),
-                ("unconstrained_mean", "unconstrained_rho"),
-            ):
+            pairs = (
+                [(f"{own}_mean", f"{own}_rho") for own in layer.drawn_names]
+                if isinstance(layer, DrawnParameters)
+                else PAIRS
+            )
+            for mean, spread in pairs:
                 if getattr(layer, mean, None) is not None and getattr(layer, spread, None) is not None:
                     yield Distribution(prefix, layer, mean, spread)
 
@@ -204,6 +227,8 @@ def plain(module: nn.Module) -> tuple[nn.Module, Tensor, Tensor]:
 def _ordinary(layer: nn.Module) -> nn.Module | None:
     if isinstance(layer, MeanFieldProgram):
         return layer.ordinary()
+    if isinstance(layer, DrawnParameters):
+        return ordinary_(layer)
     if not isinstance(layer, _CONVERTED):
         return None
     weight, bias = layer.weight_mean, _bias_mean(layer)
@@ -241,7 +266,10 @@ def with_shared_dropout(module: nn.Module, rate: float) -> tuple[nn.Module, bool
     if any(isinstance(layer, SharedDropout) for layer in converted.modules()):
         return converted, False
     if not isinstance(converted, MLP):
-        raise Refusal("module: has no dropout layer; add nn.Dropout where activations should be dropped")
+        raise Refusal(
+            "module: has no dropout layer (dropout that a forward calls as a function is not one); "
+            "add nn.Dropout where activations should be dropped"
+        )
     activation = ACTIVATIONS[converted.recipe.activation]
     if converted.recipe.hidden:
         return with_layers(converted, lambda layer: _dropped(layer, rate) if type(layer) is activation else None), True

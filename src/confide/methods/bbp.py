@@ -28,9 +28,10 @@ class BBP(MeanField):
         g = R / b + grad KL(q || prior) / n,        (mu, rho)' = (mu, rho) - rate * direction(g).
 
     The divergence is not data: it is added in `tell`, never clipped or noised, and its share of a record is 1/n. It is
-    in closed form for Gaussian, Laplace and flat priors, and the average over the same N draws for any other. Linear,
-    Conv2d and Embedding layers, and Conv1D of the transformers library, get a distribution; other trainable parameters
-    stay points under the prior, and the fact "bayesian_share" says which part of the weights does not.
+    in closed form for Gaussian, Laplace and flat priors, and the average over the same N draws for any other. Every
+    layer gets a distribution: linear, convolutional, recurrent, attention, experts, tables, bare parameters; those of
+    normalisations by choice. What layers share stays a point under the prior, and the fact "bayesian_share" says which
+    part of the weights does not. Of N draws all but Linear, Conv2d and Embedding layers have the first alone.
 
     With a Gaussian prior this is DP variational inference (Jaelkoe, Dikmen and Honkela, UAI 2017), for generalised
     linear models (a network without hidden layers) as for networks.
@@ -40,6 +41,7 @@ class BBP(MeanField):
     prior              over every weight: Gaussian, Laplace, ScaleMixture, or any other
     draws              N
     initial_deviation  softplus(rho) at the start
+    normalisations     whether scales and shifts of normalisations have a distribution too
     norms              "bound" clips by an upper bound of a record's norm: sound, cheaper for several draws
     predictive_draws   draws that a prediction averages over
     Optimiser settings are those of every method that descends: see Descent.
@@ -47,6 +49,7 @@ class BBP(MeanField):
 
     initial_deviation: float = 0.01
     norms: Literal["exact", "bound"] = "exact"
+    normalisations: bool = False
     name: ClassVar[str] = "bbp"
 
     def __post_init__(self) -> None:
@@ -56,7 +59,7 @@ class BBP(MeanField):
             raise Refusal(f"norms={self.norms!r}: must be 'exact' or 'bound'")
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        return mean_field(module, self.initial_deviation, self.norms)
+        return mean_field(module, self.initial_deviation, self.norms, self.normalisations)
 
     def posterior(self, problem: Problem, state: DescentState) -> DiagonalGaussian:
         return self.gaussian(problem, state, {})

@@ -17,7 +17,9 @@ from torch.nn.utils import parametrize
 
 from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, bayesian_layers
+from confide.layers.drawn import DrawnParameters
 from confide.mechanism.clipping.proven import listens
+from confide.mechanism.clipping.rules.drawn import drawn_rule
 from confide.mechanism.clipping.rules.explicit import Explicit, find_explicit
 from confide.mechanism.clipping.rules.refusals import reason_to_refuse, refuse
 from confide.mechanism.clipping.rules.registry import Rule, find_rule
@@ -178,7 +180,8 @@ def _slot(layer: nn.Module, wanted: dict[str, Target], groups: dict[int, int]) -
         return None
     group = groups[next(iter(wanted.values())).parameter]
     explicit = find_explicit(layer)
-    rule = None if explicit is not None else find_rule(layer, frozenset(wanted))
+    find = drawn_rule if isinstance(layer, DrawnParameters) else find_rule
+    rule = None if explicit is not None else find(layer, frozenset(wanted))
     return None if explicit is None and rule is None else Slot(weakref.ref(layer), rule, wanted, group, explicit)
 
 

@@ -33,18 +33,21 @@ class MadeUpBatch(NamedTuple):
 
 # how many records, and whether the first of them is to be another one than usual
 MakeBatch: TypeAlias = Callable[[int, bool], MadeUpBatch]
+Kind: TypeAlias = tuple[str, tuple[int, int], bool | None]  # of numbers, of whole numbers, and of truths
+KINDS = (("normal", 0), ("normal", 1), ("uniform", 0), ("uniform", 1))
+"""Where what falls out by chance will not do: a mask may hide all that a record has, or nothing."""
 
 
 def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> MakeBatch:
     """The first kind of made-up batch on which the module runs and its losses are finite."""
     lookups = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
-    rows = min((layer.num_embeddings for layer in lookups), default=1)
-    kinds = [("normal", rows, False), ("uniform", 1, False), ("uniform", 1, True)]
+    rows = min((layer.num_embeddings for layer in lookups), default=2)  # without a table: zeros and ones, as in masks
+    kinds: list[Kind] = [("normal", (0, rows), None), *((floats, (low, low + 1), bool(low)) for floats, low in KINDS)]
     failure: Exception | None = None
     for kind in kinds:
 
-        def batch(records: int, other: bool, kind: tuple[str, int, bool] = kind) -> MadeUpBatch:
-            targets = ("uniform", 1, kind[2])
+        def batch(records: int, other: bool, kind: Kind = kind) -> MadeUpBatch:
+            targets = ("uniform", (0, 1), bool(kind[2]))
             return MadeUpBatch(made_up(x, records, other, *kind), made_up(y, records, other, *targets))
 
         try:
@@ -62,16 +65,20 @@ def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: 
     )
 
 
-def made_up(tree: Any, records: int, other: bool, floats: str, integers: int, truth: bool) -> Any:
-    """Tensors of the shape and type of the batch's, with other numbers and `records` rows; the first may be another."""
+def made_up(tree: Any, records: int, other: bool, floats: str, integers: tuple[int, int], truth: bool | None) -> Any:
+    """Tensors of the shape and type of the batch's, with other numbers and `records` rows; the first may be another.
+
+    `truth` None: as it falls.
+    """
     generator = torch.Generator().manual_seed(records)
 
     def make(tensor: Tensor) -> Tensor:
         shape = (records, *tensor.shape[1:])
         if tensor.dtype == torch.bool:
-            return torch.full(shape, truth, device=tensor.device)
+            low, high = (0, 2) if truth is None else (int(truth), int(truth) + 1)
+            return torch.randint(low, high, shape, generator=generator).to(tensor)
         if not tensor.is_floating_point():
-            return torch.randint(0, integers, shape, generator=generator).to(tensor)
+            return torch.randint(*integers, shape, generator=generator).to(tensor)
         draw = torch.randn if floats == "normal" else torch.rand
         return draw(shape, generator=generator, dtype=torch.float64).to(tensor)
 

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from confide.data.trees import map_tensors, tensors_in
+from confide.layers.drawn import DrawnParameters
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
 from confide.mechanism.clipping.isolation import Region, outside, unguarded
+from confide.mechanism.clipping.rules.drawn import ENDINGS, drawn_name, rule_of_drawn
 from confide.mechanism.clipping.rules.registry import find_rule
 
 
@@ -53,6 +55,7 @@ class Tape:
         self.entries: list[TapedCall] = []
         self.handles: list[Any] = []
         self.beneath = False
+        self.drawn: dict[tuple[int, str], Tensor] = {}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -172,11 +175,21 @@ class Tape:
         places = {"weight": (weight, rows)}
         if bias is not None:
             places["bias"] = (bias, bias_rows or rows)
-        values = {local: _rows(layer.get_parameter(name), part) for local, (name, part) in places.items()}
+        values = {local: _rows(self._value(layer, name), part) for local, (name, part) in places.items()}
         output = _linear(inputs, values["weight"], values.get("bias"))
         slot = self._part(layer, places)
         seen = self._write(slot, (inputs,), {}, output, None) if slot.targets else None  # otherwise all is frozen
         return output if seen is None else seen
+
+    def _value(self, layer: nn.Module, name: str) -> Tensor:
+        """A parameter of the layer, or of one inside it; drawn once in a pass."""
+        *path, last = name.split(".")
+        owner = layer.get_submodule(".".join(path))
+        if not isinstance(owner, DrawnParameters) or last not in owner.drawn_names:
+            return owner.get_parameter(last)
+        if (id(owner), last) not in self.drawn:
+            self.drawn[id(owner), last] = owner.drawn_value(last)
+        return self.drawn[id(owner), last]
 
     def added(
         self,
@@ -210,11 +223,14 @@ class Tape:
         if key not in self.anatomy.parts:
             whole = next(slot for slot in self.anatomy.slots if slot.reference() is layer)
             targets = {
-                local: Target(whole.targets[name].parameter, part)
+                local + ending: Target(whole.targets[name + ending].parameter, part)
                 for local, (name, part) in places.items()
-                if name in whole.targets
+                for ending in ENDINGS
+                if name + ending in whole.targets
             }
-            rule = find_rule(_LINEAR, frozenset(targets))
+            rule = find_rule(_LINEAR, frozenset(map(drawn_name, targets)))
+            if rule is not None and not targets.keys() <= places.keys():
+                rule = rule_of_drawn(rule, partial(_slope, places))
             self.anatomy.parts[key] = Slot(weakref.ref(layer), rule, targets, whole.group)
         return self.anatomy.parts[key]
 
@@ -231,6 +247,14 @@ class _Maps:
 
     def __call__(self, *given: Any) -> Tensor:
         return self.tape.linear(*given)
+
+
+def _slope(places: dict[str, tuple[str, tuple[int, int] | None]], layer: nn.Module, local: str) -> Tensor:
+    """Of what a linear map inside the layer has drawn."""
+    (name, part) = places[local]
+    *path, last = name.split(".")
+    owner: Any = layer.get_submodule(".".join(path))
+    return _rows(owner.drawn_slope(last), part)
 
 
 def _given_to_each(region: Region, tensor: Tensor) -> Tensor:

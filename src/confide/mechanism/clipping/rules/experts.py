@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide.layers.drawn import DrawnParameters
 from confide.mechanism.clipping.rules.explicit import Linear, explicit_forward_where
 
 _STACKS = {"gate_up_proj", "down_proj"}
@@ -30,7 +31,11 @@ def _are_stacked(layer: Any) -> bool:
         return False
     told = {name: getattr(layer, name, None) for name in _PLAIN}
     gate = getattr(kind, "_apply_gate", None)
-    return told == _PLAIN and set(layer._parameters) == _STACKS and gate is vars(home).get("_default_apply_gate")
+    return told == _PLAIN and _names(layer) == _STACKS and gate is vars(home).get("_default_apply_gate")
+
+
+def _names(layer: Any) -> set[str]:
+    return set(layer.drawn_order if isinstance(layer, DrawnParameters) else layer._parameters)
 
 
 @explicit_forward_where(_are_stacked)
