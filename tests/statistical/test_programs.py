@@ -7,6 +7,7 @@ side is importance sampling over densities that are written out by hand (`oracle
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from torch.distributions import HalfNormal, Normal, StudentT
 import confide
 from benchmarks._programs import PROGRAMS, example
 from confide.evaluate.chains import effective_sample_size
-from confide.methods import SGHMC
-from confide.models.programs import Program
+from confide.methods import SGHMC, SGLD
+from confide.models.program_sharpness import sharpness
+from confide.models.programs import Program, ProgramOutput
 from confide.posteriors.draws import Draws
 from confide.sources.private_data import PrivateData
 from tests.statistical.oracle import MODELS, exact
@@ -109,3 +111,115 @@ def nuts_of(name: str, draws: int) -> dict[str, Tensor]:
 def test_the_no_u_turn_sampler_says_the_same_as_the_oracle(name: str) -> None:
     """So that chains which agree with the oracle agree with NUTS."""
     assert largest_gap(name, nuts_of(name, 500)) < LARGEST_GAP
+
+
+# steps by the public rule ---------------------------------------------------------------------------------------------
+
+
+def zero_inflated() -> tuple[Program, Any, Tensor]:
+    """Counts, some of which are zero for a reason of their own."""
+
+    def said(p: Any, x: Tensor, y: Tensor) -> Tensor:
+        counted = torch.distributions.Poisson(torch.exp(p["slope"] * x[0] + p["level"])).log_prob(y)
+        never = torch.where(y == 0, 0.0, -torch.inf)
+        return torch.logaddexp(p["idle"].log() + never, torch.log1p(-p["idle"]) + counted)
+
+    priors = {"slope": Normal(0.0, 1.0), "level": Normal(1.0, 1.0), "idle": torch.distributions.Beta(1.0, 1.0)}
+    x = torch.randn(150, 1, dtype=torch.float64)
+    y = torch.poisson(torch.exp(0.5 * x[:, 0] + 1.2)) * (torch.rand(150) > 0.3)
+    return confide.models.program(said, priors), x, y
+
+
+def intercepts() -> tuple[Program, Any, Tensor]:
+    """Logistic regression with an intercept for every school, drawn around a common one."""
+    priors: dict[str, Any] = {
+        "common": Normal(0.0, 1.0),
+        "spread": HalfNormal(1.0),
+        "slope": Normal(0.0, 1.0),
+        "school": lambda p: Normal(p["common"], p["spread"]).expand([5]),
+    }
+    x = {"pupil": torch.randn(200, dtype=torch.float64), "school": torch.arange(200) % 5}
+    logits = torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0])[x["school"]] + 0.8 * x["pupil"]
+    y = torch.bernoulli(torch.sigmoid(logits))
+
+    def said(p: Any, x: Any, y: Tensor) -> Tensor:
+        found: Tensor = torch.distributions.Bernoulli(
+            logits=p["school"][x["school"]] + p["slope"] * x["pupil"]
+        ).log_prob(y)
+        return found
+
+    return confide.models.program(said, priors), x, y
+
+
+def change_point() -> tuple[Program, Any, Tensor]:
+    """A record is a series that steps up once, nobody knows when: every place is summed over. Sharp: noise of 0.2."""
+
+    def said(p: Any, x: Tensor, y: Tensor) -> Tensor:
+        after = torch.triu(torch.ones(6, 6, dtype=x.dtype))  # row k: the step comes before place k
+        levels = p["before"] + p["rise"] * after
+        return torch.logsumexp(Normal(levels, 0.2).log_prob(x).sum(1), 0) - math.log(6) + 0.0 * y
+
+    x = 0.5 + 1.0 * (torch.arange(6) >= torch.randint(0, 6, (60, 1))) + 0.2 * torch.randn(60, 6)
+    return (
+        confide.models.program(said, {"before": Normal(0.0, 1.0), "rise": Normal(0.0, 1.0)}),
+        x.double(),
+        torch.zeros(60),
+    )
+
+
+OTHERS = {"zero-inflated": zero_inflated, "intercepts": intercepts, "change-point": change_point}
+
+
+def against_nuts(made: tuple[Program, Any, Tensor], method: Any, steps: int) -> float:
+    """The largest difference of means and deviations, in deviations of Pyro's chain on the program's own density."""
+    mcmc: Any = pytest.importorskip("pyro.infer.mcmc")
+    program, x, y = made
+    program, y = program.double(), y.double()
+
+    def potential(at: dict[str, Tensor]) -> Tensor:
+        output = ProgramOutput(program, at["u"][None], x)
+        return -(program.log_prior(at["u"]) + output.log_likelihoods(y).sum())
+
+    torch.manual_seed(7)
+    begin = {"u": program.unconstrained.detach().clone()}
+    chain = mcmc.MCMC(
+        mcmc.NUTS(potential_fn=potential), 400, warmup_steps=200, initial_params=begin, disable_progbar=True
+    )
+    chain.run()
+    known = chain.get_samples()["u"]
+    plan = confide.plan(records=len(y), steps=steps, sampling="full-batch", delta=1e-5, private=False, clip=1e6)
+    data = PrivateData(x, y, schema=confide.Schema(records=len(y)), seed=3)
+    posterior: Any = confide.fit(method, program, data, plan, seed=5).posterior
+    found = posterior.weighted_draws()[0].double()
+    mean, deviation = known.mean(0), known.std(0)
+    return float(torch.maximum((found.mean(0) - mean).abs() / deviation, (found.std(0) / deviation - 1).abs()).max())
+
+
+def gaussian(noise: float) -> Program:
+    return confide.models.program(lambda p, x, y: Normal(p["m"], noise).log_prob(y), {"m": Normal(0.0, 1.0)})
+
+
+def test_a_sharp_program_has_a_small_step_by_default() -> None:
+    """Where the step of a network's rule would give a chain three times as wide as the posterior."""
+    x, y = example("robust")
+    data = PrivateData(x, y, schema=confide.Schema(records=len(y)))
+    form = data.form()
+    assert sharpness(PROGRAMS["robust"]().double(), *form, None) > 10
+    assert sharpness(PROGRAMS["logistic"]().double(), *form, None) == 1, "Bernoulli's is a quarter of the inputs'"
+    for noise, wanted in ((0.1, 100.0), (0.5, 4.0)):
+        assert sharpness(gaussian(noise).double(), *form, None) == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [SGLD(), SGHMC()])
+@pytest.mark.parametrize("name", OTHERS)
+def test_programs_of_others_need_no_step_of_their_own(name: str, method: Any) -> None:
+    torch.manual_seed(0)
+    assert against_nuts(OTHERS[name](), method, 6000) < 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [SGLD(), SGHMC()])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_six_need_no_step_of_their_own(name: str, method: Any) -> None:
+    assert against_nuts((PROGRAMS[name](), *example(name)), method, 6000) < 0.35

@@ -215,6 +215,24 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
 
 
+def scattered(tree: Tree, inputs: Sequence[tuple[str, Input]], records: int) -> Tree:
+    """Records of the same form that nobody has, anywhere within what is declared; numbers otherwise about one."""
+    said, generator = iter(declared_for(tree, inputs)), torch.Generator().manual_seed(0)
+
+    def make(tensor: Tensor) -> Tensor:
+        one, shape = next(said), (records, *tensor.shape[1:])
+        if not tensor.is_floating_point():
+            values = 1 if one is None or one.vocabulary is None else one.vocabulary
+            return torch.randint(values, shape, generator=generator).to(tensor.dtype)
+        if one is None or one.bounds is None:
+            return torch.randn(shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
+        low, high = one.bounds
+        return torch.rand(shape, generator=generator, dtype=torch.float64).mul_(high - low).add_(low).to(tensor.dtype)
+
+    made: Tree = map_tensors(make, tree)
+    return made
+
+
 def made_up(tree: Tree, inputs: Sequence[tuple[str, Input]], records: int = 2) -> Tree:
     """Records of the same form that nobody has: at the lowest and, the last one, at the highest that is declared."""
     said = iter(declared_for(tree, inputs))

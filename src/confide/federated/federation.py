@@ -28,6 +28,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from confide.data.trees import Tree
 from confide.errors import PartyLost, Refusal
 from confide.federated import wire
 from confide.federated.couriers import Courier
@@ -165,14 +166,21 @@ class Federation:
         """What it costs a record, which is in one party."""
         return priced(self._of_each(parts))
 
+    def form(self) -> tuple[Tree, Tensor]:
+        return self._alike().form()
+
+    def _alike(self) -> PrivateData:
+        """Records of the shape that the parties declare."""
+        member = next(iter(self.members.values()))
+        labels = torch.zeros(2, dtype=torch.int64 if self.schema.class_count else torch.float32)
+        return PrivateData(torch.zeros(2, *member.shape), labels, schema=self.schema)
+
     def rehearse(self, query: Query) -> None:
         """On made-up records of the shape that the parties declare. The parties try it again before they pay."""
         if query.origin is not None:
             Inquiry.of(query.origin)
             self._origin = query.origin
-        member = next(iter(self.members.values()))
-        labels = torch.zeros(2, dtype=torch.int64 if self.schema.class_count else torch.float32)
-        PrivateData(torch.zeros(2, *member.shape), labels, schema=self.schema).rehearse(query)
+        self._alike().rehearse(query)
 
     def charge(self, parts: Sequence[Part], purpose: str = "", stretch: Stretch | None = None) -> Receipt:
         """Every party tries the run, then every party pays for it in its own ledger; the server has none."""

@@ -24,7 +24,7 @@ from confide.layers.programs import program_of
 from confide.mechanism.plan import Plan
 from confide.models.likelihoods import Likelihood
 from confide.models.priors import GaussianPrior, Prior
-from confide.models.programs import ProgramPrior
+from confide.models.programs import ProgramLikelihood, ProgramPrior
 from confide.posteriors.base import Posterior
 from confide.sources.queries import GradientQuery, Query, Release
 
@@ -63,6 +63,11 @@ class Problem:
     def curvature(self) -> float:
         """Of the loss in an output; step sizes that follow from a public rule are divided by it."""
         return max(1.0, self.likelihood.curvature)
+
+    @property
+    def measured(self) -> bool:
+        """Whether that curvature is of this very model, with room for what its prior holds for possible."""
+        return isinstance(self.likelihood, ProgramLikelihood)
 
     def prior(self, own: Prior) -> Prior:
         """That of the method, or the one that a program brings along."""

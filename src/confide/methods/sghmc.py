@@ -17,6 +17,8 @@ from confide.sources.queries import Release
 
 LARGEST_STEP = 0.1
 """Cap on n eta when the step size follows from the noise: momentum adds up about 1 / friction such steps."""
+MEASURED_STEP = 1.0
+"""The same times a curvature that is known: a quarter of the 2 (2 - friction) at which chains run away."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ class SGHMC(Chain):
     def _step_size(self, problem: Problem, step: int) -> float:
         first = self.step_size
         if first is None:
-            first = LARGEST_STEP / (problem.records * problem.curvature)
+            curvature = problem.curvature
+            room = min(LARGEST_STEP, MEASURED_STEP / curvature) if problem.measured else LARGEST_STEP / curvature
+            first = room / problem.records
             noise_std = problem.plan.mechanism.noise_std
             if noise_std > 0:
                 ratio = problem.plan.expected_batch / (problem.records * noise_std)

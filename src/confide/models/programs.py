@@ -130,6 +130,19 @@ class Program(nn.Module):
                     density = law.log_prob(value).sum() + to_support.log_abs_det_jacobian(free, value).sum()
                 yield part, value, density
 
+    @torch.no_grad()
+    def prior_draw(self) -> Tensor:
+        """An unbounded vector from the prior, by torch's own generator."""
+        found: dict[str, Tensor] = {}
+        position = torch.empty_like(self.unconstrained)
+        with _unchecked():
+            for part in self.parts:
+                law = part.law(found)
+                value = law.sample().to(position)
+                found[part.name] = value
+                position[part.where] = biject_to(law.support).inv(value).reshape(-1)
+        return position
+
     def named_draws(self, draws: Tensor) -> dict[str, Tensor]:
         """Draws of the unbounded vector, (draws, numbers), as draws of every parameter: (draws, *shape)."""
         rows = draws.detach()
@@ -190,8 +203,9 @@ class ProgramOutput:
 
 @dataclass(frozen=True)
 class ProgramLikelihood:
-    """The likelihood that a program brings along."""
+    """The likelihood that a program brings along; `sharpness` is the curvature of a record's loss."""
 
+    sharpness: float = 1.0
     name: ClassVar[str] = "program"
 
     @property
@@ -200,7 +214,7 @@ class ProgramLikelihood:
 
     @property
     def curvature(self) -> float:
-        return 1.0  # of parameters on the scale of their prior; a sharper model needs a step size of its own
+        return self.sharpness
 
     def loss(self, output: Any, y: Tensor) -> Tensor:
         if not isinstance(output, ProgramOutput):
@@ -228,6 +242,30 @@ class ProgramPrior:
             here = position.detach().clone().requires_grad_()
             (slope,) = torch.autograd.grad(self.energy(here), here)
         return out.add_(slope, alpha=factor)
+
+
+def scores_of(program: Program, position: Tensor, x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+    """For every y at one input: d log p(y | u, x) / d u at the unbounded vector u, and log p itself."""
+
+    def said(at: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        found = program.log_likelihood(program.constrained(at), x, y).reshape(())
+        return found, found
+
+    with _unchecked():
+        each = torch.func.vmap(torch.func.grad(said, has_aux=True), in_dims=(None, 0))
+        found: tuple[Tensor, Tensor] = each(position, y)
+    return found
+
+
+def hessian_of(program: Program, position: Tensor, x: Any, y: Tensor) -> Tensor:
+    """d^2 log p(y | u, x) / d u^2 of one record."""
+
+    def said(at: Tensor) -> Tensor:
+        return program.log_likelihood(program.constrained(at), x, y).reshape(())
+
+    with _unchecked():
+        found: Tensor = torch.func.jacrev(torch.func.grad(said))(position)
+    return found
 
 
 def named_draws(module: nn.Module, draws: Tensor) -> dict[str, Tensor]:

@@ -28,7 +28,8 @@ from confide.models.additive import AdditiveNetwork
 from confide.models.flat import check_initialised, flatten_, is_half, put_back_, uncompiled, widened_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import recipe_of
-from confide.models.programs import ProgramLikelihood
+from confide.models.program_sharpness import sharpness
+from confide.models.programs import Program, ProgramLikelihood
 from confide.models.tabular import TabularNetwork
 from confide.posteriors.base import Posterior, warnings_of
 from confide.posteriors.files import check_saveable
@@ -127,6 +128,7 @@ def fit(
     check_callbacks(callbacks, validation, method, data.crew.size == 1)
     wanted = plan.secured() if secure else plan
     plan = data.crew.together(lambda: data.within(wanted))
+    likelihood = explained(module, data, likelihood)
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
     public = make_problem(method, module, data.schema, plan, likelihood, seed, HOST)  # never shown a record
     opened = journal if data.crew.size == 1 else shared_journal
@@ -242,6 +244,7 @@ def rehearse(
     seed: int | None = None,
 ) -> tuple[Problem, Any]:
     """Everything that a fit refuses before it charges, and nothing else: the problem and the method's first state."""
+    likelihood = explained(module, data, likelihood)
 
     def checked() -> Problem:
         check_method(method)
@@ -312,6 +315,14 @@ def make_problem(
     if is_half(vector.dtype):
         return Problem(own, vector.float(), explained, plan, generator, rounded=vector)
     return Problem(own, vector, explained, plan, generator)
+
+
+def explained(module: nn.Module, data: Source, likelihood: Likelihood | None) -> Likelihood | None:
+    """For a program its own likelihood, with how sharp it is for records of this form; steps follow from that."""
+    form = data.form() if isinstance(module, Program) and likelihood is None else None
+    if form is None or not isinstance(module, Program):
+        return likelihood
+    return ProgramLikelihood(sharpness(module, *form, data.schema.class_count))
 
 
 def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from confide._native.process import mark
 from confide.data.schema import Schema
+from confide.data.trees import Tree
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.mechanism.posterior_sampling import PosteriorSampling
@@ -123,6 +124,9 @@ class Source(Protocol):
     def price(self, parts: Sequence[Part]) -> tuple[Event, ...]:
         """What answering all of this costs, with what is charged beside it."""
 
+    def form(self) -> tuple[Tree, Tensor] | None:
+        """Made-up records within what is declared, targets all zero; None where no form of records is known."""
+
     def rehearse(self, query: Query) -> None:
         """Try the query on made-up records: what cannot work fails here, before any charge."""
 
@@ -180,6 +184,9 @@ class Wrapper:
 
     def price(self, parts: Sequence[Part]) -> tuple[Event, ...]:
         return self._source.price(parts)
+
+    def form(self) -> tuple[Tree, Tensor] | None:
+        return self._source.form()
 
     def rehearse(self, query: Query) -> None:
         self._source.rehearse(query)

@@ -65,6 +65,9 @@ class Replay:
         """What the recorded run cost."""
         return priced(parts)
 
+    def form(self) -> None:
+        """Not known."""
+
     def rehearse(self, query: Query) -> None:
         """There are no records whose shape could be tried."""
 
