@@ -63,13 +63,12 @@ def or_host(device: str) -> torch.device:
         return HOST
 
 
-def check_doubles(device: torch.device) -> None:
-    """Refuse a device without double precision: sums whose rounding is bounded are partly made in it."""
-    if device.type in _WITHOUT_DOUBLES:
-        raise Refusal(
-            f"module: it is on {str(device)!r}, which has no double precision, and the bound on what one record can do "
-            "needs it; fit on the host by module.to('cpu'), and move the posterior's module afterwards to predict there"
-        )
+def computes_for(device: torch.device) -> torch.device:
+    """Where a run on that device is made: a device without double precision has the host do it.
+
+    Sums whose rounding is bounded are partly made in double precision, and so are the norms of what is near the bound.
+    """
+    return HOST if device.type in _WITHOUT_DOUBLES else device
 
 
 def moved(tree: Value, device: torch.device) -> Value:

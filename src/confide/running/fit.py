@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +19,8 @@ import torch
 from torch import nn
 
 from confide.data.schema import Schema
-from confide.devices import HOST, check_doubles, device_of, on_host
-from confide.errors import Refusal, UnsupportedEvents
+from confide.devices import HOST, computes_for, device_of, on_host
+from confide.errors import Refusal, SpeedWarning, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
 from confide.layers.programs import program_of
 from confide.mechanism.plan import Plan
@@ -129,6 +130,7 @@ def fit(
     wanted = plan.secured() if secure else plan
     plan = data.crew.together(lambda: data.within(wanted))
     likelihood = explained(module, data, likelihood)
+    _tell_of_host(method, module)
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
     public = make_problem(method, module, data.schema, plan, likelihood, seed, HOST)  # never shown a record
     opened = journal if data.crew.size == 1 else shared_journal
@@ -296,9 +298,7 @@ def make_problem(
     clips = {mechanism.clip for mechanism, _ in plan.blocks}
     if len(clips) > 1 and not method.follows_clip:
         raise Refusal(f"clips={sorted(clips)}: {method.name} has one unit for all steps; give a plan with one clip")
-    where = device_of(module)
-    if not method.on_host and device is None:
-        check_doubles(where)
+    where = computes_for(device_of(module))
     own = method.prepare(uncompiled(module).to(HOST)).train()  # what a method puts in is made on the host
     own.to(HOST if method.on_host else where if device is None else device)
     if device is not None or method.on_host:  # nothing is evaluated with it but what a posterior is made of
@@ -315,6 +315,17 @@ def make_problem(
     if is_half(vector.dtype):
         return Problem(own, vector.float(), explained, plan, generator, rounded=vector)
     return Problem(own, vector, explained, plan, generator)
+
+
+def _tell_of_host(method: Method, module: nn.Module) -> None:
+    where = device_of(module)
+    if computes_for(where) != where and not method.on_host:
+        warnings.warn(
+            f"module: it is on {str(where)!r}, which has no double precision, and the bound on what one record can do "
+            "needs it; the run is made on the host, and the posterior predicts on the device",
+            SpeedWarning,
+            stacklevel=3,
+        )
 
 
 def explained(module: nn.Module, data: Source, likelihood: Likelihood | None) -> Likelihood | None:
