@@ -1,10 +1,11 @@
 """How sharp a program's likelihood is, by the program alone: what steps that follow from a public rule are divided by.
 
-    F(u) = mean over x of  sum over y of  p(y | u, x) s s^T,      s = d log p(y | u, x) / d u,
+    F(u) = mean over x of  sum over y of  p(y | u, x) min(1, C / |s|) s s^T,      s = d log p(y | u, x) / d u,
 
-is the information of one record about the unbounded vector u, and its largest eigenvalue the curvature of the mean
-loss. No record is needed: inputs are made up within what is declared of them, and the law of y is the program's own. It
-is taken at vectors drawn from the prior, and a step must be stable at nine in ten of them (`SHARE`).
+is the information of one record about the unbounded vector u, as far as a clip at C lets it through, and its largest
+eigenvalue the curvature of the mean loss as a chain sees it. No record is needed: inputs are made up within what is
+declared of them, and the law of y is the program's own. It is taken at vectors drawn from the prior, and a step must be
+stable at nine in ten of them (`SHARE`).
 
 The values that y can take are not declared. They are the first of `_ranges` over which the density adds up to one.
 Where there are none, since y is a vector or records have their randomness in x, second derivatives at the made-up
@@ -39,14 +40,14 @@ FEW = 2
 """Records whose second derivatives are looked at, which take longer."""
 
 
-def sharpness(program: Program, x: Tree, y: Tensor, classes: int | None) -> float:
+def sharpness(program: Program, x: Tree, y: Tensor, classes: int | None, clip: float) -> float:
     """The curvature of a record's loss; 1 at least, and where it cannot be found. Rows of x and y show their form."""
     if program.unconstrained.device.type != "cpu":
         return 1.0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            found = torch.tensor([_at(program, start, x, y, classes) for start in _starts(program)])
+            found = torch.tensor([_at(program, start, x, y, classes, clip) for start in _starts(program)])
         except Exception:  # whatever the program does not like: its own errors come up in the rehearsal
             return 1.0
     known = found[torch.isfinite(found)]
@@ -59,19 +60,25 @@ def _starts(program: Program) -> Iterator[Tensor]:
         yield program.prior_draw()
 
 
-def _at(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None) -> float:
+def _at(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None, clip: float) -> float:
     """The largest eigenvalue of F at one vector; of second derivatives where the values of y are not found."""
     rows = [map_tensors(lambda tensor: tensor[0], rows_of(x, slice(row, row + 1))) for row in range(size_of(x))]
     for values, widths in _ranges(classes):
         try:
-            found = [_weighted_scores(program, position, one, values.to(y.dtype), widths) for one in rows]
+            targets = values.to(y.dtype)
+            found = [_weighted_scores(program, position, one, targets, widths, clip) for one in rows]
         except (IndexError, RuntimeError, ValueError):  # no such value
             continue
         weighted = [one for one in found if one is not None]
         if len(weighted) == len(rows):
             return _largest(torch.cat(weighted)) ** 2 / len(rows)
-    second = [hessian_of(program, position, one, y[0]) for one in rows[:FEW]]
+    second = [_clipped_hessian(program, position, one, y, clip) for one in rows[:FEW]]
     return _largest(torch.stack(second).double().mean(0))
+
+
+def _clipped_hessian(program: Program, position: Tensor, x: Any, y: Tensor, clip: float) -> Tensor:
+    norm = float(scores_of(program, position, x, y[:1])[0].norm())
+    return hessian_of(program, position, x, y[0]) * min(1.0, clip / max(norm, 1e-12))
 
 
 def _largest(values: Tensor) -> float:
@@ -79,14 +86,18 @@ def _largest(values: Tensor) -> float:
     return float(torch.linalg.matrix_norm(values, 2)) if torch.isfinite(values).all() else math.nan
 
 
-def _weighted_scores(program: Program, position: Tensor, x: Any, y: Tensor, widths: Tensor) -> Tensor | None:
-    """Scores times the roots of their chances; None where these do not add up to one."""
+def _weighted_scores(
+    program: Program, position: Tensor, x: Any, y: Tensor, widths: Tensor, clip: float
+) -> Tensor | None:
+    """Scores times the roots of their chances and of their factors; None where chances do not add up to one."""
     scores, said = scores_of(program, position, x, y)
     chances = said.double().exp() * widths
     if not abs(float(chances.sum()) - 1) < NEARLY_ONE:
         return None
     seen = chances > 0
-    return scores[seen].double() * chances[seen].sqrt().unsqueeze(1)
+    kept, norms = scores[seen].double(), scores[seen].double().norm(dim=1)
+    found: Tensor = kept * (chances[seen] * (clip / norms).clamp(max=1)).sqrt().unsqueeze(1)
+    return found
 
 
 def _ranges(classes: int | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -129,7 +129,7 @@ def fit(
     check_callbacks(callbacks, validation, method, data.crew.size == 1)
     wanted = plan.secured() if secure else plan
     plan = data.crew.together(lambda: data.within(wanted))
-    likelihood = explained(module, data, likelihood)
+    likelihood = explained(module, data, plan, likelihood)
     _tell_of_host(method, module)
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
     public = make_problem(method, module, data.schema, plan, likelihood, seed, HOST)  # never shown a record
@@ -246,7 +246,7 @@ def rehearse(
     seed: int | None = None,
 ) -> tuple[Problem, Any]:
     """Everything that a fit refuses before it charges, and nothing else: the problem and the method's first state."""
-    likelihood = explained(module, data, likelihood)
+    likelihood = explained(module, data, plan, likelihood)
 
     def checked() -> Problem:
         check_method(method)
@@ -328,12 +328,14 @@ def _tell_of_host(method: Method, module: nn.Module) -> None:
         )
 
 
-def explained(module: nn.Module, data: Source, likelihood: Likelihood | None) -> Likelihood | None:
+def explained(module: nn.Module, data: Source, plan: Plan, likelihood: Likelihood | None) -> Likelihood | None:
     """For a program its own likelihood, with how sharp it is for records of this form; steps follow from that."""
     form = data.form() if isinstance(module, Program) and likelihood is None else None
     if form is None or not isinstance(module, Program):
         return likelihood
-    return ProgramLikelihood(sharpness(module, *form, data.schema.class_count))
+    return ProgramLikelihood(
+        sharpness(module, *form, data.schema.class_count, max(mechanism.clip for mechanism, _ in plan.blocks))
+    )
 
 
 def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:
