@@ -69,7 +69,8 @@ def test_a_small_budget_says_that_its_chain_did_not_mix() -> None:
     for shown in (repr(still), repr(still.posterior)):
         assert shown.startswith("The chain did not mix")
         assert shown.count("\n") == 1
-    for page in (still._repr_html_(), still.posterior._repr_html_()):
+    posterior: Any = still.posterior
+    for page in (still._repr_html_(), posterior._repr_html_()):
         assert page.index("not to be relied on") < page.index("sgld" if "<caption>Run" in page else "likelihood")
     mixed = fitted(1000.0, 1e-4)
     assert "warning" not in mixed.posterior.facts

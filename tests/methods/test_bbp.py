@@ -216,8 +216,8 @@ class TestNetworks:
         module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
         module[1].weight = module[0].weight
         module[2].weight.requires_grad_(False)
-        converted = BBP().prepare(module)
-        tied, _, partly, whole = converted  # type: ignore[misc]
+        converted: Any = BBP().prepare(module)
+        tied, _, partly, whole = converted
         assert type(tied) is nn.Linear
         assert [name for name, _ in partly.named_parameters()] == ["weight", "bias_mean", "bias_rho"]
         assert type(whole) is MeanFieldLinear

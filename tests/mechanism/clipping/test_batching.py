@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from confide.mechanism.clipping import batching, clipped_sum
+from confide.errors import Refusal
+from confide.mechanism.clipping import batching, clipped_sum, one_by_one
 from confide.mechanism.clipping.isolation import NotIsolable, Region
 from confide.mechanism.clipping.reference import reference_clipped_sum
 
@@ -105,6 +106,38 @@ def test_no_axis_of_the_records_is_normalised_over(name: str) -> None:
     features = each(3)
     with Region(RECORDS).entered() as region, pytest.raises((NotIsolable, RuntimeError)):
         NORMS[name](region.wrap(features))
+
+
+UNWRITTEN: dict[str, Callable[[Tensor], Any]] = {
+    "circle": lambda x: F.pad(x, (-3, 2), mode="circular"),
+    "circle by place": lambda x: F.pad(x, (2, -3), "circular"),
+    "layer": lambda x: nn.CircularPad1d((-3, 2))(x),
+    "reflected": lambda x: F.pad(x, (-1, 2), mode="reflect"),
+    "operator": lambda x: torch.ops.aten._pad_circular(x, [-3, 2]),
+    "packet": lambda x: torch.ops.aten.empty([4]),
+    "overload": lambda x: torch.ops.aten.empty.memory_format([4]),
+    "like": lambda x: torch.ops.aten.empty_like(x),
+    "larger": lambda x: torch.ops.aten.resize_(torch.zeros(2), [9]),
+}
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+def test_memory_that_nobody_has_written_to_is_not_shown(name: str) -> None:
+    """Neither by an operator's own name nor by padding in a circle, for which torch reads its own unwritten result."""
+    values = each(2, 8)
+    with Region(RECORDS).entered() as region, pytest.raises(NotIsolable, match="memory"):
+        UNWRITTEN[name](region.wrap(values))
+    alone = lambda place: UNWRITTEN[name](torch.zeros(1, 2, 8))  # noqa: E731
+    with pytest.raises(Refusal, match="memory that others wrote"):
+        one_by_one._in_turn((), 1, alone, lambda place, found: None, strict=True)
+
+
+def test_pads_that_write_all_of_their_result_stay() -> None:
+    values = each(2, 8)
+    with Region(RECORDS).entered() as region:
+        x = region.wrap(values)
+        assert F.pad(x, (-3, 2)).shape == (2, 7)
+        assert F.pad(x, (3, 2), mode="circular").shape == (2, 13)
 
 
 class Own(nn.Module):

@@ -168,6 +168,7 @@ UNWRITTEN: frozenset[Any] = frozenset(
     {torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty, Tensor.new}
     | {Tensor.new_empty_strided}
 )
+_UNWRITTEN_BY_NAME = ("empty", "new_empty", "resize", "_resize")  # as torch.ops.aten has them
 profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # as it was when confide was imported
 _LAYOUT = frozenset({Tensor.stride, Tensor.is_contiguous})
 _FRESH = (
@@ -205,6 +206,23 @@ def clear(function: Any, args: Sequence[Any], result: Any) -> None:
     if function in UNWRITTEN and (function is not Tensor.new or all(isinstance(one, int | tuple) for one in args[1:])):
         with torch.no_grad():
             result.zero_()
+
+
+def shows_memory(function: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function gives memory that it has not written to, in a way that cannot be cleared afterwards.
+
+    torch pads in circles by copying from its own result, which for a negative number reads what is not yet written.
+    """
+    if isinstance(function, OpOverload | OpOverloadPacket) and name.startswith(_UNWRITTEN_BY_NAME):
+        return True
+    if "pad" not in name:
+        return False
+    given = [*args, *kwargs.values()]
+    numbers = [number for one in given if isinstance(one, tuple | list) for number in one]
+    constant = name in ("pad", "constant_pad_nd") and not any(
+        isinstance(one, str) and one != "constant" for one in given
+    )
+    return not constant and any(isinstance(number, int) and number < 0 for number in numbers)
 
 
 def _check_normalised(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -248,8 +266,11 @@ class _Guard(TorchFunctionMode):
             raise NotIsolable("looks at how a tensor lies in memory")
         if isinstance(function, OpOverload | OpOverloadPacket) and not str(function).startswith("aten."):
             raise NotIsolable(f"calls {function}, an operator that may have a vmap rule of its own")
-        if "_norm" in getattr(function, "__name__", ""):
-            _check_normalised(function.__name__, args, kwargs)
+        name = getattr(function, "__name__", "")
+        if "_norm" in name:
+            _check_normalised(name, args, kwargs)
+        if shows_memory(function, name, args, kwargs):
+            raise NotIsolable(f"calls {name} so that it shows memory which nobody has written to")
         if function in RANDOM:
             self.check_generator()
             result = self._draw(function, args, kwargs)

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from confide.data.trees import called, map_tensors
 from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
-from confide.mechanism.clipping.isolation import clear, profiled
+from confide.mechanism.clipping.isolation import clear, profiled, shows_memory
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
 from confide.mechanism.clipping.sealed import Reachable, collect_young, no_collection
@@ -118,6 +118,8 @@ class _Written(TorchFunctionMode):
             raise Refusal("module: resizes a tensor in place, which shows memory that others wrote; use torch.zeros")
         if function is Tensor.data_ptr or profiled() is not self.profiled:
             raise Refusal("module: asks where tensors lie, or for a profile, which depends on others; use their values")
+        if shows_memory(function, getattr(function, "__name__", ""), args, kwargs or {}):
+            raise Refusal(f"module: calls {function.__name__} so that it shows memory that others wrote; slice instead")
         result = function(*args, **kwargs or {})
         clear(function, args, result)
         return result
