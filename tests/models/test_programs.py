@@ -214,7 +214,7 @@ def test_records_are_trees_and_groups_are_declared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["raises", "nan", "infinite"])
 def test_a_record_on_which_a_program_fails_counts_as_zero(broken: str) -> None:
-    """The release is the one without the record, bit by bit."""
+    """The release is the one without the record: bit by bit, or but for the last bit where all run one by one."""
 
     def log_likelihood(p: Any, x: Tensor, y: Tensor) -> Tensor:
         bad = {"nan": math.nan, "infinite": -math.inf}.get(broken, 0.0)
@@ -230,7 +230,11 @@ def test_a_record_on_which_a_program_fails_counts_as_zero(broken: str) -> None:
     model = confide.models.program(log_likelihood, SLOPES)
     whole = {"batch": None, "steps": 2, "sampling": "full-batch"}
     found = fitted(model, hostile, y, plan=whole).posterior.mean()
-    assert torch.equal(found, fitted(model, x, absent, plan=whole).posterior.mean())
+    without = fitted(model, x, absent, plan=whole).posterior.mean()
+    if broken == "raises":  # then every record runs by itself, whose products may be rounded otherwise than together
+        torch.testing.assert_close(found, without, rtol=4 * torch.finfo(found.dtype).eps, atol=0.0)
+    else:
+        assert torch.equal(found, without)
     assert not torch.equal(found, fitted(model, x, y, plan=whole).posterior.mean())
 
 

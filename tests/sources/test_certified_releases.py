@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -121,6 +122,9 @@ def private() -> tuple[PrivateData, GradientQuery]:
     return data, GradientQuery(nn.Linear(3, 1), confide.likelihoods.Gaussian(1.0).loss)
 
 
+HOME = str(Path(confide.__file__).parent)
+
+
 class Watch:
     """Looks at the buffer that will be released before every line of confide while a sum is added to it."""
 
@@ -130,7 +134,7 @@ class Watch:
         self.seen: list[Tensor] = []
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if "confide" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(HOME):
             return None
         if event == "line":
             self._look(frame)

@@ -91,6 +91,8 @@ def _assumed_column(column: Column, values: Array, schema: Schema) -> Column:
     where = f"column {quoted(column.name)}"
     if column.bounds is not None or column.categories:
         return column
+    if values.dtype.kind == "O":
+        values = plain_column(values, column.name)
     is_text = values.dtype.kind not in "iuf"
     if column.kind == "categorical" or is_text:
         missing = column.missing

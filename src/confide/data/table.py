@@ -169,7 +169,7 @@ def plain_column(values: Array, name: str) -> Array:
 
 
 def as_numbers(values: Array, where: str, *, private: bool = False) -> Array:
-    """An array as float64. Text is refused; objects that are numbers, booleans or None are taken.
+    """An array as float64. Text is refused; objects that are numbers or booleans are taken, all others are missing.
 
     private   whether a column can be read must not depend on one of its cells: text that is no number is missing
     """
@@ -177,7 +177,7 @@ def as_numbers(values: Array, where: str, *, private: bool = False) -> Array:
         with np.errstate(over="ignore"):  # long doubles beyond float64 become infinite, that is, missing
             return values.astype(np.float64)
     result = np.empty(len(values), dtype=np.float64)
-    for row, value in enumerate(values.tolist()):
+    for row, value in enumerate(map(plain_cell, values.tolist())):
         if isinstance(value, str) and private:
             value = _number_of(value)
         elif isinstance(value, str):

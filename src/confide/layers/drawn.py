@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 
 from confide.layers.bayesian import BayesianLayer, Source, _check_draws, _noise_like
 from confide.models.flat import is_half
+from confide.models.likelihoods import NoiseParameter
 
 
 class DrawnParameters(BayesianLayer):
@@ -98,7 +99,7 @@ def may_be_drawn(layer: nn.Module, normalisations: bool) -> bool:
     compiled = isinstance(layer, torch.jit.ScriptModule | parametrize.ParametrizationList)
     rescaled = getattr(layer, "max_norm", None) is not None or getattr(layer, "sparse", False)
     counted = getattr(layer, "scale_grad_by_freq", False)
-    if compiled or parametrize.is_parametrized(layer) or rescaled or counted:
+    if isinstance(layer, NoiseParameter) or compiled or parametrize.is_parametrized(layer) or rescaled or counted:
         return False
     if any(hasattr(layer, name) for name in _NAMES):  # one of ours, or one that means something else by it
         return False

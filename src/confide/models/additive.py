@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.data.schema import Schema
+from confide.devices import computes_for
 from confide.errors import Refusal
 
 NUMBER = 0
@@ -188,11 +189,13 @@ class AdditiveFeatures(nn.Module):
 
     def quantiles(self, x: Tensor) -> Tensor:
         """(records, numbers): where every number stands among all records."""
-        value = plain_scale(x[:, self.numbers])
-        knots = middles(len(self.numbers)).to(x.device)
+        where = computes_for(x.device)  # in double precision
+        value = plain_scale(x[:, self.numbers].to(where))
+        knots = middles(len(self.numbers)).to(where)
         right = torch.bucketize(value, knots).clamp(1, len(knots) - 1)
         low, high = knots[right - 1], knots[right]
-        share = ((value - low) / (high - low)).clamp(0, 1).to(self.heights.dtype)
+        share = ((value - low) / (high - low)).clamp(0, 1).to(self.heights.dtype).to(x.device)
+        right = right.to(x.device)
         column = torch.arange(len(self.numbers), device=x.device) * self.heights.shape[1]
         flat = self.heights.reshape(-1)
         return torch.lerp(flat[column + right - 1], flat[column + right], share)

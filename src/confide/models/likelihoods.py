@@ -247,7 +247,7 @@ class HeteroscedasticGaussian:
         return RealPredictive(outputs[..., 0], self.scale(outputs[..., 1]).square(), weights)
 
 
-class _Constant(nn.Linear):
+class NoiseParameter(nn.Linear):
     """A linear map of the constant one. A type of its own: methods that put distributions on weights leave it alone."""
 
     def __init__(self, value: float, dtype: torch.dtype) -> None:
@@ -271,7 +271,7 @@ class LearntNoise(nn.Module):
             raise Refusal(f"scale={scale}: must be a finite number above the smallest scale, {smallest}")
         self.network = network
         excess = scale - smallest
-        self.raw = _Constant(excess + math.log(-math.expm1(-excess)), next(network.parameters()).dtype)
+        self.raw = NoiseParameter(excess + math.log(-math.expm1(-excess)), next(network.parameters()).dtype)
 
     def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
         mean = logits_of(self.network(*x, **named))
