@@ -211,13 +211,18 @@ def clear(function: Any, args: Sequence[Any], result: Any) -> None:
 def shows_memory(function: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a function gives memory that it has not written to, in a way that cannot be cleared afterwards.
 
-    torch pads in circles by copying from its own result, which for a negative number reads what is not yet written.
+    torch pads in circles by copying from its own result, which for a negative number reads what is not yet written;
+    writes nothing for a mode of sampling on a grid that it does not know; and beside a CTC loss gives a table of which
+    it fills a part.
     """
-    if isinstance(function, OpOverload | OpOverloadPacket) and name.startswith(_UNWRITTEN_BY_NAME):
+    by_name = isinstance(function, OpOverload | OpOverloadPacket) and name.startswith(_UNWRITTEN_BY_NAME)
+    if by_name or "_ctc_loss" in name:
         return True
-    if "pad" not in name:
+    if "pad" not in name and "grid_sampler" not in name:
         return False
     given = [*args, *kwargs.values()]
+    if "grid_sampler" in name:
+        return any(type(one) is not bool and isinstance(one, int) and one not in (0, 1, 2) for one in given)
     numbers = [number for one in given if isinstance(one, tuple | list) for number in one]
     constant = name in ("pad", "constant_pad_nd") and not any(
         isinstance(one, str) and one != "constant" for one in given
