@@ -33,7 +33,8 @@ for name in ABSENT:
     sys.modules.pop(name, None)
 sys.meta_path.insert(0, Absent())
 import confide
-names = [one.name for one in pkgutil.walk_packages(confide.__path__, "confide.") if not one.name.endswith((".__main__", ".libconfide"))]
+left_out = (".__main__", ".libconfide")
+names = [one.name for one in pkgutil.walk_packages(confide.__path__, "confide.") if not one.name.endswith(left_out)]
 for name in names:
     importlib.import_module(name)
 print(len(names))
