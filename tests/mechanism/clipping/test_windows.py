@@ -17,9 +17,11 @@ from confide.errors import Refusal
 from confide.mechanism.clipping import muted
 from confide.mechanism.clipping.proven import is_proven, is_proven_loss
 from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.unsealable import loose_part
 from confide.mechanism.clipping.watched import looked_after, watched
 from confide.models.likelihoods import Gaussian
 from confide.privacy.accountants import rdp as our_rdp
+from confide.sources.records import as_weights
 from tests.mechanism.clipping.corpus_built import Liar
 
 
@@ -53,6 +55,17 @@ def test_frames_and_objects_of_others_are_out_of_reach(way: Any, watch: Any) -> 
     with watch(), pytest.raises(Refusal, match="records of others"):
         way()
     assert way() is not None
+
+
+def test_a_function_of_a_source_is_no_question_by_its_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a source asks of one record is made inside a function; a name that says so can be written anywhere."""
+
+    def made() -> None: ...
+
+    monkeypatch.setattr(made, "__module__", "confide.sources.features")
+    assert loose_part(made) == ""
+    monkeypatch.setattr(as_weights, "__qualname__", "found.<locals>.asked")
+    assert loose_part(as_weights) == "confide.sources.records.as_weights"
 
 
 def test_packages_may_ask_who_called() -> None:

@@ -215,7 +215,10 @@ def _behind(value: Any) -> bool:
     home, name = str(getattr(value, "__module__", "")), getattr(value, "__name__", "")
     if home.startswith(_BEHIND_OURS):
         # what a source asks of one record is made inside a function of its own; nobody else can name it
-        asked = home.startswith("confide.sources") and "<locals>" in getattr(value, "__qualname__", "")
+        # (its name can be written to, that of its code cannot; a wrapper has the name of what it wraps)
+        code = getattr(value, "__code__", None)
+        names = (getattr(value, "__qualname__", ""), getattr(code, "co_qualname", ""))
+        asked = home.startswith("confide.sources") and all("<locals>" in name for name in names)
         return not isinstance(value, type) and not asked
     if not home.startswith(_BEHIND) or getattr(torch.func, name, None) is value:
         return False
