@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -238,3 +241,17 @@ def test_decreasing_steps_allow_at_least_what_a_coarser_grid_allows(target: floa
 def test_decreasing_steps_of_the_same_grid() -> None:
     found = step_size_for(0.1, 1e-5, 50_000, 128, 10_000, 1.0, "decreasing", accountant=PLD(discretisation=5e-5))
     assert found.step_size == pytest.approx(7.352e-2, rel=1e-3)
+
+
+def test_noise_has_the_same_bits_whatever_the_number_of_threads() -> None:
+    """Ranks, workers and a run that is taken up again find it anew, and compare."""
+    code = (
+        "from confide.privacy.calibration import noise_multiplier_for as z; print(repr(z(1.0, 1e-5, 449, 128 / 1437)))"
+    )
+
+    def found(threads: str) -> str:
+        command = [sys.executable, "-c", code]
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert found("1") == found("2")

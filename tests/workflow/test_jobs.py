@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import joblib
 import pytest
@@ -16,13 +18,16 @@ import confide
 from confide.data.loaders import load_dataset
 from confide.data.table import Table
 from confide.errors import RankLost, Refusal
+from confide.report.evaluation import SEPARATE
 from confide.running.processes import in_processes
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
+from confide.sources.base import Part, priced
 from confide.sources.private_data import PrivateData
 from confide.workflow.compare import compare
 from confide.workflow.facts import settle
 from confide.workflow.request import Request
 from confide.workflow.run import job_of, records_of
+from confide.workflow.tickets import Ticket, _fit_in_worker
 from confide.workflow.workers import forget, opened_once
 
 METHODS = ["sgd", "sgld"]
@@ -108,6 +113,37 @@ def test_steps_that_another_process_took_are_not_had_again(tmp_path: Path) -> No
         else:
             with pytest.raises(Refusal, match="claimed"):
                 confide.fit(job.method, job.module, source, job.plan, likelihood=job.likelihood)
+
+
+def test_a_worker_takes_the_noise_that_was_paid_for(tmp_path: Path) -> None:
+    """Another process adds up in another order: its noise may differ in the last digits, and the fit is paid for."""
+    request, test = opened(tmp_path / "budget.db")
+    job = job_of(request.with_method("tabular", None), settle(request))
+    (noise, answers), *rest = job.parts
+
+    def paid(**changes: Any) -> tuple[Part, ...]:
+        return ((replace(noise, **changes), answers), *rest)
+
+    found = job.paid_as(paid(noise_multiplier=noise.noise_multiplier * (1 + 1e-10)))
+    assert found is not None
+    assert found.parts == paid(noise_multiplier=noise.noise_multiplier * (1 + 1e-10))
+    assert priced(found.parts[:1]) == found.plan.spent
+    for parts in (
+        paid(noise_multiplier=noise.noise_multiplier * 1.01),
+        paid(clip=9.0),
+        ((noise, 9), *rest),
+        tuple(rest),
+    ):
+        assert job.paid_as(parts) is None
+    quick = job_of(request.with_method("sgd", None), settle(request))
+    parts = tuple(
+        (replace(one, noise_multiplier=one.noise_multiplier * (1 - 1e-10)), count) for one, count in quick.parts
+    )
+    purse = pay_ahead(records_of(quick), parts, "compare sgd")
+    ticket = Ticket(0, "sgd", 0, purse.run, parts, 0, tmp_path / "sgd")
+    _, result = _fit_in_worker("w", lambda: (request, test), ticket, str(tmp_path / "budget.db"), SEPARATE, {})
+    forget("w")
+    assert not isinstance(result, Exception), result
 
 
 def chain_records(ledger: Path | None) -> PrivateData:

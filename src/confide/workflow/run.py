@@ -13,9 +13,11 @@ that count and fit are one charge.
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -55,6 +57,8 @@ from confide.workflow.request import Request
 
 REHEARSED_RECORDS = 1000
 """Stands for the number of records while it is not known; nothing is charged for it."""
+LAST_DIGITS = 1e-6
+"""Of noise, as far as two processes may differ in it; everything else that is paid for has to be the same."""
 CHECKED_DRAWS = 16
 """Draws that are looked at to see whether the posterior is made of finite numbers."""
 
@@ -91,6 +95,29 @@ class Job:
         asked_once = (self.counting, self.histogram, self.probabilities)
         beside = ((mechanism, 1) for mechanism in asked_once if mechanism is not None)
         return (*beside, *(self.plan.blocks * self.request.chains))
+
+    def paid_as(self, parts: Sequence[Part]) -> Job | None:
+        """The same job with the noise that was paid for; None where something else was.
+
+        Another process may find noise that differs in its last digits: it adds up in another order.
+        """
+        pairs = list(zip(self.parts, parts, strict=False))
+        if len(parts) != len(self.parts) or not all(_alike(*mine, *paid) for mine, paid in pairs):
+            return None
+        given = iter(parts)
+
+        def once(mechanism: SampledGaussian | None) -> SampledGaussian | None:
+            return None if mechanism is None else next(given)[0]
+
+        counting, histogram, probabilities = once(self.counting), once(self.histogram), once(self.probabilities)
+        spent = tuple(one.event() for one in (counting, histogram, probabilities) if one is not None)
+        plan = replace(self.plan, blocks=tuple(islice(given, len(self.plan.blocks))), spent=spent)
+        return replace(self, counting=counting, histogram=histogram, probabilities=probabilities, plan=plan)
+
+
+def _alike(mine: SampledGaussian, answers: int, paid: SampledGaussian, answers_paid: int) -> bool:
+    close = math.isclose(mine.noise_multiplier, paid.noise_multiplier, rel_tol=LAST_DIGITS)
+    return close and answers == answers_paid and replace(mine, noise_multiplier=paid.noise_multiplier) == paid
 
 
 @dataclass(frozen=True)

@@ -230,8 +230,8 @@ def _fit_in_worker(
     reopen: Reopen, coins: int, place: int, ledger: str, paid: tuple[str, tuple[Part, ...], int]
 ) -> tuple[int, Outcome]:
     """In another process: open the records, divide them alike, and take up the steps that are paid for."""
-    job = opened_once(paid[0], lambda: _opened(reopen, coins, ledger)).jobs[place]
-    if job.parts != paid[1]:
+    job = opened_once(paid[0], lambda: _opened(reopen, coins, ledger)).jobs[place].paid_as(paid[1])
+    if job is None:
         raise Refusal(f"candidates: number {place + 1} is not what was paid for; the records' file has changed")
     return place, carry_out(job, purse=Purse(*paid))
 

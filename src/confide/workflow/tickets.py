@@ -171,8 +171,8 @@ def _fit_in_worker(
     """In another process: take up the steps that are paid for, and no others."""
     opened = _opened(work, reopen)
     opened = replace(opened, request=replace(opened.request, ledger=ledger))
-    job = opened.job(ticket.method, ticket.turn)
-    if job.parts != ticket.parts:
+    job = opened.job(ticket.method, ticket.turn).paid_as(ticket.parts)
+    if job is None:
         return ticket.place, Refusal(f"methods={ticket.method!r}: not what was paid for; the records' file has changed")
     purse = Purse(ticket.run, ticket.parts, ticket.claimed)
     try:

@@ -249,7 +249,7 @@ class Jumps:
 
     def delta(self, epsilon: float) -> float:
         behind = np.exp(np.minimum(epsilon - self.losses, 0.0))
-        return self.pairs + float(self.masses @ np.minimum(1.0, 1 - behind + behind * self.advantage))
+        return self.pairs + _dot(self.masses, np.minimum(1.0, 1 - behind + behind * self.advantage))
 
 
 class _Pool:
@@ -285,6 +285,12 @@ class _Pool:
         variances = self._sum(weights * centred) / totals
         k = np.log(totals) + scale
         return float(self.counts @ k), float(self.counts @ means), float(self.counts @ variances)
+
+
+def _dot(weights: Array, values: Array) -> float:
+    """Not by `@`, which adds in another order where a process has another number of threads: noise that one of them has
+    found would be a last digit off in the next."""
+    return float(np.sum(weights * values))
 
 
 def _folded(pmf: LossPmf, tilt: float, k: float, points: int) -> tuple[Array, float]:
@@ -326,7 +332,7 @@ class Tail:
     def delta(self, epsilon: float) -> float:
         """delta(epsilon) = P(infinite loss) + E max(0, 1 - e^(epsilon - loss)), rounded up."""
         first, far = np.searchsorted(self.losses, (epsilon, epsilon + 40.0), side="right")
-        near = float(self._weights[first:far] @ -np.expm1(epsilon - self.losses[first:far]))
+        near = _dot(self._weights[first:far], -np.expm1(epsilon - self.losses[first:far]))
         return min(1.0, (near + float(self._above[far]) + self._fixed(epsilon)) * self.surcharge)
 
     def deltas(self, index: Index) -> Array:
@@ -377,7 +383,7 @@ class Tail:
         end = float(self.losses[right])
         anchor = max(start, end - (self.losses[1] - self.losses[0]))
         losses = self.losses[right:]
-        lower = float(self._weights[right:] @ np.exp(anchor - losses))
+        lower = _dot(self._weights[right:], np.exp(anchor - losses))
         upper = float(self._above[right]) + self._fixed(anchor) - delta / self.surcharge
         if lower <= 0 or upper <= lower:
             return end
