@@ -61,6 +61,8 @@ PLANTED = [
     (fault, "sgd") if place % 2 == 0 else pytest.param(fault, "sgd", marks=pytest.mark.slow)
     for place, fault in enumerate(FAULTS)
 ]
+# Methods whose releases are of several shapes: noise that repeats meets itself in few of them, too few for guesses.
+SEVERAL_SHAPES = {"additive", "tabular"}
 # Three checks of one run.
 GROUP = dict.fromkeys(("noise size", "noise shape", "fresh noise"), "noise")
 
@@ -154,6 +156,7 @@ def test_false_alarms_of_whole_audits_are_rare() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # nineteen audits
 @pytest.mark.parametrize("name", methods.names())
 def test_every_fault_is_caught_in_every_method(name: str) -> None:
     method = methods.get(name)()
@@ -162,4 +165,6 @@ def test_every_fault_is_caught_in_every_method(name: str) -> None:
     assert rows[0].caught_by == ()
     for row in rows[1:]:
         assert row.fault is not None
-        assert set(row.caught_by) >= CAUGHT_BY.get(row.fault, BY_CHECKS[row.fault])
+        by_checks = name in SEVERAL_SHAPES and row.fault == "same noise"
+        expected = BY_CHECKS[row.fault] if by_checks else CAUGHT_BY.get(row.fault, BY_CHECKS[row.fault])
+        assert set(row.caught_by) >= expected, row

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
+from confide.mechanism.clipping import isolation
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Query
 from tests.mechanism.clipping import corpus, corpus_built, corpus_kept
 from tests.mechanism.clipping.corpus import CLASSES, KEEPING, LOOKING, RECORDS, WIDTH, Attack
 from tests.mechanism.clipping.corpus_rows import MIXING, OF_ROWS, PAIRED
+from tests.mechanism.clipping.corpus_tools import GOING_ON, TOOLED
 from tests.mechanism.clipping.corpus_windows import SEEN
 
 pytestmark = [
@@ -23,10 +25,12 @@ pytestmark = [
 ]
 HUGE = 4
 ROUNDING = 1 + 1e-5
-IDIOMS = OF_ROWS | corpus_built.BUILT | corpus_kept.KEPT | SEEN
+IDIOMS = OF_ROWS | corpus_built.BUILT | corpus_kept.KEPT | SEEN | TOOLED
 ATTACKS = LOOKING | KEEPING | IDIOMS
 EVERY = 11  # of the attacks, in the quick run; no divisor of the numbers of looks and keepers, so that all take turns
-QUICK = list(ATTACKS)[::EVERY]
+COSTLY = ("text of a function", "tool: exported")  # seconds each: slow tests
+QUICK = [name for name in list(ATTACKS)[::EVERY] if not name.endswith(COSTLY)]
+PLACES = [name if at % 2 else pytest.param(name, marks=pytest.mark.slow) for at, name in enumerate(corpus.PLACES)]
 PRECISIONS = (torch.float32, torch.float64)
 
 
@@ -118,7 +122,7 @@ def believed(query: Query, x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("place", corpus.PLACES)
+@pytest.mark.parametrize("place", PLACES)
 def test_the_attacks_are_attacks(place: str) -> None:
     """An engine that believes them is moved by more than the clip."""
     x, y = records()
@@ -128,6 +132,14 @@ def test_the_attacks_are_attacks(place: str) -> None:
         query = LOOKING[f"{place}: {look}"]()
         found[look] = (believed(query, x, y) - believed(query, x[keep], y[keep])).norm().item()
     assert sum(distance > ROUNDING for distance in found.values()) >= 5, found
+
+
+def test_code_that_goes_on_after_an_error_is_an_attack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a region whose errors end with the operation, a record that raises sends all others another way."""
+    kept = [name for name in GOING_ON if "look-up" in name]
+    assert [moves(GOING_ON[name]) <= ROUNDING for name in kept] == [True] * 4
+    monkeypatch.setattr(isolation._Guard, "check_errors", lambda guard: None)
+    assert [moves(GOING_ON[name]) <= ROUNDING for name in kept] == [False] * 4
 
 
 @pytest.mark.parametrize("kind", ["mixes by", "loss by"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_full_backward_hook
 
 from confide.errors import SpeedWarning, UnclippableError
 from confide.mechanism.clipping import Recordwise, batching, clipped_sum, engine, isolated_rows, isolation
@@ -136,13 +138,33 @@ def test_a_stack_of_an_earlier_pass_is_refused() -> None:
     kept = []
     for _ in range(3):
         region = isolation.Region(RECORDS)
-        with region.entered():
+        refused = pytest.raises(isolation.NotIsolable, match="left behind")
+        with refused if kept else nullcontext(), region.entered():  # also where user code goes on after it
             seen = region.one_each(x)
             for old in kept:
                 for use in (seen.add, torch.neg, lambda one: torch.cat([one]), lambda one: one[0]):
                     with pytest.raises(isolation.NotIsolable, match="left behind"):
                         use(old)
             kept.append(seen * 2)
+
+
+def test_a_hook_on_the_gradients_of_all_modules_is_called_for_every_record() -> None:
+    x, y = records()
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)).double()
+
+    def tripled(layer: nn.Module, at_inputs: Any, at_outputs: Any) -> Any:
+        factor = 3.0 if len(at_outputs[0]) == 1 else 100.0
+        return tuple(None if gradient is None else factor * gradient for gradient in at_inputs)
+
+    def alone(record: slice) -> Tensor:
+        found = torch.autograd.grad(plain(module(x[record]), y[record]).sum(), list(module.parameters()))
+        return torch.cat([value.flatten() for value in found])
+
+    before = total(module, plain, x, y, 1e9)
+    with register_module_full_backward_hook(tripled):
+        expected = torch.stack([alone(slice(record, record + 1)) for record in range(RECORDS)]).sum(0)
+        assert not torch.allclose(expected, before)
+        torch.testing.assert_close(total(module, plain, x, y, 1e9), expected, rtol=1e-4, atol=1e-6)
 
 
 # what each way is for -------------------------------------------------------------------------------------------

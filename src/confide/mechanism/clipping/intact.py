@@ -9,8 +9,10 @@ pass, see whole batches too. So all of this is compared, before every step, with
 from __future__ import annotations
 
 import dis
+import sys
 import types
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -156,3 +158,9 @@ def check_surroundings() -> None:
     for space, name, value in EVERY_MODULE:
         if space.get(name) is not value:
             raise Refusal(f"torch.nn.Module.{name}: was replaced, and every layer runs through it; undo it")
+
+
+def uncompiled() -> Any:
+    """Compiled functions run as they are written: a compiler would translate the guards with them, and keep what it
+    learnt of a record's numbers for the next one. Where nobody has loaded it there is nothing to switch off."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -11,6 +11,8 @@ trusts: torch's batching rules. What vmap leaves open is closed by `_Guard`, whi
                  the module's own they are the same for all records; so no mask depends on a record's position
     windows      what shows a whole stack (repr), how it lies in memory (strides, offsets, resizing), or lets user code
                  handle one (its own vmap rules), is refused
+    errors       an operation raises for all records if it raises for one, so code that goes on after an error (`try`
+                 around a look-up or a Cholesky factor) would go another way for all; the error ends the pass anyway
 
 Refused means `NotIsolable`: the engine then takes the records one by one. This file and `batching` are the only ones
 that speak to the private parts of torch.func.
@@ -38,6 +40,7 @@ from torch.overrides import TorchFunctionMode
 from confide.data.trees import map_tensors
 from confide.devices import generators
 from confide.mechanism.clipping.batching import INSTEAD
+from confide.mechanism.clipping.intact import uncompiled
 from confide.mechanism.clipping.watched import looked_after
 
 
@@ -67,6 +70,7 @@ class Region:
             self.level = functorch._vmap_increment_nesting(self.records, "different")
             stack.callback(functorch._vmap_decrement_nesting)
             stack.enter_context(looked_after())
+            stack.enter_context(uncompiled())
             guard = stack.enter_context(_Guard(self.pass_mark, self.stacks))
             before = _ACTIVE.guard
             _ACTIVE.passed.append(self.stacks)
@@ -74,6 +78,7 @@ class Region:
             _ACTIVE.guard = guard
             yield self
             guard.check_generator()
+            guard.check_errors()
 
     def wrap(self, values: Tensor) -> Tensor:
         """(records, ...) as what one record has of it."""
@@ -141,9 +146,10 @@ def forget() -> None:
     passed, _ACTIVE.passed = _ACTIVE.passed, []
     for stacks in passed:
         for reference in stacks:
-            kept = reference()
-            if kept is not None and functorch.is_batchedtensor(kept):
-                below = functorch.get_unwrapped(kept)
+            below = reference()
+            while below is not None and functorch.is_functorch_wrapped_tensor(below):  # transforms inside of the region
+                below = functorch.get_unwrapped(below)
+            if below is not None:
                 below.data = below.new_empty(0)
 
 
@@ -252,10 +258,18 @@ class _Guard(TorchFunctionMode):
         super().__init__()
         self.pass_mark, self.stacks = pass_mark, stacks
         self.state, self.profiled = _states(), profiled()
+        self.error: Exception | None = None  # the first one, whether or not user code goes on after it
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        try:
+            return self._passed(function, args, kwargs)
+        except Exception as error:
+            self.error = self.error or error
+            raise
+
+    def _passed(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
         self._check_arguments(function, args)
         if torch._C._len_torch_dispatch_stack() or profiled() is not self.profiled:
             raise NotIsolable("enters a mode that sees whole stacks")
@@ -300,7 +314,7 @@ class _Guard(TorchFunctionMode):
 
     def mark(self, result: Any) -> None:
         if isinstance(result, Tensor):
-            if functorch.is_batchedtensor(result):
+            if functorch.is_functorch_wrapped_tensor(result):
                 result.__dict__["_confide_pass"] = self.pass_mark
                 self.stacks.append(weakref.ref(result))
         elif isinstance(result, tuple | list):
@@ -311,6 +325,11 @@ class _Guard(TorchFunctionMode):
         """Nobody has set or used the generator in a way that was not seen: its numbers stay free of any position."""
         if not all(map(torch.equal, _states(), self.state)):
             raise NotIsolable("sets torch's random numbers in its forward")
+
+    def check_errors(self) -> None:
+        """Whether an operation raises depends on all records at once, so no code may go on after it."""
+        if self.error is not None:
+            raise self.error
 
     def _draw(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """A single number (which layers to skip in this pass) is drawn once for all records, as in any batch."""

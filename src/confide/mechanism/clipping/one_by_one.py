@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from confide.data.trees import called, map_tensors
 from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
+from confide.mechanism.clipping.intact import uncompiled
 from confide.mechanism.clipping.isolation import clear, profiled, shows_memory
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
@@ -89,7 +90,7 @@ def _in_turn(
     if not strict and count == 1 and seal.unsealable:
         return  # one that raised among all of them: it counts as zero
     seal.check()
-    with no_collection(), randomness.restored(), _Written():
+    with no_collection(), randomness.restored(), uncompiled(), _Written():
         for place in range(count):
             randomness.start_from(starts[place])
             try:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks, _has_any_global_hook
 
 from confide.layers.bayesian import (
     MeanFieldConv2d,
@@ -230,8 +230,11 @@ def listens(layer: nn.Module) -> bool:
 
 
 def hooked_backwards(layer: nn.Module) -> bool:
+    """Whether anybody listens to gradients: of this layer, or of all modules."""
     return bool(
-        layer._backward_hooks
+        _global_backward_hooks
+        or _global_backward_pre_hooks
+        or layer._backward_hooks
         or layer._backward_pre_hooks
         or any(value is not None and value._backward_hooks for value in layer._parameters.values())
     )

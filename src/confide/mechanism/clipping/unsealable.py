@@ -52,7 +52,7 @@ _PLAIN_PARTS = {
     "uuid": frozenset({"UUID", "uuid3", "uuid4", "uuid5"}),
 }
 _BUILTINS = frozenset(
-    {"open", "exec", "eval", "compile", "__import__", "globals", "id", "input", "breakpoint", "__builtins__"}
+    {"open", "exec", "eval", "compile", "__import__", "globals", "id", "hash", "input", "breakpoint", "__builtins__"}
 )
 # Ways around the guard of a region, counters inside tensors, frames, registers of subclasses, code of computed names.
 _ATTRIBUTE_WORDS = (
@@ -63,7 +63,7 @@ _ATTRIBUTE_WORDS = (
 _WINDOW_WORDS = (
     "_functorch get_unwrapped DisableTorchFunction DisableTorchFunctionSubclass _C _getframe f_globals f_locals f_back "
     "tb_frame gi_frame cr_frame ag_frame __subclasses__ __closure__ cell_contents _forward_hooks _forward_pre_hooks "
-    "_backward_hooks data_ptr _pop_mode _pop_mode_temporarily _push_mode _get_current_function_mode "
+    "_backward_hooks data_ptr _cdata __hash__ _pop_mode _pop_mode_temporarily _push_mode _get_current_function_mode "
     "_get_current_function_mode_stack temporarily_clear_interpreter_stack"
 )
 _WINDOWS = frozenset(_WINDOW_WORDS.split())
@@ -182,8 +182,8 @@ def unsealable_in(function: types.FunctionType) -> str:
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     for name in sorted(names):
         value = closed[name].cell_contents if _is_filled(closed.get(name)) else space.get(name, _ABSENT)
-        if value is _ABSENT and name in _BUILTINS:
-            return name
+        if value is _ABSENT and name in _BUILTINS and not (name == "hash" == function.__name__.strip("_")):
+            return name  # (a class's own __hash__ may ask for others: nobody can ask for it)
         imported = sys.modules.get(name) if value is _ABSENT and (name, "") in pairs else value
         if isinstance(imported, types.ModuleType):
             found = _in_module(imported, {attribute for owner, attribute in pairs if owner == name}, attributes)
