@@ -126,6 +126,13 @@ def test_the_boundary_keeps_its_claim() -> None:
     assert 1 - SHARE[torch.float32] - 1e-3 < found.largest[0].size <= 1, "an audit that moves nothing proves nothing"
 
 
+def test_a_slow_query_ends_with_a_verdict_and_says_what_was_left_out() -> None:
+    query = MIXERS["divides by the batch"]()
+    found = audit_query(query, *examples(), classes=CLASSES, sizes=(2, 3), seeds=1, seconds=0.0)
+    assert (found.tried > 0, found.left, found.tables) == (True, 15, 16)
+    assert found.caught_by == ("as written",)
+
+
 def test_a_real_target_and_a_statistic() -> None:
     x, y = examples(None)
     found = audit_query(StatisticQuery(lambda x, y: x * y[:, None], WIDTH), x, y, sizes=(3,), seeds=1)

@@ -16,9 +16,11 @@ as written  the same query without the boundary: whether records keep apart by t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from time import process_time
 from typing import Any
 
 import torch
@@ -44,6 +46,9 @@ ROUNDING = 1e-3
 CLIPS = (1.001, 1.5, 0.3)
 NOISE = 1.0
 FEWEST_EXAMPLES = 4
+SECONDS = 60.0
+"""Of processor time for the moves: a query whose records run one by one, each with everything put back, takes a hundred
+times as long as others. Small tables come first, where most is found; what is left out is said."""
 NOBODY = "no"
 """Where a table raises by itself, before a record is added to it."""
 
@@ -74,6 +79,7 @@ class QueryAudit:
     """What was found; `largest` are the largest moves by kind of record, the worst first.
 
     refused  why the boundary gives no answer even to ordinary records, so that nothing can be released; "" if it does
+    left     how many of `tables` were left out for lack of time, the largest ones
     """
 
     name: str
@@ -81,6 +87,8 @@ class QueryAudit:
     largest: tuple[Move, ...]
     tried: int
     refused: str = ""
+    tables: int = 0
+    left: int = 0
 
     @property
     def caught_by(self) -> tuple[str, ...]:
@@ -123,6 +131,7 @@ def audit_query(
     sizes: tuple[int, ...] | None = None,
     seeds: int = SEEDS,
     seed: int = 0,
+    seconds: float = SECONDS,
     make_data: Callable[..., Any] = PrivateData,
     progress: Progress | None = None,
 ) -> QueryAudit:
@@ -131,6 +140,7 @@ def audit_query(
     x, y       a few records of the right shape, made up or public: nothing is charged for them, all is shown
     classes    of the labels; None for a real target
     sizes      of the tables to which one record is added; SIZES unless given
+    seconds    of processor time after which no other table is begun
     make_data  what answers: PrivateData, or something faulty
     """
     sizes = SIZES if sizes is None else sizes
@@ -142,12 +152,15 @@ def audit_query(
     if refused:
         check = Check("moves", True, f"refused, so that nothing is released: {refused}", "at most 1 C")
         return QueryAudit(title, (check, written), (), 0, refused)
-    # Other seeds are for the sizes where most is found: neither for the smallest nor for the largest, which are slow.
-    settings = [(size, seed) for size in sizes]
+    # Other seeds are for the sizes where most is found: neither for the smallest nor for the largest, which are slow
+    # and come last.
+    settings = [(size, seed) for size in sizes[:4]]
     settings += [(size, seed + number) for number in range(1, seeds) for size in sizes[2:4] or sizes]
-    moves = list(bench.all_moves(settings, progress))
+    settings += [(size, seed) for size in sizes[4:]]
     memory, state = bench.memory(seed)
-    return QueryAudit(title, (_moved(moves), memory, state, _errors(moves), written), _worst(moves), len(moves))
+    moves = list(bench.all_moves(settings, progress, seconds))
+    checks = (_moved(moves), memory, state, _errors(moves), written)
+    return QueryAudit(title, checks, _worst(moves), len(moves), "", len(settings) * len(TABLES), bench.left)
 
 
 def _examples(x: Any, y: Any, classes: int | None) -> HostileTable:
@@ -165,7 +178,7 @@ class MovesBench:
         self.query, self.examples, self.make_data = query, examples, make_data
         self.module = query.module if isinstance(query, GradientQuery) else None
         self.kept = None if self.module is None else KeptState(self.module)
-        self.seed, self.exchange = seed, False
+        self.seed, self.exchange, self.left = seed, False, 0
 
     def refusal(self) -> str:
         """Why the boundary refuses ordinary records; empty if it does not. Then it is known whether chance is in it."""
@@ -187,12 +200,18 @@ class MovesBench:
         scale = ROUNDING * first.norm().clamp(min=1e-30)
         return bool((first - again).norm() <= scale) and bool((first - other).norm() > scale)
 
-    def all_moves(self, settings: list[tuple[int, int]], progress: Progress | None) -> Iterator[Move]:
+    def all_moves(
+        self, settings: list[tuple[int, int]], progress: Progress | None, seconds: float = math.inf
+    ) -> Iterator[Move]:
         """All tables and records at these sizes and seeds. What draws random numbers is tried in evaluation mode too:
         there one record more can be compared, and a query that goes by the number of records shows."""
         rounds = [(*setting, table) for setting in settings for table in TABLES]
         total, twice = len(rounds), self.exchange and self.module is not None
+        started = process_time()
         for done, (size, seed, table) in enumerate(rounds):
+            if done and process_time() - started > seconds:
+                self.left = total - done
+                break
             yield from self.moves(size, seed, table)
             if twice and self.module is not None and seed == settings[0][1]:
                 with evaluation(self.module):

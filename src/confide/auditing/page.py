@@ -148,10 +148,11 @@ def render_moves(found: QueryAudit) -> str:
     """The page about a module or query of the user's own."""
     title = f"Audit of {found.name}"
     lead = f"{found.verdict[0].upper()}{found.verdict[1:]}."
+    left = f" {found.left} of {found.tables} tables were left out for lack of time." if found.left else ""
     text = (
         f"{found.tried} tables got one record more, or another one: huge, equal, opposite, out of range, first or last "
         "in order and others. The sum may move by 1 C, the clip; by 2 C where one record takes another's place. A "
-        "claim that survives is not proven by this."
+        f"claim that survives is not proven by this.{left}"
     )
     rows = [
         (move.record, move.error or f"{move.size:.4g} C", f"{move.allowed:g} C", move.table, f"{move.batch}")

@@ -98,7 +98,8 @@ def _shape(chosen: Any, features: str) -> tuple[int, ...]:
 
 def _show(found: Any) -> None:
     console = output()
-    console.print(f"[bold]{found.name}[/bold]: {found.verdict}; {found.tried} moves tried")
+    left = f", {found.left} of {found.tables} tables left out for lack of time" if found.left else ""
+    console.print(f"[bold]{found.name}[/bold]: {found.verdict}; {found.tried} moves tried{left}")
     for check in found.checks:
         state = "passed" if check.passed else "[bold]FAILED[/bold]"
         console.print(f"{check.name}: {state}, {check.measured}; expected {check.expected}")
