@@ -13,6 +13,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 
 from confide.evaluate.chains import effective_sample_size, split_r_hat
+from confide.models.programs import Program
 from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
 
@@ -22,6 +23,8 @@ LEAST_DRAWS = 8
 """Fewer say nothing about halves."""
 LARGEST_R_HAT = 1.2
 """Of the median parameter. 100 draws of which 10 are independent give 1.1 by chance; a path without return 1.5."""
+LARGEST_OF_ALL = 1.5
+"""Where every parameter counts: the worst of ten, each known by ten independent draws, has 1.4 by chance."""
 COORDINATES = 4096
 """Of large networks evenly spaced ones are looked at: the median of so many is known to one in a hundred."""
 STUCK = 99.0
@@ -37,6 +40,7 @@ class Mixing:
     way                  from the mean of the first quarter to that of the last, in deviations of the draws; root mean
                          square over parameters. About 0.3 for a chain that mixes, above 1 for one still on its way
     temperature          at which it ran, where the method says so: above 1, privacy noise is more than is needed
+    every                whether each of them counts, since they are looked at one by one: those of a program
     """
 
     chains: int
@@ -47,10 +51,15 @@ class Mixing:
     fewest: float
     way: float
     temperature: float | None
+    every: bool = False
+
+    @property
+    def shown(self) -> float:
+        return self.largest if self.every else self.r_hat
 
     @property
     def converged(self) -> bool:
-        return self.r_hat <= LARGEST_R_HAT
+        return self.shown <= (LARGEST_OF_ALL if self.every else LARGEST_R_HAT)
 
 
 def mixing_of(posterior: Posterior) -> Mixing | None:
@@ -74,6 +83,7 @@ def mixing_of(posterior: Posterior) -> Mixing | None:
         float(effective.quantile(0.05)),
         min(STUCK, float(gap.square().mean().sqrt())),
         posterior.facts.get("temperature"),
+        isinstance(posterior.module, Program),
     )
 
 
@@ -86,12 +96,15 @@ def mixing_facts(posterior: Posterior) -> dict[str, Any]:
         count = len(posterior.draws) // _chains(posterior)
         return {"warning": f"Too few draws ({count}) to tell whether the chain mixed."}
     facts: dict[str, Any] = {"split_r_hat": round(found.r_hat, 3), "way": round(found.way, 3)}
+    own = posterior.facts.get("clipping")
+    if own is not None:
+        facts["warning"] = own
     if not found.converged:
         who, draws = "The chain did not mix: its halves", "its draws are"
         if found.chains > 1:
             who, draws = f"The {found.chains} chains did not mix: they", "the draws of each are"
         facts["warning"] = (
-            f"{who} disagree (split R-hat {found.r_hat:.2f}, 1 is agreement), so {draws} narrower than the posterior. "
+            f"{who} disagree (split R-hat {found.shown:.2f}, 1 is agreement), so {draws} narrower than the posterior. "
             "Intervals of parameters are not to be relied on."
         )
     return facts

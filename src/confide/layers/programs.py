@@ -58,6 +58,26 @@ class MeanFieldProgram(BayesianLayer):
         return made
 
 
+class WhitenedProgram(nn.Module):
+    """A program about its present position, in other axes: the vector is the program's own plus axes @ unconstrained.
+
+    `unconstrained` stays zero, so that what is asked of a record is the gradient along the axes.
+    """
+
+    axes: Tensor
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.held = (program,)  # not a layer of this one: its vector moves by what is released alone
+        self.unconstrained = nn.Parameter(torch.zeros_like(program.unconstrained))
+        self.register_buffer("axes", torch.eye(len(self.unconstrained), dtype=self.unconstrained.dtype))
+
+    def forward(self, *x: Tensor, **named: Tensor) -> ProgramOutput:
+        program = self.held[0]
+        position = program.unconstrained.detach() + self.axes @ self.unconstrained
+        return ProgramOutput(program, position[None], record_tree(x, named))
+
+
 def program_of(module: nn.Module) -> Program | None:
     """The program that a module is, or is the mean-field form of; None for a network."""
     if isinstance(module, MeanFieldProgram):

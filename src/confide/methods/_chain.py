@@ -11,21 +11,31 @@ from torch import Tensor
 
 from confide.devices import HOST, normals
 from confide.errors import Refusal
+from confide.methods._whitened import Pace, axes_of, looks, move_, pace_of, query_of, taken_by_clip
 from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior, Prior
 from confide.posteriors.draws import Draws
 from confide.sources.queries import GradientQuery
 
+CLIP_UNKNOWN = (
+    "What clipping does to this program is not known, since the values that y can take were not found; intervals of "
+    "parameters are not to be relied on."
+)
 MOST_DRAWS = 100  # by default: predictions cost in proportion, and draws of one chain resemble each other
 
 
 @dataclass(frozen=True)
 class ChainState:
-    """step: releases told so far; draws: kept positions; weights: the step size at each."""
+    """step: releases told so far; draws: kept positions; weights: the step size at each.
+
+    axes, reach   of a program: along which it moves, and how far at most (`_whitened`)
+    """
 
     step: int = 0
     draws: tuple[Tensor, ...] = field(default=(), repr=False)
     weights: tuple[float, ...] = ()
+    axes: Tensor | None = field(default=None, repr=False)
+    reach: Tensor | None = field(default=None, repr=False)
 
 
 StateType = TypeVar("StateType", bound=ChainState)
@@ -62,7 +72,34 @@ class Chain(Method):
             raise Refusal(f"thinning={self.thinning}: must be at least 1")
 
     def ask(self, problem: Problem, state: Any) -> GradientQuery:
-        return problem.gradient_query
+        if state.axes is None:
+            return problem.gradient_query
+        return query_of(problem, state.axes, self._pace(problem))
+
+    def _aligned(self, problem: Problem, state: StateType) -> StateType:
+        """With the axes of a program at its present position, where steps follow from public rules."""
+        found = axes_of(problem, self.prior) if self.step_size is None else None
+        return state if found is None else replace(state, axes=found[0], reach=found[1])
+
+    def _pace(self, problem: Problem) -> Pace:
+        return pace_of(problem, problem.plan.steps - self.burn_in_steps(problem))
+
+    def moved_along(self, problem: Problem, state: StateType, step: Tensor) -> StateType:
+        """A step of a program's chain along its axes, which are looked for anew until draws begin."""
+        assert state.axes is not None
+        assert state.reach is not None
+        move_(problem, state.axes, state.reach, step)
+        looked = state.step + 1 in looks(self.burn_in_steps(problem))
+        return self._aligned(problem, state) if looked else state
+
+    def facts_along(self, problem: Problem, axes: Tensor) -> dict[str, Any]:
+        """Of a program's chain: its step in units of a record's information, its clip in those, and how hot it ran."""
+        pace, plan = self._pace(problem), problem.plan
+        noise = plan.mechanism.noise_std / pace.factor
+        heat = pace.rate * problem.records * noise**2 / (2 * plan.expected_batch**2)
+        unknown = plan.mechanism.noise_std > 0 and taken_by_clip(problem, axes, pace) is None
+        told = {"clipping": CLIP_UNKNOWN} if unknown else {}
+        return {**told, "pace": pace.rate, "clip_of_the_loss": pace.clip, "temperature": max(1.0, heat)}
 
     def keep(self, problem: Problem, state: StateType, eta: float) -> StateType:
         """Count the step, and keep the position if it is one of the draws. Decreasing steps weigh draws by eta."""

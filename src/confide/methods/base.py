@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
-from confide.layers.programs import program_of
+from confide.layers.programs import WhitenedProgram, program_of
 from confide.mechanism.plan import Plan
 from confide.models.likelihoods import Likelihood
 from confide.models.priors import GaussianPrior, Prior
-from confide.models.programs import ProgramLikelihood, ProgramPrior
+from confide.models.programs import Program, ProgramLikelihood, ProgramPrior
 from confide.posteriors.base import Posterior
 from confide.sources.queries import GradientQuery, Query, Release
 
@@ -82,6 +82,11 @@ class Problem:
     def gradient_query(self) -> GradientQuery:
         """The gradient of the negative log-likelihood at the current position."""
         return GradientQuery(self.module, self.likelihood.loss)
+
+    @cached_property
+    def whitened(self) -> WhitenedProgram | None:
+        """A program in axes that a method chooses; None for a network."""
+        return WhitenedProgram(self.module) if isinstance(self.module, Program) else None
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from torch import Tensor
 from confide.devices import HOST
 from confide.errors import Refusal
 from confide.methods._trace import Line, LocalPrior, Trace, believed, fitted_line
+from confide.methods._whitened import Scaled
 from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior, Prior
 from confide.posteriors.draws import Draws
-from confide.sources.queries import GradientQuery, Loss, Release
+from confide.sources.queries import GradientQuery, Release
 
 MOST_PARAMETERS = 256
 """Points must explore every direction, and the curvature has a half of its square as many entries."""
@@ -39,17 +40,6 @@ STILL_ON_ITS_WAY = (
     "The belief did not settle: in its last stage it moved by {:.1f} of its own deviations. Intervals of parameters "
     "are not to be relied on; give it more steps."
 )
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A loss times a factor: gradients of another length under the same clip, which is another clip for the loss."""
-
-    loss: Loss
-    factor: float
-
-    def __call__(self, output: Any, y: Tensor) -> Tensor:
-        return self.loss(output, y) * self.factor
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from confide.errors import Refusal
 from confide.methods._chain import Chain, ChainState, add_normal_, energy_gradient_
+from confide.methods._whitened import slope_of
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
 from confide.sources.queries import Release
@@ -55,10 +56,12 @@ class SGHMC(Chain):
             raise Refusal(f"friction={self.friction}: must be in (0, 1)")
 
     def init(self, problem: Problem) -> SghmcState:
-        return SghmcState(velocity=torch.zeros_like(problem.position))
+        return self._aligned(problem, SghmcState(velocity=torch.zeros_like(problem.position)))
 
     def tell(self, problem: Problem, state: SghmcState, release: Release) -> SghmcState:
         assert state.velocity is not None
+        if state.axes is not None:
+            return self._told_along(problem, state, state.axes, release)
         eta = self._step_size(problem, state.step + 1)
         gradient = energy_gradient_(self.prior, problem, release.sum, release.expected_batch)
         velocity = state.velocity * (1 - self.friction) - eta * gradient
@@ -69,7 +72,25 @@ class SGHMC(Chain):
         problem.position.add_(velocity)
         return self.keep(problem, replace(state, velocity=velocity), eta)
 
+    def _told_along(self, problem: Problem, state: SghmcState, axes: Tensor, release: Release) -> SghmcState:
+        """The same step for a program, along axes of one record's information (`_whitened`)."""
+        assert state.velocity is not None
+        pace = self._pace(problem)
+        eta = self.friction * pace.at(state.step, self.burn_in_steps(problem)) / problem.records
+        eta *= (state.step + 1) ** -self.decay
+        scale = problem.records / (release.expected_batch * pace.factor)
+        slope = slope_of(problem, self.prior, axes, release.sum, pace, release.expected_batch)
+        velocity = state.velocity * (1 - self.friction) - eta * slope
+        needed = 2 * self.friction * eta
+        missing = needed - (eta * scale * release.noise_std) ** 2
+        if missing > 1e-9 * needed:
+            add_normal_(problem, velocity, math.sqrt(missing))
+        moved = self.moved_along(problem, replace(state, velocity=velocity), velocity)
+        return self.keep(problem, moved, eta)
+
     def posterior(self, problem: Problem, state: SghmcState) -> Draws:
+        if state.axes is not None:
+            return self.collected(problem, state, {**self.facts_along(problem, state.axes), "friction": self.friction})
         eta = self._step_size(problem, 1)
         brought = (eta * problem.records / problem.plan.expected_batch * problem.plan.mechanism.noise_std) ** 2
         facts = {

@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from confide.errors import Refusal
 from confide.methods._chain import Chain, ChainState, add_normal_
+from confide.methods._whitened import slope_of
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
 from confide.sources.queries import Release
@@ -51,9 +54,11 @@ class SGLD(Chain):
             raise Refusal(f"convention={self.convention!r}: must be 'posterior' or 'paper'")
 
     def init(self, problem: Problem) -> ChainState:
-        return ChainState()
+        return self._aligned(problem, ChainState()) if self.convention == "posterior" else ChainState()
 
     def tell(self, problem: Problem, state: ChainState, release: Release) -> ChainState:
+        if state.axes is not None:
+            return self._told_along(problem, state, state.axes, release)
         eta = self._step_size(problem, state.step + 1)
         drift = self._drift(eta)
         scale = drift * problem.records / release.expected_batch
@@ -65,7 +70,23 @@ class SGLD(Chain):
             add_normal_(problem, position, math.sqrt(missing))
         return self.keep(problem, state, eta)
 
+    def _told_along(self, problem: Problem, state: ChainState, axes: Tensor, release: Release) -> ChainState:
+        """The same step for a program, along axes of one record's information (`_whitened`)."""
+        pace = self._pace(problem)
+        eta = 2 * pace.at(state.step, self.burn_in_steps(problem)) / problem.records
+        eta *= (state.step + 1) ** -self.decay
+        scale = problem.records / (release.expected_batch * pace.factor)
+        step = slope_of(problem, self.prior, axes, release.sum, pace, release.expected_batch).mul_(-eta / 2)
+        missing = eta - (eta / 2 * scale * release.noise_std) ** 2
+        if missing > 1e-9 * eta:
+            add_normal_(problem, step, math.sqrt(missing))
+        return self.keep(problem, self.moved_along(problem, state, step), eta)
+
     def posterior(self, problem: Problem, state: ChainState) -> Draws:
+        if state.axes is not None:
+            return self.collected(
+                problem, state, {**self.facts_along(problem, state.axes), "convention": self.convention}
+            )
         facts = {
             "step_size": self._step_size(problem, 1),
             "temperature": self.temperature(problem),

@@ -24,13 +24,31 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 def uncompiled(module: nn.Module) -> nn.Module:
     """A copy in which nothing is compiled: records run through the layers one tape, or one vmap, at a time, which
     torch.compile would only trace again for minutes. The parameters are the same."""
-    own = copy.deepcopy(getattr(module, "_orig_mod", module))
+    module = getattr(module, "_orig_mod", module)
+    try:
+        own = copy.deepcopy(module)
+    except RuntimeError:
+        check_copyable(module)
+        raise
     for layer in own.modules():
         layer._compiled_call_impl = None  # what module.compile() leaves behind
         for name, child in list(layer.named_children()):
             if type(child).__name__ == "OptimizedModule":
                 setattr(layer, name, child._orig_mod)
     return own
+
+
+def check_copyable(module: nn.Module) -> None:
+    """Refuse tensors with a history among a module's attributes: torch copies none, and a fit needs copies."""
+    for prefix, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                where = f"{prefix}.{name}".lstrip(".")
+                raise Refusal(
+                    f"module: {where} was computed from other tensors and cannot be copied; after "
+                    "torch.nn.utils.weight_norm use torch.nn.utils.parametrizations.weight_norm instead, else keep it "
+                    "detached"
+                )
 
 
 def check_initialised(module: nn.Module) -> None:

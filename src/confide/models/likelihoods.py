@@ -297,7 +297,7 @@ def is_own(likelihood: Likelihood) -> bool:
 def likelihood_to_dict(likelihood: Likelihood) -> dict[str, Any]:
     """A likelihood of confide's own in full; of any other its name, so that nothing else is taken for it."""
     if is_own(likelihood):
-        return {"name": likelihood.name, **vars(likelihood)}
+        return {"name": likelihood.name, **{key: value for key, value in vars(likelihood).items() if key != "form"}}
     return {"name": likelihood.name, "own": type(likelihood).__qualname__}
 
 

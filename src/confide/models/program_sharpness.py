@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,16 +24,21 @@ from torch import Tensor
 from confide.data.trees import Tree, map_tensors, rows_of, size_of
 from confide.models.programs import Program, hessian_of, scores_of
 
+Form: TypeAlias = tuple[Tree, Tensor, int | None]
 DRAWS = 20
 """Of the prior: enough for a ninth decile, about a second of work."""
 SHARE = 0.9
 """A step that is stable at all of them would be as small as the sharpest model that the prior does not rule out."""
-COUNTS = 64
-"""Values of a count that are looked at, from zero."""
+COUNTS, FURTHER, MORE = 64, 1.08, 90
+"""Values of a count that are looked at: one by one from zero, then in steps that grow, to some fifty thousand."""
 POINTS, FARTHEST = 301, 60.0
 """Of a number without limits: sinh of equal steps, dense where laws with parameters of about one have their mass."""
+SMALLEST_AND_LARGEST = (-14.0, 7.0)
+"""Logarithms of a number that must be positive: a law may have its mass next to zero."""
 NEARLY_ONE = 0.05
 """What sums over such points miss of a law that they cover; a wrong range is off by more."""
+LEAST_OF_A_PART = 0.2
+"""Of the information about the best known number of a parameter: less for others makes their steps longer."""
 SHARPEST = 1e6
 """Beyond this a chain of any length would stand still."""
 FEW = 2
@@ -60,24 +65,78 @@ def _starts(program: Program) -> Iterator[Tensor]:
         yield program.prior_draw()
 
 
-def _at(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None, clip: float) -> float:
-    """The largest eigenvalue of F at one vector; of second derivatives where the values of y are not found."""
-    rows = [map_tensors(lambda tensor: tensor[0], rows_of(x, slice(row, row + 1))) for row in range(size_of(x))]
+def information(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None) -> Tensor | None:
+    """F without a clip, at one vector; None where it is not finite.
+
+    Made-up inputs are few, so that directions which none of them meets would seem to be unknown to all records: what
+    pairs of numbers have in common is believed as far as there are more inputs than numbers, and no number of a
+    parameter is held for much less known than the others of the same one, such as the effect of another group.
+    """
+    with torch.no_grad():
+        found = _information(program, position, x, y, classes, math.inf)
+    for part in program.parts:
+        known = found.diagonal()[part.where]
+        if len(known):
+            known.clamp_(min=float(known.max()) * LEAST_OF_A_PART)
+    doubt = 0.5 * min(1.0, len(found) / size_of(x))
+    held = (1 - doubt) * found + doubt * torch.diag(found.diagonal())
+    return held if bool(torch.isfinite(held).all()) else None
+
+
+def clipped_score(program: Program, position: Tensor, form: Form, axes: Tensor, clip: float) -> Tensor | None:
+    """What clipped scores along these axes are on average, by the program's own law of y; None where that is not known.
+
+    It would be zero without a clip: the score of a law is nought on average at its own parameters.
+    """
+    with torch.no_grad():
+        found = _scores(program, position, *form)
+    if found is None:
+        return None
+    scores, chances = found
+    along = scores @ axes.double()
+    lost = (clip / along.norm(dim=2)).clamp(max=1) - 1  # what the clip takes: sums over points miss little of that
+    mean: Tensor = (along * (chances * lost)[..., None]).sum(1).mean(0)
+    return mean if bool(torch.isfinite(mean).all()) else None
+
+
+def _scores(
+    program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None
+) -> tuple[Tensor, Tensor] | None:
+    """Scores at made-up inputs and all values of y, with the chances of these; None where the values are not found."""
     for values, widths in _ranges(classes):
         try:
-            targets = values.to(y.dtype)
-            found = [_weighted_scores(program, position, one, targets, widths, clip) for one in rows]
+            scores, said = scores_of(program, position, x, values.to(y.dtype))
         except (IndexError, RuntimeError, ValueError):  # no such value
             continue
-        weighted = [one for one in found if one is not None]
-        if len(weighted) == len(rows):
-            return _largest(torch.cat(weighted)) ** 2 / len(rows)
-    second = [_clipped_hessian(program, position, one, y, clip) for one in rows[:FEW]]
-    return _largest(torch.stack(second).double().mean(0))
+        chances = said.double().exp() * widths
+        if bool(((chances.sum(1) - 1).abs() < NEARLY_ONE).all()):
+            return torch.where((chances > 0)[..., None], scores.double(), 0.0), chances
+    return None
+
+
+def _information(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None, clip: float) -> Tensor:
+    """F at one vector; of second derivatives, without their signs, where the values of y are not found."""
+    found = _scores(program, position, x, y, classes)
+    if found is not None:
+        scores, chances = found
+        factors = (clip / scores.norm(dim=2)).clamp(max=1) if math.isfinite(clip) else 1.0
+        weighted = (scores * (chances * factors).sqrt()[..., None]).flatten(0, 1)
+        return weighted.mT @ weighted / size_of(x)
+    some = range(min(FEW, size_of(x)))
+    few = [map_tensors(lambda tensor: tensor[0], rows_of(x, slice(row, row + 1))) for row in some]
+    second = torch.stack([_clipped_hessian(program, position, one, y, clip) for one in few]).double().mean(0)
+    sizes, vectors = torch.linalg.eigh((second + second.mT) / 2)
+    unsigned: Tensor = (vectors * sizes.abs()) @ vectors.mT
+    return unsigned
+
+
+def _at(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None, clip: float) -> float:
+    return _largest(_information(program, position, x, y, classes, clip))
 
 
 def _clipped_hessian(program: Program, position: Tensor, x: Any, y: Tensor, clip: float) -> Tensor:
-    norm = float(scores_of(program, position, x, y[:1])[0].norm())
+    one = map_tensors(lambda tensor: tensor[None], x)
+    norm = float(scores_of(program, position, one, y[:1])[0].norm())
     return hessian_of(program, position, x, y[0]) * min(1.0, clip / max(norm, 1e-12))
 
 
@@ -86,27 +145,16 @@ def _largest(values: Tensor) -> float:
     return float(torch.linalg.matrix_norm(values, 2)) if torch.isfinite(values).all() else math.nan
 
 
-def _weighted_scores(
-    program: Program, position: Tensor, x: Any, y: Tensor, widths: Tensor, clip: float
-) -> Tensor | None:
-    """Scores times the roots of their chances and of their factors; None where chances do not add up to one."""
-    scores, said = scores_of(program, position, x, y)
-    chances = said.double().exp() * widths
-    if not abs(float(chances.sum()) - 1) < NEARLY_ONE:
-        return None
-    seen = chances > 0
-    kept, norms = scores[seen].double(), scores[seen].double().norm(dim=1)
-    found: Tensor = kept * (chances[seen] * (clip / norms).clamp(max=1)).sqrt().unsqueeze(1)
-    return found
-
-
 def _ranges(classes: int | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Values with their widths: classes, two of them, counts, numbers, positive numbers."""
-    for count in (classes, 2, COUNTS):
+    for count in (classes, 2):
         if count:
             yield torch.arange(count), torch.ones(count, dtype=torch.float64)
+    edges = torch.cat([torch.arange(COUNTS), (COUNTS * FURTHER ** torch.arange(MORE)).long()]).unique()
+    yield (edges[:-1] + edges[1:] - 1) // 2, edges.diff().double()  # one by one, then the middle of each few
     steps = torch.linspace(-1, 1, POINTS, dtype=torch.float64) * torch.asinh(torch.tensor(FARTHEST).double())
     numbers = torch.sinh(steps)
     widths = torch.cosh(steps) * (steps[1] - steps[0])
     yield numbers, widths
-    yield numbers[numbers > 0], widths[numbers > 0]
+    steps = torch.linspace(*SMALLEST_AND_LARGEST, POINTS, dtype=torch.float64)
+    yield steps.exp(), steps.exp() * (steps[1] - steps[0])

@@ -22,7 +22,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -203,9 +203,14 @@ class ProgramOutput:
 
 @dataclass(frozen=True)
 class ProgramLikelihood:
-    """The likelihood that a program brings along; `sharpness` is the curvature of a record's loss."""
+    """The likelihood that a program brings along.
+
+    sharpness   the curvature of a record's loss
+    form        made-up inputs, targets of their type, the number of classes: where a record's information is looked for
+    """
 
     sharpness: float = 1.0
+    form: tuple[Tree, Tensor, int | None] | None = field(default=None, repr=False, compare=False)
     name: ClassVar[str] = "program"
 
     @property
@@ -244,17 +249,21 @@ class ProgramPrior:
         return out.add_(slope, alpha=factor)
 
 
-def scores_of(program: Program, position: Tensor, x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
-    """For every y at one input: d log p(y | u, x) / d u at the unbounded vector u, and log p itself."""
+def scores_of(program: Program, position: Tensor, x: Tree, y: Tensor) -> tuple[Tensor, Tensor]:
+    """For every input and every y: d log p(y | u, x) / d u at the unbounded vector u, and log p itself."""
 
-    def said(at: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def said(at: Tensor, x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
         found = program.log_likelihood(program.constrained(at), x, y).reshape(())
         return found, found
 
+    of_targets = torch.func.vmap(torch.func.grad(said, has_aux=True), in_dims=(None, None, 0))
     with _unchecked():
-        each = torch.func.vmap(torch.func.grad(said, has_aux=True), in_dims=(None, 0))
-        found: tuple[Tensor, Tensor] = each(position, y)
-    return found
+        try:
+            scores, logs = torch.func.vmap(of_targets, in_dims=(None, 0, None))(position, x, y)
+        except RuntimeError:  # a parameter that is looked up by a number of the input, say
+            each = [of_targets(position, _row(x, row), y) for row in range(size_of(x))]
+            scores, logs = (torch.stack([one[part] for one in each]) for part in (0, 1))
+    return scores, logs
 
 
 def hessian_of(program: Program, position: Tensor, x: Any, y: Tensor) -> Tensor:

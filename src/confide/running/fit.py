@@ -333,9 +333,8 @@ def explained(module: nn.Module, data: Source, plan: Plan, likelihood: Likelihoo
     form = data.form() if isinstance(module, Program) and likelihood is None else None
     if form is None or not isinstance(module, Program):
         return likelihood
-    return ProgramLikelihood(
-        sharpness(module, *form, data.schema.class_count, max(mechanism.clip for mechanism, _ in plan.blocks))
-    )
+    classes, clip = data.schema.class_count, max(mechanism.clip for mechanism, _ in plan.blocks)
+    return ProgramLikelihood(sharpness(module, *form, classes, clip), (*form, classes))
 
 
 def default_likelihood(module: nn.Module, schema: Schema) -> Likelihood:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from confide.data.schema import Schema
+from confide.data.trees import Tree
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
@@ -52,9 +53,14 @@ class Replay:
     assumptions: tuple[str, ...] = ()
 
     def __init__(
-        self, releases: Sequence[Release], schema: Schema, seeded: bool = False, draws: Sequence[Tensor] = ()
+        self,
+        releases: Sequence[Release],
+        schema: Schema,
+        seeded: bool = False,
+        draws: Sequence[Tensor] = (),
+        form: tuple[Tree, Tensor] | None = None,
     ) -> None:
-        self._releases, self._draws = iter(releases), iter(draws)
+        self._releases, self._draws, self._form = iter(releases), iter(draws), form
         self.schema = schema
         self.seeded = seeded
 
@@ -65,8 +71,9 @@ class Replay:
         """What the recorded run cost."""
         return priced(parts)
 
-    def form(self) -> None:
-        """Not known."""
+    def form(self) -> tuple[Tree, Tensor] | None:
+        """That of the recorded run, if it was given (`Recorder.form()`): steps of a program follow from it."""
+        return self._form
 
     def rehearse(self, query: Query) -> None:
         """There are no records whose shape could be tried."""
