@@ -11,7 +11,7 @@ from torch import Tensor
 
 from confide.devices import HOST, normals
 from confide.errors import Refusal
-from confide.methods._whitened import Pace, axes_of, looks, move_, pace_of, query_of, taken_by_clip
+from confide.methods._whitened import UNCUT, Pace, axes_of, looks, move_, pace_of, query_of, taken_by_clip
 from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior, Prior
 from confide.posteriors.draws import Draws
@@ -97,7 +97,8 @@ class Chain(Method):
         pace, plan = self._pace(problem), problem.plan
         noise = plan.mechanism.noise_std / pace.factor
         heat = pace.rate * problem.records * noise**2 / (2 * plan.expected_batch**2)
-        unknown = plan.mechanism.noise_std > 0 and taken_by_clip(problem, axes, pace) is None
+        cut = plan.mechanism.noise_std > 0 and pace.clip <= UNCUT * math.sqrt(len(axes))
+        unknown = cut and taken_by_clip(problem, axes, pace) is None
         told = {"clipping": CLIP_UNKNOWN} if unknown else {}
         return {**told, "pace": pace.rate, "clip_of_the_loss": pace.clip, "temperature": max(1.0, heat)}
 

@@ -46,6 +46,8 @@ FASTEST = 0.3
 """Of the pace: chains of few steps would be faster than where the posterior is a Gaussian at all."""
 LEAST_CLIP = 2.0
 """In roots of the number of parameters, which a record's gradient has on average: a narrower one takes too much."""
+UNCUT = 50.0
+"""In the same: a clip beyond takes next to nothing, and what that is need not be looked for."""
 LOOKS = 8
 """How often R is looked for before draws begin."""
 FARTHEST_MOVE = 2.0
@@ -154,7 +156,7 @@ def taken_by_clip(problem: Problem, axes: Tensor, pace: Pace) -> Tensor | None:
     program, likelihood = problem.module, problem.likelihood
     assert isinstance(program, Program)
     assert isinstance(likelihood, ProgramLikelihood)
-    if likelihood.form is None or not math.isfinite(pace.clip):
+    if likelihood.form is None or pace.clip > UNCUT * math.sqrt(problem.position.numel()):
         return None
     return clipped_score(program, problem.position.detach(), likelihood.form, axes, pace.clip)
 
