@@ -48,6 +48,8 @@ MEMORY = 0.999
 """Of the mean square of a weight's gradients: a thousand steps, as is usual for Adam."""
 LEAST_SCALE = 0.1
 """Of a weight's usual gradient, in parts of that of its tensor: a unit that is off has none, and must not run away."""
+SLOPE = 0.2
+"""Of a unit that is off, so that a discriminator tells a generator where to go there too (docs/protocols.md)."""
 LABELS = tuple(range(CLASSES + 1))
 """The classes, and one more for records that have none."""
 
@@ -120,7 +122,8 @@ def fake_loss(outputs: Tensor) -> Tensor:
 
 
 def _network(inputs: int, hidden: int, outputs: int, last: nn.Module | None = None) -> nn.Sequential:
-    layers = [nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)]
+    first, second = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
+    layers = [first, nn.LeakyReLU(SLOPE), second, nn.LeakyReLU(SLOPE), nn.Linear(hidden, outputs)]
     return nn.Sequential(*layers, *([] if last is None else [last]))
 
 
@@ -140,17 +143,18 @@ class SghmcChain:
     network: nn.Sequential
     velocity: Tensor
     square: Tensor
+    inputs: Tensor
     told: int = 0
 
     @classmethod
     def of(cls, network: nn.Sequential) -> SghmcChain:
         blank = torch.zeros_like(parameters_to_vector(network.parameters()))
-        return cls(network, blank, blank.clone())
+        return cls(network, blank, blank.clone(), _inputs_of_units(network))
 
     def tell(self, gradient: Tensor, brought: float, rate: float, setting: GanSetting, records: int) -> None:
         """`gradient`: of the mean loss, with noise of deviation `brought` in it; the prior joins here, unclipped."""
         position = parameters_to_vector(self.network.parameters()).detach()
-        gradient = gradient + self._inputs() * position / (setting.prior_scale**2 * records)
+        gradient = gradient + self.inputs * position / (setting.prior_scale**2 * records)
         self.told += 1
         self.square = MEMORY * self.square + (1 - MEMORY) * gradient.square()
         scale = self._scale()
@@ -166,13 +170,14 @@ class SghmcChain:
         least = [part.square().mean().sqrt().expand(len(part)) for part in usual.split(sizes)]
         return (usual + LEAST_SCALE * torch.cat(least)).clamp(min=1e-12).reciprocal()
 
-    def _inputs(self) -> Tensor:
-        """Of the unit that a weight belongs to; 1 for a bias."""
-        parts = [
-            torch.full((parameter.numel(),), float(parameter.shape[1] if parameter.dim() > 1 else 1))
-            for parameter in self.network.parameters()
-        ]
-        return torch.cat(parts)
+
+def _inputs_of_units(network: nn.Module) -> Tensor:
+    """Of the unit that a weight belongs to; 1 for a bias."""
+    parts = [
+        torch.full((parameter.numel(),), float(parameter.shape[1] if parameter.dim() > 1 else 1))
+        for parameter in network.parameters()
+    ]
+    return torch.cat(parts)
 
 
 class DigitsReader:

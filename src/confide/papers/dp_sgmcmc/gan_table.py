@@ -12,7 +12,17 @@ from torch import Tensor
 
 from confide.papers import protocol, sets
 from confide.papers.base import Cell, Context, Figure, PaperMeasure, PaperOutcome, PaperTable
-from confide.papers.dp_sgmcmc.gan import CLASSES, DELTA, MATCHING, Digits, GanSetting, blocks, fitted, labelled_rows
+from confide.papers.dp_sgmcmc.gan import (
+    CLASSES,
+    DELTA,
+    MATCHING,
+    SLOPE,
+    Digits,
+    GanSetting,
+    blocks,
+    fitted,
+    labelled_rows,
+)
 from confide.papers.dp_sgmcmc.gan import supervised_only as floor
 from confide.papers.scattering_features import GROUPS, scattered
 
@@ -25,11 +35,12 @@ PIXELS, PARTS = "pixels", "scattering components"
 GanPart: TypeAlias = Literal["open", "private", "pixels"]
 """Rows that are run together: without privacy, at every epsilon, and on pixels with pictures."""
 OPEN: dict[str, GanSetting] = {
-    PIXELS: GanSetting(hidden=256, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
-    PARTS: GanSetting(hidden=200, steps=2500, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
+    PIXELS: GanSetting(chains=1, hidden=256, steps=12000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
+    PARTS: GanSetting(hidden=200, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
 }
 PRIVATE: dict[str, GanSetting] = {
-    kind: replace(setting, steps=300, batch=1000, matched_every=10) for kind, setting in OPEN.items()
+    kind: replace(setting, chains=1, steps=700, batch=600, matched_every=25, rate=5e-4, generator_rate=5e-4)
+    for kind, setting in OPEN.items()
 }
 QUICK = GanSetting(hidden=32, latent=8, steps=40, batch=100, matched_every=4)
 ALL_PRIVATE, LABELS_PUBLIC, NOBODY = "all private", "labels public", "not private"
@@ -105,7 +116,7 @@ def load(kind: str, context: Context) -> GanImages:
 
 
 def public_components() -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, leading directions and first deviation of the features of scikit-learn's digits, which are public."""
+    """Mean, leading directions, and what they are divided by (half whitened), of the features of public digits."""
     from sklearn.datasets import load_digits
 
     from confide.data.scattering import Scattering
@@ -115,7 +126,8 @@ def public_components() -> tuple[Tensor, Tensor, Tensor]:
     features = Scattering(28).features(images, GROUPS)
     centre = features.mean(0)
     _, spread, directions = torch.linalg.svd(features - centre, full_matrices=False)
-    return centre, directions[:COMPONENTS].T.contiguous(), spread[0] / math.sqrt(len(features))
+    deviations = spread[:COMPONENTS] / math.sqrt(len(features))
+    return centre, directions[:COMPONENTS].T.contiguous(), (deviations * deviations[0]).sqrt()
 
 
 def _setting(job: GanJob, context: Context) -> GanSetting:
@@ -147,15 +159,15 @@ def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
             one = _setting(GanJob(kind, NOBODY, epsilon), context)
             told.append(
                 f"{kind}, {name}: {images.x.shape[1]}-{one.hidden}-{one.hidden}-{CLASSES} discriminators and "
-                f"generators from {one.latent} numbers, {one.chains} chains of each, {one.steps} steps, Poisson "
+                f"generators from {one.latent} numbers, {_chains(one.chains)} of each, {one.steps} steps, Poisson "
                 f"batches of {one.batch}, mean features every {one.matched_every}, rates {one.rate:g} and "
                 f"{one.generator_rate:g}, friction {one.friction:g}"
             )
     count = next(len(images.y) for images in given.values())
     return (
         f"{count} images, {LABELLED} of every class labelled, others at every seed ({_listed(context.seeds)}). "
-        f"{'; '.join(told)}; weight {MATCHING:g} of mean features; clip {QUICK.clip:g} under privacy, features clipped "
-        f"to {QUICK.feature_clip:g}.",
+        f"{'; '.join(told)}; slope {SLOPE:g} of units that are off; weight {MATCHING:g} of mean features; clip "
+        f"{QUICK.clip:g} under privacy, features clipped to {QUICK.feature_clip:g}.",
         "A labelled record pays once for its class and for being real; fakes and prior join outside the clip; every "
         "discriminator asks for itself and every answer is paid for, mean features of real records too. Labelled "
         "records answer at every step: rate 1. A record is labelled or not, so the epsilon (add/remove) is the larger "
@@ -166,6 +178,10 @@ def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
         f"The paper's {PAPER_ACCURACY:g} at {PAPER_EPSILON:g} cannot be had with private labels, whatever the method "
         "(L13 in soundness.md).",
     )
+
+
+def _chains(count: int) -> str:
+    return "1 chain" if count == 1 else f"{count} chains"
 
 
 def _listed(seeds: tuple[int, ...]) -> str:
