@@ -31,6 +31,7 @@ from torch import nn
 import confide
 from confide import rules
 from confide.data.preprocessing import Encoder
+from confide.data.rows import rows_of_numbers
 from confide.data.schema import Column, Schema
 from confide.errors import BudgetExceeded, BudgetExceededInSearch, ColumnsLeftOut, CuratorNote, PrivacyWarning
 from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
@@ -228,6 +229,43 @@ def test_with_declared_facts_no_record_decides_whether_there_is_a_run(odd: str) 
     with pytest.warns(CuratorNote, match=r"records|class"):
         model.fit(x, y)
     assert model.predict(blobs()[0]).shape == (120,)
+
+
+ODD_ROWS = {
+    "short": [1.0],
+    "long": [1.0, 2.0, 3.0],
+    "empty": [],
+    "nested": [[1.0], 2.0],
+    "nothing": None,
+    "a number": 3.0,
+    "a text": "12",
+    "a mapping": {"a": 1.0},
+    "an object": [object(), 1.0],
+    "a huge number": [10**400, 1.0],
+    "complex": [1j, 1.0],
+    "bytes": [b"1", 1.0],
+    "an array in a cell": [np.arange(3), 1.0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::confide.errors.CuratorNote")
+@pytest.mark.parametrize("place", [0, 7])
+def test_a_row_of_another_shape_counts_for_nothing_and_changes_no_other(place: int) -> None:
+    rows: list[Any] = [[i % 3 / 3, i % 5 / 5] for i in range(40)]
+    labels: list[Any] = [i % 2 for i in range(40)]
+    for odd in ODD_ROWS.values():
+        given: list[Any] = [*rows]
+        given[place] = odd
+        found = rows_of_numbers(given, 2)
+        assert np.isnan(found[place]).any()
+        np.testing.assert_array_equal(np.delete(found, place, 0), np.delete(np.asarray(rows), place, 0))
+    facts: dict[str, Any] = {"bounds": [(0, 1), (0, 1)], "records": 40, "classes": [0, 1], "seed": 0}
+    labels[place] = [1, 2]
+    for weight in ([1.0], 2j, None, 10**400):
+        weights: list[Any] = [1.0] * 40
+        weights[place] = weight
+        PrivateBayesClassifier("noise-aware", **facts).fit(given, labels, sample_weight=weights)
+        PrivateData(given, labels, schema=Schema(records=40, classes=2), weights=weights)
 
 
 def test_regressor_demands_target_bounds() -> None:

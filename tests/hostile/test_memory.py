@@ -42,6 +42,7 @@ def test_flat_over_a_thousand_steps_and_a_leak_is_caught() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # twenty thousand steps, perhaps beside others
 @pytest.mark.parametrize("name", ["sgld", "sgd", "bbp"])
 def test_flat_over_ten_thousand_steps(name: str, tmp_path: Path) -> None:
     """With draws kept on the disk too: the last hundred draws of a sampler at most stay in memory (0.6 MB here)."""

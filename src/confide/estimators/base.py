@@ -19,6 +19,7 @@ from confide import rules
 from confide.data import trees
 from confide.data.loaders import from_frame, refuse_loaders
 from confide.data.preprocessing import Encoder
+from confide.data.rows import one_each, rows_of_numbers
 from confide.data.schema import Column, Schema, Task
 from confide.data.table import Array, Table, plain_column
 from confide.errors import BudgetExceeded, BudgetExceededInSearch, Refusal
@@ -122,7 +123,7 @@ class PrivateBayes(_Estimated):
         self.as_request(Table(), facts).check()
         table = self._training_table(X, y, facts)
         if sample_weight is not None:
-            weights = np.asarray(column_or_1d(sample_weight))
+            weights = np.asarray(column_or_1d(one_each(sample_weight)))
             check_consistent_length(labels_of(table), weights)
             table = replace(table, weights=plain_column(weights, "sample_weight"))
         return table, self._with_classes(facts, table)
@@ -182,16 +183,18 @@ class PrivateBayes(_Estimated):
         if is_frame(X):
             X = declared(X, facts, self.assume_public)
             validate_data(self, X, y, reset=True, skip_check_array=True)
-            labels = self._labels(y) if self.assume_public else column_or_1d(y, warn=True)
+            labels = self._labels(y) if self.assume_public else column_or_1d(one_each(y), warn=True)
             check_consistent_length(X, labels)
             return replace(from_frame(X), labels=plain_column(labels, "y"))
+        if not self.assume_public:
+            X = rows_of_numbers(X, facts.features)
         with without_cells(X):
             return self._array_table(X, y, facts)
 
     def _array_table(self, X: Any, y: Any, facts: Schema) -> Table:
         if not self.assume_public:
             X = validate_data(self, X, reset=True, allow_nd=True, ensure_all_finite=False)
-            labels = column_or_1d(y, warn=True)
+            labels = column_or_1d(one_each(y), warn=True)
             check_consistent_length(X, labels)
             return Table.from_arrays(X, labels)
         X, y = validate_data(

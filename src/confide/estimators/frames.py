@@ -16,6 +16,9 @@ from confide.data.schema import Schema
 from confide.data.table import Array, Table, listed
 from confide.errors import ColumnsLeftOut, Refusal
 
+# What scikit-learn and numpy say of an array whose cells are no numbers, some of it with the cells behind it.
+_WORDS = ("could not convert", "arrays of bytes/strings", "Cannot cast")
+
 
 def on_host(values: Any) -> Any:
     """A tensor of torch without its history and its device; anything else as it is."""
@@ -77,7 +80,9 @@ def without_cells(X: Any) -> Iterator[None]:
     except ValueError as error:
         if "Expected 2D array" in str(error):  # with the array itself behind it
             raise Refusal("X: must be an array with one row per record, or a data frame") from None
-        if not any(words in str(error) for words in ("could not convert", "arrays of bytes/strings", "Cannot cast")):
+        if "Complex data" in str(error):
+            raise Refusal("X: Complex data not supported; give real numbers, such as X.real and X.imag") from None
+        if not any(words in str(error) for words in _WORDS):
             raise
         if hasattr(X, "columns"):
             raise Refusal(
