@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks import _models
+from benchmarks._architectures import resnet18_gn
 from benchmarks._contenders import confide, confide_step, plain, sgd
 from benchmarks._harness import Maker, Step
 
@@ -28,6 +29,29 @@ def bayes_by_backprop(tiny: bool = False) -> Mapping[str, Maker]:
         for norms in ("exact", "bound"):
             makers[f"confide_{draws}_draws_{norms}"] = partial(private_step, partial(mean_field, norms), draws, tiny)
     return makers
+
+
+def residual_network(tiny: bool = False) -> Mapping[str, Maker]:
+    """A distribution for every weight of ResNet-18 with group normalisation, one draw, as `BBP` makes it."""
+    return {"dp_sgd": partial(residual_step, False, tiny), "dp_bbp": partial(residual_step, True, tiny)}
+
+
+def residual_step(bayesian: bool, tiny: bool) -> Step:
+    from confide.layers.bayesian import draw_
+    from confide.mechanism.noise import NoiseStream
+    from confide.methods import BBP
+
+    torch.manual_seed(0)
+    case, weights = resnet18_gn(tiny), NoiseStream()
+    module = BBP().prepare(case.module) if bayesian else case.module
+    clipped = confide_step(module, case.loss, case.x, case.y)
+
+    def step() -> None:
+        if bayesian:
+            draw_(module, weights, 1)
+        clipped()
+
+    return step
 
 
 def variational_dropout(tiny: bool = False) -> Mapping[str, Maker]:

@@ -1,8 +1,9 @@
 """Private training steps against the peers: `python -m benchmarks.clipping [--json] [--quick] [--only NAME ...]`.
 
 Every contender does a whole step (clipping, noise, update) on the same weights and records; ratios are to the plain,
-non-private SGD step of the same model in the same round. `bbp` and `variational_dropout` compare Bayesian layers with
-confide's own DP-SGD step on the same network; `scaling` fits how the time grows with the batch and with the model.
+non-private SGD step of the same model in the same round. `bbp`, `bbp_resnet18_gn` and `variational_dropout` compare
+Bayesian layers with confide's own DP-SGD step on the same network; `scaling` fits how the time grows with the batch and
+with the model.
 Memory is the peak of resident memory over the first steps, in a fresh process for every contender, above what the
 process held after all imports and two steps on a tiny model of the same kind; for plain SGD and confide the median
 of several processes.
@@ -23,7 +24,11 @@ from benchmarks._scaling import scaling
 
 CONFIDE = ["confide", "confide.mechanism.clipping", "confide.mechanism.noise", "confide.models.flat"]
 PRELOAD = ["torch", "torch.func", "torch._dynamo", "opacus", "jax", "benchmarks._bayesian", *CONFIDE]
-BAYESIAN = {"bbp": _bayesian.bayes_by_backprop, "variational_dropout": _bayesian.variational_dropout}
+BAYESIAN = {
+    "bbp": _bayesian.bayes_by_backprop,
+    "bbp_resnet18_gn": _bayesian.residual_network,
+    "variational_dropout": _bayesian.variational_dropout,
+}
 NAMES = [*_models.BUILDERS, *BAYESIAN, "scaling"]
 QUICK_SECONDS, FULL_SECONDS = 2.0, 25.0  # for one model, shared by its contenders
 # Gigabytes and seconds for each step, or for a compilation: in a quick run one contender on one model is enough to

@@ -51,6 +51,21 @@ def test_what_a_clip_takes_is_put_back() -> None:
     assert wide.abs() < 1e-6
 
 
+def test_classes_that_nobody_declared_are_found() -> None:
+    """Four of them; a fifth would be out of range."""
+    cuts = torch.tensor([-1.0, 0.0, 1.0])
+
+    def said(p: Any, x: Any, y: Any) -> Any:
+        below = torch.cat([torch.zeros(1), torch.sigmoid(cuts - p["slope"] @ x), torch.ones(1)])
+        return below.diff().log().gather(0, y.long().reshape(1)).squeeze(0)
+
+    model = confide.models.program(said, {"slope": Normal(0.0, 1.0).expand([2])})
+    x, _ = records()
+    y = torch.arange(RECORDS).remainder(4).float()
+    found = fitted(model, x, y, SGLD(), plan={"steps": 40}).posterior
+    assert "clipping" not in found.facts
+
+
 def test_a_program_whose_values_are_not_found_says_so() -> None:
     """Records have their randomness in x, so that no law of y tells what the clip takes."""
     model = confide.models.program(

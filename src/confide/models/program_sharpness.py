@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from confide.data.trees import Tree, map_tensors, rows_of, size_of
-from confide.models.programs import Program, hessian_of, scores_of
+from confide.models.programs import Program, hessian_of, logs_of, scores_of
 
 Form: TypeAlias = tuple[Tree, Tensor, int | None]
 DRAWS = 20
@@ -35,6 +35,8 @@ POINTS, FARTHEST = 301, 60.0
 """Of a number without limits: sinh of equal steps, dense where laws with parameters of about one have their mass."""
 SMALLEST_AND_LARGEST = (-14.0, 7.0)
 """Logarithms of a number that must be positive: a law may have its mass next to zero."""
+MOST_CLASSES, EXACTLY_ONE = 12, 1e-4
+"""Classes that nobody has declared; their chances leave nothing for another one."""
 NEARLY_ONE = 0.05
 """What sums over such points miss of a law that they cover; a wrong range is off by more."""
 LEAST_OF_A_PART = 0.2
@@ -103,15 +105,23 @@ def _scores(
     program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None
 ) -> tuple[Tensor, Tensor] | None:
     """Scores at made-up inputs and all values of y, with the chances of these; None where the values are not found."""
-    for values, widths in _ranges(classes):
+    first = map_tensors(lambda tensor: tensor[0], rows_of(x, slice(0, 1)))
+    for values, widths, error in _ranges(classes):
+        targets = values.to(y.dtype)
         try:
-            scores, said = scores_of(program, position, x, values.to(y.dtype))
+            if not _adds_up(logs_of(program, position, first, targets)[None], widths, error):
+                continue
+            scores, said = scores_of(program, position, x, targets)
         except (IndexError, RuntimeError, ValueError):  # no such value
             continue
-        chances = said.double().exp() * widths
-        if bool(((chances.sum(1) - 1).abs() < NEARLY_ONE).all()):
+        if _adds_up(said, widths, error):
+            chances = said.double().exp() * widths
             return torch.where((chances > 0)[..., None], scores.double(), 0.0), chances
     return None
+
+
+def _adds_up(said: Tensor, widths: Tensor, error: float) -> bool:
+    return bool((((said.double().exp() * widths).sum(1) - 1).abs() < error).all())
 
 
 def _information(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None, clip: float) -> Tensor:
@@ -145,16 +155,16 @@ def _largest(values: Tensor) -> float:
     return float(torch.linalg.matrix_norm(values, 2)) if torch.isfinite(values).all() else math.nan
 
 
-def _ranges(classes: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Values with their widths: classes, two of them, counts, numbers, positive numbers."""
-    for count in (classes, 2):
+def _ranges(classes: int | None) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Values with their widths, and by how much chances may miss one: classes, counts, numbers, positive numbers."""
+    for count in (classes, *range(2, MOST_CLASSES + 1)):
         if count:
-            yield torch.arange(count), torch.ones(count, dtype=torch.float64)
+            yield torch.arange(count), torch.ones(count, dtype=torch.float64), EXACTLY_ONE
     edges = torch.cat([torch.arange(COUNTS), (COUNTS * FURTHER ** torch.arange(MORE)).long()]).unique()
-    yield (edges[:-1] + edges[1:] - 1) // 2, edges.diff().double()  # one by one, then the middle of each few
+    yield (edges[:-1] + edges[1:] - 1) // 2, edges.diff().double(), NEARLY_ONE  # then the middle of each few
     steps = torch.linspace(-1, 1, POINTS, dtype=torch.float64) * torch.asinh(torch.tensor(FARTHEST).double())
     numbers = torch.sinh(steps)
     widths = torch.cosh(steps) * (steps[1] - steps[0])
-    yield numbers, widths
+    yield numbers, widths, NEARLY_ONE
     steps = torch.linspace(*SMALLEST_AND_LARGEST, POINTS, dtype=torch.float64)
-    yield steps.exp(), steps.exp() * (steps[1] - steps[0])
+    yield steps.exp(), steps.exp() * (steps[1] - steps[0]), NEARLY_ONE

@@ -266,6 +266,14 @@ def scores_of(program: Program, position: Tensor, x: Tree, y: Tensor) -> tuple[T
     return scores, logs
 
 
+def logs_of(program: Program, position: Tensor, x: Any, y: Tensor) -> Tensor:
+    """log p(y | u, x) for every y at one input."""
+    with _unchecked(), torch.no_grad():
+        values = program.constrained(position)
+        found: Tensor = torch.vmap(lambda one: program.log_likelihood(values, x, one).reshape(()))(y)
+    return found
+
+
 def hessian_of(program: Program, position: Tensor, x: Any, y: Tensor) -> Tensor:
     """d^2 log p(y | u, x) / d u^2 of one record."""
 

@@ -24,6 +24,7 @@ from confide.layers.bayesian import (
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.engine import engine_of
 from confide.mechanism.clipping.reference import per_record_gradients
+from confide.mechanism.clipping.rules import convolution
 from confide.mechanism.noise import NoiseStream
 from tests.mechanism.clipping.zoo import ZOO
 from tests.mechanism.clipping.zoo_tools import CLASSES, classes, floats, labels
@@ -239,3 +240,26 @@ def test_tables_with_distributions_go_by_their_rule(name: str) -> None:
     anatomy = engine_of(module).anatomy
     assert anatomy is not None
     assert not anatomy.copied
+
+
+@pytest.mark.parametrize("cache", [1 << 21, 64], ids=["stored", "a channel at a time"])
+@pytest.mark.parametrize("frozen", ["", "mean", "rho"])
+def test_one_draw_of_a_convolution_has_one_product_for_means_and_rhos(
+    frozen: str, cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slopes in another order than the patches', or left out of the norm, would be seen."""
+    monkeypatch.setattr(convolution, "CACHE_BYTES", cache)
+    torch.manual_seed(0)
+    layer = MeanFieldConv2d(4, 6, (3, 2), stride=2, padding=1, groups=2, initial_rho=0.5)
+    module = nn.Sequential(layer, nn.Flatten(), nn.Linear(72, CLASSES)).double()
+    for name, value in layer.named_parameters():
+        value.requires_grad_(not frozen or frozen not in name)
+    draw_(module, torch.Generator().manual_seed(1))
+    x, y = torch.randn(7, 4, 6, 6, dtype=torch.float64), torch.arange(7) % CLASSES
+    rows = per_record_gradients(module, classes, x, y)
+    clip = float(rows.norm(dim=1).median())
+    wanted = (rows * (clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    total = torch.zeros_like(wanted)
+    norms = clipped_sum(module, classes, x, y, clip=clip, out=total)
+    torch.testing.assert_close(norms, rows.norm(dim=1), rtol=1e-9, atol=0)
+    torch.testing.assert_close(total, wanted, rtol=1e-9, atol=1e-12)

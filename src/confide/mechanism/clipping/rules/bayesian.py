@@ -40,6 +40,7 @@ from confide.mechanism.clipping.rules.convolution import Cut, PatchSum, channel_
 from confide.mechanism.clipping.rules.embedding import MeanFieldRows, without_padding
 from confide.mechanism.clipping.rules.linear import OuterProduct, OuterSum, with_positions
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, rule_for
+from confide.mechanism.clipping.rules.sloped import SlopedPatches
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -332,7 +333,10 @@ def mean_field_convolution(call: Call) -> Contribution:
     layer: Any = call.layer
     lefts, inputs = by_draw(call.gradient, layer.draws), by_draw(call.input, layer.draws)
     bases = [patch_sum(layer, *pair, call.space) for pair in zip(lefts, inputs, strict=True)]
-    return Combined(bases, mean_field_terms(call), mean_field_biases(call, lefts.flatten(3).sum(3)), call.space)
+    terms, biases = mean_field_terms(call), mean_field_biases(call, lefts.flatten(3).sum(3))
+    if layer.draws == 1 and terms:
+        return SlopedPatches(bases[0], terms.get("weight_rho", [(0, None)])[0][1], "weight_mean" in terms, biases)
+    return Combined(bases, terms, biases, call.space)
 
 
 def patch_sum(layer: Any, gradient: Tensor, inputs: Tensor, space: Workspace) -> PatchSum:

@@ -88,31 +88,47 @@ class PatchSum(Contribution):
         """(records, groups, channels, width)"""
         return torch.matmul(self.left[start:stop], self._columns(start, stop))
 
-    def squared_norms(self) -> Tensor:
-        """Choose by cost as for linear layers; small positions and wide kernels take Gram matrices."""
+    def squared_norms(self, scales: Tensor | None = None) -> Tensor:
+        """Choose by cost as for linear layers; small positions and wide kernels take Gram matrices.
+
+        scales (groups, channels, width): of gradients whose entries are multiplied by these, which no Gram matrix knows
+        """
         try:
-            return self._norms()
+            return self._norms(scales)
         finally:
             self.buffer = None  # one layer's after the other
 
-    def _norms(self) -> Tensor:
+    def _norms(self, scales: Tensor | None) -> Tensor:
         inputs, outputs, positions = self.width, self.channels, self.positions
         entries = self.groups * inputs * outputs
-        if positions * positions * (inputs + outputs) <= PASS_COST * inputs * outputs:
+        if scales is None and positions * positions * (inputs + outputs) <= PASS_COST * inputs * outputs:
             return self._ghost_norms()
-        if self.space.fits(self.records * entries * self.left.element_size()):
-            return self._stored_norms()
-        return self._piecewise_norms()
+        few = scales is None or entries * self.left.element_size() <= CACHE_BYTES
+        if few and self.space.fits(self.records * entries * self.left.element_size()):
+            return self._stored_norms(scales)
+        return self._piecewise_norms() if scales is None else self._scaled_norms(scales)
 
-    def _stored_norms(self) -> Tensor:
+    def _stored_norms(self, scales: Tensor | None) -> Tensor:
         self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
         norms = self.left.new_empty(self.records)
         for start, stop in self._pieces():
             piece = self.stored[start:stop]
             columns = self._columns(start, stop).flatten(0, 1)
             torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=piece.view(-1, self.channels, self.width))
-            norms[start:stop] = squared_norms_of(piece)
+            norms[start:stop] = squared_norms_of(piece if scales is None else piece * scales.reshape(-1))
         self.spreads = norms.sqrt()
+        return norms
+
+    def _scaled_norms(self, scales: Tensor) -> Tensor:
+        """As many channels at a time as stay in cache."""
+        norms, largest = self.left.new_zeros(self.records), float(scales.abs().max()) ** 2
+        for start, stop in self._pieces():
+            columns, left = self._columns(start, stop), self.left[start:stop]
+            size = max(1, CACHE_BYTES // ((stop - start) * self.groups * self.width * left.element_size()))
+            for first in range(0, self.channels, size):
+                part = torch.matmul(left[:, :, first : first + size], columns).mul_(scales[:, first : first + size])
+                norms[start:stop] += squared_norms_of(part)
+            norms[start:stop] += rounding_guard(left, columns, self.positions).mul_(largest)
         return norms
 
     def _ghost_norms(self) -> Tensor:
@@ -164,16 +180,23 @@ class PatchSum(Contribution):
         return found
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        return {"weight": self.as_weight(self.summed(factors))}
+
+    def summed(self, factors: Tensor) -> Tensor:
+        """(groups, channels, width)"""
         if self.stored is not None:
-            return self._named(factors @ self.stored)
-        return self._named(self._products(factors, min(self.records, self._together())))
+            return (factors @ self.stored).view(self.groups, self.channels, self.width)
+        return self._products(factors, min(self.records, self._together()))
 
     def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
-        if self.stored is not None:
-            total = sum_in_blocks(factors, self.stored, size)
-        else:
-            total = self._products(factors, size) if size <= self._together() else None
-        return None if total is None else self._named(total)
+        total = self.summed_in_blocks(factors, size)
+        return None if total is None else {"weight": self.as_weight(total)}
+
+    def summed_in_blocks(self, factors: Tensor, size: int) -> Tensor | None:
+        if self.stored is None:
+            return self._products(factors, size) if size <= self._together() else None
+        total = sum_in_blocks(factors, self.stored, size)
+        return None if total is None else total.view(self.groups, self.channels, self.width)
 
     def _products(self, factors: Tensor, size: int) -> Tensor:
         """So many records meet in one product, and the products are added up; as many in one call as stay in cache."""
@@ -197,8 +220,12 @@ class PatchSum(Contribution):
         columns = self._columns(start, stop).unflatten(0, (-1, size)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
         return torch.bmm(left, columns).view(-1, self.groups, self.channels, self.width)
 
-    def _named(self, total: Tensor) -> dict[str, Tensor]:
-        return {"weight": self._as_weight(total.view(1, self.groups, self.channels, self.width))[0]}
+    def as_weight(self, total: Tensor) -> Tensor:
+        return self._as_weight(total.unsqueeze(0))[0]
+
+    def from_weight(self, values: Tensor) -> Tensor:
+        """Values in the shape of the weight as (groups, channels, width), in memory of their own."""
+        return values.movedim(1, -1).reshape(self.groups, self.channels, self.width).contiguous()
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
         """(records, groups, channels, width) in the shape of the weight, (records, channels, inputs, *kernel)."""
