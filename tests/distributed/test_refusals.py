@@ -32,6 +32,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "shuffle": ("other_sampling", {"sampling": "shuffle"}, "Refusal", "use poisson or full-batch"),
     "plain": ("plain", {}, "Refusal", "confide.distributed.start"),
     "one rank fails": ("failing_rank", {}, "", "rank 1"),
+    "no network": ("no_module", {}, "", "module=None: must be a torch.nn.Module"),
+    "no plan": ("no_module", {"plan": None}, "", "plan=None: must be a plan"),
     "ddp": ("sharded_network", {"by": "ddp"}, "Refusal", "DistributedDataParallel"),
     "batch norm": ("sharded_network", {"by": "norm"}, "Refusal", "SyncBatchNorm at '1'"),
     "sharded weights": ("sharded_network", {"by": "fully_shard"}, "Refusal", "fully_shard"),

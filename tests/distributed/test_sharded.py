@@ -30,6 +30,7 @@ REFUSED = {
     "no folder": "does not exist",
 }
 LOST = "broken, and a part was lost"
+OTHERS = "broken, and written by three"
 WANTED: Wanted = {
     **{" ".join(one): ("sharded_fit", dict(zip(("method", "network", "kind"), one, strict=True))) for one in COMPARED},
     **{" ".join(one): ("sharded_fit", {"method": one[0], "network": one[1]}) for one in SAMPLED},
@@ -37,6 +38,7 @@ WANTED: Wanted = {
     "broken SGD": ("sharded_fit", {"method": "momentum", "network": "tied", "kind": "float64", "broken": 3}),
     "broken SGLD": ("sharded_fit", {"method": "SGLD", "network": "reaching", "broken": 9}),
     LOST: ("sharded_fit", {"method": "SGLD", "network": "plain", "broken": 9, "lost": True}),
+    OTHERS: ("sharded_fit", {"method": "SGLD", "network": "plain", "broken": 9, "written_by": 3}),
     "noise": ("sharded_noise", {}),
     "noise on a lattice": ("sharded_noise", {"secure": True}),
     "noise on none": ("sharded_noise", {"fault": "noise on none"}),
@@ -56,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(folder: Path) -> list[dict[str, Any]]:
     """All cases, on two ranks, in one start."""
     found = run(2, WANTED, folder)
-    told = [(label, each[label]) for each in found for label in WANTED if label not in (*REFUSED, LOST)]
+    told = [(label, each[label]) for each in found for label in WANTED if label not in (*REFUSED, LOST, OTHERS)]
     assert [(label, each) for label, each in told if isinstance(each, dict) and "error" in each] == []
     return found
 
@@ -121,6 +123,15 @@ def test_a_part_that_is_missing_is_refused_before_a_charge(said: list[Any], fold
         assert told[LOST]["error"] == "Refusal"
         assert "holds no part of the checkpoint after step 8" in told[LOST]["text"]
     with confide.Ledger(folder / LOST / "budget.db") as ledger:
+        assert sum(event.count for event in ledger.events("d")) == 12
+
+
+def test_another_number_of_ranks_is_told_before_a_charge(said: list[Any], folder: Path) -> None:
+    for told in said:
+        assert told[OTHERS]["error"] == "Refusal"
+        assert "was written by 3 ranks" in told[OTHERS]["text"]
+        assert "and these are 2; start 3 again" in told[OTHERS]["text"]
+    with confide.Ledger(folder / OTHERS / "budget.db") as ledger:
         assert sum(event.count for event in ledger.events("d")) == 12
 
 

@@ -30,9 +30,10 @@ from confide.distributed.spread import SpreadNetwork
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models import networks
+from confide.running.checkpoint_files import sealed, unsealed, write
 from confide.running.closing import Closing
 from confide.running.fit import default_likelihood
-from confide.running.journal import Checkpoints
+from confide.running.journal import JOURNAL, Checkpoints
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
 from tests.distributed import problems
@@ -306,6 +307,9 @@ def sharded_fit(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
         broken_off(lambda: confide.fit_sharded(*arguments, **more, progress=breaking_at(options["broken"])))
         if options.get("lost") and not ranks.leads:
             shutil.rmtree(folder / f"checkpoints-{ranks.rank}")
+        if options.get("written_by") and ranks.leads:
+            note = folder / "checkpoints-0" / JOURNAL
+            write(note, sealed({**(unsealed(note) or {}), "ranks": options["written_by"]}))
     run = confide.fit_sharded(*arguments, **more)
     same = all(torch.equal(a, b) for a, b in zip(before, local_parts(network), strict=True))
     if run is None:
@@ -404,6 +408,14 @@ def plain(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
 
 
 @case
+def no_module(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """Something that is no network, or no plan, on one rank."""
+    network: Any = networks.linear(problems.FEATURES, 3) if ranks.leads or "plan" in options else None
+    plan: Any = problems.plan() if ranks.leads or "plan" not in options else options["plan"]
+    confide.fit(confide.methods.SGD(), network, private(ranks, folder), plan)
+
+
+@case
 def failing_rank(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     """A network that cannot be fitted, on one rank."""
     network = networks.linear(problems.FEATURES + ranks.rank, 3)
@@ -455,7 +467,7 @@ def main() -> None:
                 try:
                     with planted(options.get("fault", ""), ranks):
                         said[label] = CASES[name](ranks, folder / label, options)
-                except (ValueError, RuntimeError) as error:
+                except (ValueError, RuntimeError, TypeError) as error:
                     said[label] = {"error": type(error).__name__, "text": str(error)}
     finally:
         (folder / f"said-{rank}.json").write_text(json.dumps(said))

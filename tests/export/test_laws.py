@@ -172,12 +172,14 @@ def test_shipped_file_writes_a_table_of_predictions(name: str, tmp_path: Path) -
     subprocess.run([sys.executable, "-c", code, *words], check=True)
     header, *lines = list(csv.reader((tmp_path / "p.csv").read_text().splitlines()))
     names = {
-        "multi-gaussian": [f"{part}({of})" for part in ("mean", "epistemic", "aleatoric") for of in "ab"],
-        "multi-label": ["p(a)", "p(b)", "p(c)", "epistemic", "aleatoric"],
+        "multi-gaussian": [f"{of}_{part}" for of in "ab" for part in ("mean", "epistemic", "aleatoric")],
+        "multi-label": ["probability_a", "probability_b", "probability_c", "epistemic", "aleatoric"],
         "weibull": ["mean", "epistemic", "aleatoric"],
     }
     assert header == names[name]
     expected = np.column_stack(expected_of(posterior, encoder))
+    if name == "multi-gaussian":
+        expected = expected[:, [0, 2, 4, 1, 3, 5]]  # all about one number, then all about the next
     np.testing.assert_allclose(np.array(lines, dtype=float), expected, rtol=2e-4, atol=1e-5)
 
 

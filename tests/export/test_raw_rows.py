@@ -180,8 +180,8 @@ def test_frames_and_files_in_any_order(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, *words], check=True)
     with (tmp_path / "p.csv").open() as file:
         found = list(csv.DictReader(file))
-    assert list(found[0]) == ["p(no)", "p(yes)", "p(maybe)", "epistemic", "aleatoric"]
-    np.testing.assert_allclose([float(row["p(no)"]) for row in found], expected[:, 0], atol=1e-9)
+    assert list(found[0]) == ["probability_no", "probability_yes", "probability_maybe", "epistemic", "aleatoric"]
+    np.testing.assert_allclose([float(row["probability_no"]) for row in found], expected[:, 0], atol=1e-9)
 
 
 def test_what_has_no_input_is_refused(tmp_path: Path) -> None:

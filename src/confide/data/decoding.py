@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from confide.data.separators import header_line, separator_of, with_decimal_commas
 from confide.data.table import MISSING_TOKENS, Array, attempt, quoted
 from confide.errors import DataError
 
@@ -102,11 +103,14 @@ def _parsed(source: Any, path: Path, text: Iterable[str]) -> Any:
     import pyarrow as pa
     from pyarrow import csv
 
+    text = list(text)
+
     def read() -> Any:
-        return csv.read_csv(
+        separator = separator_of(header_line(path))
+        found = csv.read_csv(
             source,
             read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            parse_options=csv.ParseOptions(newlines_in_values=True),
+            parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
                 column_types={name: pa.string() for name in text},
                 null_values=list(MISSING_TOKENS),
@@ -115,8 +119,9 @@ def _parsed(source: Any, path: Path, text: Iterable[str]) -> Any:
                 strings_can_be_null=False,
             ),
         )
+        return with_decimal_commas(found, text, MISSING_TOKENS) if separator == ";" else found
 
-    fault = "cannot be read as comma-separated UTF-8 text with a header"
+    fault = "cannot be read as UTF-8 text with a header and cells between commas, tabs, semicolons or bars"
     try:
         return read()
     except (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, MemoryError) as error:

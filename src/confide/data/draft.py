@@ -9,7 +9,6 @@ word (`assume_public`), read off the data and marked so in the file, from which 
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import re
 from collections.abc import Sequence
@@ -19,10 +18,10 @@ from typing import Any
 from confide.data.columns import Column
 from confide.data.loaders import checked_names
 from confide.data.schema import Schema
+from confide.data.separators import header_line, names_in
 from confide.data.table import listed, quoted
 from confide.errors import DataError
 
-_LONGEST_HEADER = 1 << 20  # bytes; a file without line ends is no table
 _IDENTIFIER = re.compile(
     r"(^|[_\W])(id|uuid|guid|ssn|e?mail|phone|name|address|passport|iban|unnamed)($|[_\W])", re.IGNORECASE
 )
@@ -43,14 +42,11 @@ def header_of(source: str | Path) -> list[str]:
             return [str(one) for one in parquet.read_schema(path).names]
         if not name.endswith((".csv", ".csv.gz")):
             raise DataError(f"source={quoted(source)}: facts are drafted for .csv, .csv.gz and .parquet files")
-        opened: Any = gzip.open if name.endswith(".gz") else open
-        with opened(path, "rb") as file:  # bytes, for a reader of text would look at the records behind the line too
-            line = file.readline(_LONGEST_HEADER).decode("utf-8-sig")
+        names = names_in(header_line(path))
     except DataError:
         raise
-    except (OSError, ValueError, EOFError):
-        line = ""
-    names = next(csv.reader([line]), [])
+    except (OSError, ValueError, EOFError, csv.Error):
+        names = []
     if not names:
         raise DataError(f"source={quoted(source)}: its first line is no header; write one")
     if any(_looks_like_a_number(one) for one in names):

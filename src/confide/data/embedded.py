@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
 from confide.data.columns import Column
 from confide.data.schema import Schema
 from confide.data.table import DataSet, Table, permuted_rows
@@ -32,14 +38,27 @@ def load(name: str) -> DataSet:
     return {"digits": _digits, "diabetes": _diabetes}[name]()
 
 
+def _numbers(name: str, delimiter: str | None = None) -> np.ndarray:
+    """A table of scikit-learn's, which is not imported for it: that takes a second in every process."""
+    package = find_spec("sklearn")
+    places = [] if package is None else [Path(place) / "datasets/data" / name for place in _folders(package)]
+    for place in places:
+        if place.exists():
+            return np.loadtxt(place, delimiter=delimiter)
+    raise DataError(f"{name}: the installed scikit-learn does not hold it; give the records as a file")
+
+
+def _folders(package: ModuleSpec) -> list[str]:
+    return list(package.submodule_search_locations or ())
+
+
 def _digits() -> DataSet:
     """Handwritten digits, 8 x 8 pixels of 0 to 16 (Alpaydin and Kaynak, 1998, UCI), from scikit-learn.
 
     Of its 1797 records 1437 records train and 360 test. The split depends on row numbers only.
     """
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
+    found = _numbers("digits.csv.gz", ",")
+    x, y = found[:, :-1], found[:, -1].astype(np.int64)
     chosen, held_out = permuted_rows(len(x), 360, seed=0)
     whole = Table.from_arrays(x, y, target="digit")
     schema = Schema(records=len(chosen), classes=10, target="digit", bounds=(0, 16), shape=(8, 8))
@@ -53,9 +72,7 @@ def _diabetes() -> DataSet:
     Of its 442 records 354 train and 88 test. The split depends on row numbers only. The target is a score that is
     known to lie between 25 and 346, and is declared to lie between 0 and 350.
     """
-    from sklearn.datasets import load_diabetes
-
-    x, y = load_diabetes(return_X_y=True, scaled=False)
+    x, y = _numbers("diabetes_data_raw.csv.gz"), _numbers("diabetes_target.csv.gz")
     chosen, held_out = permuted_rows(len(x), 88, seed=0)
     features = dict(zip(_DIABETES, x.T, strict=True))
     whole = Table(features, target="progression", labels=y)

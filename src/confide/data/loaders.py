@@ -262,8 +262,6 @@ def checked_names(names: list[str], where: str) -> list[str]:
     blank = [place for place, name in enumerate(names) if not name.strip()]
     if blank:
         raise DataError(f"{where}: {placed(blank)} without a name; name each in the header, or remove it")
-    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
-        raise DataError(f"{where}: the header has no comma but another separator; save the file with commas")
     if _like_a_record(names):
         raise DataError(f"{where}: the first line holds numbers where a header has names; add a line with names")
     return names

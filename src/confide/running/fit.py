@@ -125,10 +125,16 @@ def fit(
     started = time.perf_counter()
     if progress is not None and not callable(progress):
         raise TypeError(f"progress={progress!r}: must be a function of (done, total)")
-    check_method(method)
-    check_callbacks(callbacks, validation, method, data.crew.size == 1)
-    wanted = plan.secured() if secure else plan
-    plan = data.crew.together(lambda: data.within(wanted))
+    wanted = plan
+
+    def given() -> Plan:
+        check_method(method)
+        check_module(module)
+        check_plan(wanted)
+        check_callbacks(callbacks, validation, method, data.crew.size == 1)
+        return data.within(wanted.secured() if secure else wanted)
+
+    plan = data.crew.together(given)  # what one rank is given wrong is an error on all
     likelihood = explained(module, data, plan, likelihood)
     _tell_of_host(method, module)
     problem, state = rehearse(method, module, data, plan, likelihood=likelihood, seed=seed)
@@ -250,6 +256,7 @@ def rehearse(
 
     def checked() -> Problem:
         check_method(method)
+        check_module(module)
         check_whole(module)
         check_sizes(data.schema, plan)
         problem = make_problem(method, module, data.schema, plan, likelihood, seed)
@@ -272,6 +279,18 @@ def asked(method: Method, problem: Problem, state: Any) -> Query:
     """What the method asks of one record, and where the question comes from."""
     problem.settle()
     return replace(method.ask(problem, state), origin=Origin(method, problem, state))
+
+
+def check_module(module: object) -> None:
+    """Refuse what is no network, in one sentence."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module={module!r:.60}: must be a torch.nn.Module, such as torch.nn.Linear(features, classes)")
+
+
+def check_plan(plan: object) -> None:
+    """Refuse what is no plan, in one sentence."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan={plan!r:.60}: must be a plan, such as confide.plan(epsilon=1, ...) gives")
 
 
 def check_sizes(schema: Schema, plan: Plan) -> None:

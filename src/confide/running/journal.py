@@ -343,6 +343,7 @@ class KeptJournal(Journal):
             "events": [event_to_dict(event) for event in self.events],
             "reached": self.mine,
             "head": head,
+            "ranks": self.source.crew.size,
         }
         write(self.directory / JOURNAL, sealed(body))
 

@@ -77,6 +77,17 @@ class SpreadLeading(LeadingJournal):
     def _what(self, attempt: Attempt) -> str:
         return self._given
 
+    def _of_this_run(self, body: dict[str, Any] | None) -> dict[str, Any] | None:
+        size = self.source.crew.size
+        written = size if body is None else body.get("ranks", size)
+        if written != size:
+            raise Refusal(
+                f"checkpoint={str(self.directory)!r}: was written by {written} ranks, each of which keeps its own part "
+                f"of the weights, and these are {size}; start {written} again, or name a new directory, which starts "
+                "and pays from the beginning"
+            )
+        return super()._of_this_run(body)
+
     def keep(self, step: int, state: Any) -> None:
         if step >= self.next:
             self.mark = secrets.token_hex(16)

@@ -6,12 +6,16 @@ however many fits it makes, and tries a method before the charge as well as it f
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
+
+import torch
 
 from confide import rules
 from confide.data.table import Table
@@ -101,12 +105,14 @@ class Workers:
     def __init__(self, jobs: int, reopen: Reopen) -> None:
         self.jobs, self.reopen = jobs, reopen
         self.work = secrets.token_hex(16)
+        self._threads = torch.get_num_threads()
         self._opening: Generator[Any, None, None] | None = None
 
     def __enter__(self) -> Self:
         import joblib
 
         if self._opening is None and self.jobs > 1:
+            torch.set_num_threads(1)  # the cores are the workers'
             call = joblib.delayed(_open_in_worker)(self.work, self.reopen)
             self._opening = in_processes([call] * self.jobs, self.jobs)
         return self
@@ -114,6 +120,7 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         if self._opening is not None:
             self._opening.close()
+            torch.set_num_threads(self._threads)
         forget(self.work)  # where the workers are threads of this process
 
     def ready(self) -> None:
@@ -146,9 +153,18 @@ def _opened(work: str, reopen: Reopen) -> Opened:
         request, test = reopen()
         found = Opened(request, settle(request), test)
         found.warm_up()
+        _keep_what_is_loaded()
         return found
 
     return opened_once(work, opening)
+
+
+def _keep_what_is_loaded() -> None:
+    """What libraries have loaded stays until a worker ends: to look through it for garbage takes a quarter of a second,
+    and that is done twice for every fit, here for the measurement of memory and by loky."""
+    if multiprocessing.parent_process() is not None:
+        gc.collect()
+        gc.freeze()
 
 
 def _open_in_worker(work: str, reopen: Reopen) -> None:

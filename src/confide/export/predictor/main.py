@@ -120,9 +120,9 @@ def _written(found: Prediction, model: Predictor) -> tuple[list[str], Any]:
     centre = found.centre if found.centre.ndim == 2 else found.centre[:, None]
     names = [str(name) for name in model.classes or range(centre.shape[1])]
     if found.epistemic.ndim == 2:  # several numbers
-        header = [f"{part}({name})" for part in Prediction._fields for name in names]
-        return [name.replace("centre(", "mean(") for name in header], np.concatenate(found, 1)
-    shown = ["mean"] if found.centre.ndim == 1 else [f"p({name})" for name in names]
+        header = [f"{name}_{part}" for name in names for part in ("mean", "epistemic", "aleatoric")]
+        return header, np.stack(found, 2).reshape(len(centre), -1)
+    shown = ["mean"] if found.centre.ndim == 1 else [f"probability_{name}" for name in names]
     return [*shown, "epistemic", "aleatoric"], np.column_stack([centre, found.epistemic, found.aleatoric])
 
 

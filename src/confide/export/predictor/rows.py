@@ -17,9 +17,7 @@ MISSING_TOKENS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
 def columns_of(rows: Any) -> dict[str, list[Any]]:
     """Rows of any kind as columns by name."""
     if isinstance(rows, str) or hasattr(rows, "__fspath__"):
-        with open(rows, newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark first
-            lines = [{name or "unnamed": cell for name, cell in row.items()} for row in csv.DictReader(file)]
-        return columns_of(lines) if lines else {}
+        return _file_columns(rows)
     if hasattr(rows, "columns") and hasattr(rows, "__getitem__"):  # pandas, polars, Arrow
         names = getattr(rows, "column_names", None) or list(rows.columns)
         return {str(name): _listed(rows[name]) for name in names}
@@ -29,6 +27,23 @@ def columns_of(rows: Any) -> dict[str, list[Any]]:
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _file_columns(path: Any) -> dict[str, list[Any]]:
+    """Of a text file, whose separator its header shows; where that is a semicolon, numbers may have a comma."""
+    with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark first
+        outside = re.sub('"[^"]*"', "", file.readline())
+        file.seek(0)
+        mark = next((one for one in ",\t;|" if one in outside), ",")
+        rows = list(csv.DictReader(file, delimiter=mark))
+    found = columns_of([{name or "unnamed": cell for name, cell in row.items()} for row in rows]) if rows else {}
+    if mark != ";":
+        return found
+    return {name: [_Spelt(cell) if isinstance(cell, str) else cell for cell in cells] for name, cells in found.items()}
+
+
+class _Spelt(str):
+    """A cell of a file in which a comma may stand in numbers."""
 
 
 def _listed(values: Any) -> list[Any]:
@@ -131,7 +146,7 @@ def _scaled(values: Any, low: Any, high: Any, missing: str, where: str) -> Any:
 
 def _number(cell: Any) -> float:
     if isinstance(cell, str):
-        word = cell.strip()
+        word = _DECIMAL_COMMA.sub(r"\1.\2", cell).strip() if isinstance(cell, _Spelt) else cell.strip()
         if word.lower() in ("true", "false"):
             return float(word.lower() == "true")
         try:
@@ -172,6 +187,7 @@ def _is_missing(cell: Any) -> bool:
     return key_of(cell) is None
 
 
+_DECIMAL_COMMA = re.compile(r"^\s*([+-]?[0-9]*),([0-9]+(?:[eE][+-]?[0-9]+)?)\s*$")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?\Z")
 
