@@ -46,7 +46,7 @@ BAD_FILES: dict[str, tuple[str | bytes, str]] = {
     "missing column": (GOOD.replace("dose", "doses", 1), "dose"),
     "ragged": (first_line_changed(GOOD, "1,2"), "2 cells"),
     "repeated column": (GOOD.replace("dose", "age", 1), "columns 1, 2 have the same name"),
-    "semicolons": (GOOD.replace(",", ";"), "separator"),
+    "colons": (GOOD.replace(",", ":"), "no such column"),
     "binary garbage": (bytes(range(256)) * 40, "source="),
     "a zip": (b"PK\x03\x04" + bytes(200), "source="),
     "utf-16": (GOOD.encode("utf-16"), "UTF-16"),
