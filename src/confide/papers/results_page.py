@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from confide.errors import Refusal
-from confide.papers.base import Claim, Paper
-from confide.papers.kept import NOT_RUN, SMALLEST_SPREAD, KeptResults, judged, verdict
+from confide.papers.base import Cell, Claim, Paper, Place, shown
+from confide.papers.kept import NOT_RUN, SMALLEST_SPREAD, Judged, KeptResults, judged, verdict
+
+STATES = (True, False, None)
 
 HEAD = """# Results
 
@@ -54,9 +56,46 @@ def _claim_row(paper: str, claim: Claim, kept: KeptResults) -> tuple[str, ...]:
     if claim.proven:
         return claim.text, claim.theirs, "by proof", claim.proven, claim.why[claim.proven]
     found = [judged(paper, comparison, kept) for comparison in claim.comparisons]
-    decided = verdict(found)
-    ours = NOT_RUN if decided == NOT_RUN else "; ".join(map(str, found))
-    return claim.text, claim.theirs, ours, decided, claim.why.get(decided, "")
+    names, decided = _names(found), verdict(found)
+    if decided == NOT_RUN:
+        return claim.text, claim.theirs, NOT_RUN, decided, ""
+    ours = "; ".join(_with_name(name, one) for name, one in zip(names, found, strict=True))
+    return claim.text, claim.theirs, ours, decided, _why(claim, decided, names, found)
+
+
+def _names(found: Sequence[Judged]) -> list[str]:
+    """What tells the figures of a claim apart: cells of our rows that differ, else of those they are set against."""
+    ours = [one.comparison.ours.row for one in found]
+    theirs = [one.comparison.theirs.row if isinstance(one.comparison.theirs, Place) else () for one in found]
+    told = _differing(ours) if len(set(ours)) > 1 else _differing(theirs)
+    return [
+        _epsilon(one) if _epsilon(one) == f"epsilon {name}" else name for name, one in zip(told, found, strict=True)
+    ]
+
+
+def _differing(rows: Sequence[tuple[Cell, ...]]) -> list[str]:
+    differ = [place for place, cells in enumerate(zip(*rows, strict=True)) if len(set(cells)) > 1]
+    return [", ".join(shown(row[place]) for place in differ) for row in rows]
+
+
+def _epsilon(one: Judged) -> str:
+    return f"epsilon {one.comparison.epsilon:g}" if one.comparison.epsilon is not None else ""
+
+
+def _with_name(name: str, one: Judged) -> str:
+    """An epsilon is told after the figure already."""
+    return str(one) if not name or (name == _epsilon(one) and one.ours is not None) else f"{name}: {one}"
+
+
+def _why(claim: Claim, decided: str, names: Sequence[str], found: Sequence[Judged]) -> str:
+    """Which figures hold and which do not, as they came out, and the claim's own sentence where all bear it out."""
+    by = {state: [name for name, one in zip(names, found, strict=True) if one.holds is state] for state in STATES}
+    parts = [f"Holds for {'; '.join(by[True])}."] if by[True] and (by[False] or by[None]) else []
+    parts += [f"Not for {'; '.join(by[False])}."] if by[False] and (by[True] or by[None]) else []
+    parts += [f"Not run: {'; '.join(by[None])}."] if by[None] else []
+    if by[False] or not by[None]:
+        parts.append(claim.why.get(decided, ""))
+    return " ".join(filter(None, parts))
 
 
 def _experiment(file: dict[str, Any]) -> list[str]:
