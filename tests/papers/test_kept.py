@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from confide.papers.base import (
     PaperTable,
     Place,
 )
-from confide.papers.kept import KeptResults
+from confide.papers.kept import KeptResults, Origin
 from confide.papers.results_page import page
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef"
+ORIGIN = Origin(COMMIT)
 COLUMNS = ("method", "epsilon asked for", "paper", "ours", "sound epsilon")
 
 
@@ -53,10 +55,25 @@ def _claim(*comparisons: FigureComparison) -> Claim:
 PAPER = Paper("made-up", "A paper", "Nobody (2020)", (Experiment("first", "a table", _run),), ())
 
 
+OWN = """from confide.papers.base import Experiment, Paper, PaperOutcome
+
+def run(context):
+    return PaperOutcome()
+
+PAPER = Paper("made-up", "A paper", "Nobody (2020)", (Experiment("first", "a table", run),))
+"""
+
+
+def _committed_elsewhere(folder: Path) -> Any:
+    """As it is, but that confide's own sources, which may be changed while tests run, count as committed."""
+    real = kept._committed
+    return lambda where, what, called: real(where, what, called) if where == folder.resolve() else COMMIT
+
+
 def _kept(folder: Path, **changes: Any) -> KeptResults:
     context = Context(data=folder, seeds=(0, 1))
     (finished,) = base.run(PAPER, context)
-    path = kept.keep(PAPER, context, finished, folder, COMMIT)
+    path = kept.keep(PAPER, context, finished, folder, ORIGIN)
     if changes:
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return KeptResults.of(folder)
@@ -76,11 +93,11 @@ class TestKeeping:
             kept.check_keeping(context)
         (finished,) = base.run(PAPER, context)
         with pytest.raises(Refusal, match="Only a full run is kept"):
-            kept.keep(PAPER, context, finished, tmp_path, COMMIT)
+            kept.keep(PAPER, context, finished, tmp_path, ORIGIN)
         with pytest.raises(
             Refusal, match="Only a full run is kept"
         ):  # nor under a context that claims to be a full one
-            kept.keep(PAPER, Context(data=tmp_path), finished, tmp_path, COMMIT)
+            kept.keep(PAPER, Context(data=tmp_path), finished, tmp_path, ORIGIN)
         assert not list(tmp_path.rglob("*.json"))
 
     def test_a_stamped_file_is_refused_by_the_page(self, tmp_path: Path) -> None:
@@ -95,15 +112,51 @@ class TestKeeping:
             _kept(tmp_path, **{"processor_seconds": 1.0, lacking: None})
 
     def test_changed_sources_are_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        told = {"status": " M src/confide/rules.py", "rev-parse": COMMIT}
+        told = {"ls-files": "rules.py", "status": " M src/confide/rules.py", "rev-parse": COMMIT}
         monkeypatch.setattr(kept, "_git", lambda where, *words: told[words[0]])
         with pytest.raises(Refusal, match="changes that are in no commit"):
             kept.check_keeping(Context(data=tmp_path))
         told["status"] = ""
-        assert kept.check_keeping(Context(data=tmp_path)) == COMMIT
+        assert kept.check_keeping(Context(data=tmp_path)) == ORIGIN
         monkeypatch.setattr(kept, "_git", lambda where, *words: None)
         with pytest.raises(Refusal, match="git clone"):
             kept.check_keeping(Context(data=tmp_path))
+
+    def test_a_paper_of_ones_own_is_in_a_commit_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Catches a result whose experiment stands in no commit, though confide's sources do."""
+
+        def git(*words: str) -> None:
+            call = ["git", "-c", "user.name=n", "-c", "user.email=e", *words]
+            subprocess.run(call, cwd=tmp_path, check=True, capture_output=True)
+
+        monkeypatch.setattr(kept, "_committed", _committed_elsewhere(tmp_path))
+        mine, context = tmp_path / "mine.py", Context(data=tmp_path)
+        mine.write_text(OWN)
+        with pytest.raises(Refusal, match=r"mine\.py'?: not in a git clone"):
+            kept.check_keeping(context, mine)
+        git("init")
+        (tmp_path / ".gitignore").write_text("mine.py\n")
+        git("add", ".gitignore")
+        git("commit", "-m", "one")
+        with pytest.raises(Refusal, match="in no commit"):
+            kept.check_keeping(context, mine)
+        git("add", "-f", "mine.py")
+        git("commit", "-m", "two")
+        found = kept.check_keeping(context, mine)
+        assert (found.commit, found.source, len(found.source_commit)) == (COMMIT, "mine.py", 40)
+        mine.write_text(OWN + "\n")
+        with pytest.raises(Refusal, match="in no commit"):
+            kept.check_keeping(context, mine)
+        (finished,) = base.run(PAPER, replace(context, seeds=(0,)))
+        path = kept.keep(PAPER, context, finished, tmp_path / "results", found)
+        assert json.loads(path.read_text())["command"].startswith("confide papers run --from mine.py --only first")
+        assert f"(the paper's {found.source_commit[:10]})" in page([PAPER], KeptResults.of(tmp_path / "results"))
+
+    def test_a_name_that_confide_has_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "mine.py").write_text(OWN.replace("made-up", "dp-sep"))
+        call = ["papers", "run", "--from", str(tmp_path / "mine.py"), "--data", str(tmp_path), "--keep"]
+        assert main([*call, str(tmp_path / "results")]) == 2
+        assert "confide has a paper dp-sep too" in capsys.readouterr().err
 
     def test_the_command_refuses_before_it_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["papers", "run", "dp-sgmcmc", "--quick", "--keep", str(tmp_path / "results")]) == 2
@@ -172,6 +225,17 @@ class TestPage:
         assert row(better, missing).endswith("elsewhere: not run | partly | Holds for ours. Not run: elsewhere. |")
         assert row(worse, missing).endswith("| does not | Not for other. Not run: elsewhere. not seen |")
         assert row(missing).endswith("| not run | not run |  |")
+
+    def test_the_page_of_a_paper_of_ones_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        _kept(tmp_path / "results")
+        (tmp_path / "mine.py").write_text(OWN)
+        where = ["papers", "page", str(tmp_path / "results")]
+        assert main([*where, "--from", str(tmp_path / "mine.py")]) == 0
+        shown = capsys.readouterr().out
+        assert "## made-up" in shown
+        assert "## dp-sep" not in shown, "it has no results there"
+        assert main(where) == 2
+        assert "belongs to no experiment" in capsys.readouterr().err
 
     def test_a_file_that_nobody_owns_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(Refusal, match="made-up/first belongs to no experiment"):

@@ -79,6 +79,15 @@ Keep = Annotated[
     ),
 ]
 Results = Annotated[Path, typer.Argument(metavar="RESULTS", help="The folder that --keep wrote to.")]
+PageFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="A paper of your own: the page has it beside those that results are kept of; the file is run.",
+        show_default=False,
+    ),
+]
 Page = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; else it is shown.")]
 
 
@@ -128,10 +137,12 @@ def run(
     if out is not None:
         check_new_directory("--out", out)
     if keep is not None:
+        if source is not None:
+            _check_own_name(chosen[0])
         from confide.papers.base import Context
         from confide.papers.kept import check_keeping
 
-        check_keeping(Context(data, quick))
+        check_keeping(Context(data, quick), source)
     several = paper == ALL
     told = []
     for found in chosen:
@@ -162,6 +173,13 @@ def _chosen(paper: str, source: Path | None, only: list[str] | None) -> list[Pap
     return list(papers.all_papers().values()) if paper == ALL else [papers.get(paper)]
 
 
+def _check_own_name(paper: Paper) -> None:
+    from confide import papers
+
+    if paper.name in papers.names():
+        raise CommandError(f"--keep: confide has a paper {paper.name} too, and its results would be lost; rename yours")
+
+
 def _run_one(
     paper: Paper,
     data: Path | None,
@@ -178,7 +196,7 @@ def _run_one(
     from confide.papers import base, kept
 
     done: list[Finished] = []
-    commit = None if keep is None else kept.check_keeping(base.Context(data, quick))
+    origin = None if keep is None else kept.check_keeping(base.Context(data, quick), source)
     if shows and not quick:
         output().print(f"[dim]{escape(expected(paper, only, seeds, jobs))}[/dim]")
     with progress_bar(paper.name) as bar:
@@ -186,8 +204,8 @@ def _run_one(
         context = base.Context(data, quick, tuple(range(seeds)), lambda what, now, total: bar(now, total))
         for finished in base.run(paper, context, out, only, jobs=jobs, source=source):
             done.append(finished)
-            if keep is not None and commit is not None:
-                kept.keep(paper, context, finished, keep, commit)
+            if keep is not None and origin is not None:
+                kept.keep(paper, context, finished, keep, origin)
             if shows:
                 show(output(), finished)
     return base.to_dict(paper, context, done)
@@ -206,7 +224,7 @@ def expected(paper: Paper, only: list[str], seeds: int, jobs: int) -> str:
     return f"{paper.name}: about {max(1, round(minutes))} min of processor time for {runs}{shared}{beside}"
 
 
-def page(results: Results, *, out: Page = None) -> None:
+def page(results: Results, *, source: PageFrom = None, out: Page = None) -> None:
     """Make the page of results from kept files: claims with their verdicts, then every table."""
     from confide import papers
     from confide.papers.kept import KeptResults
@@ -214,7 +232,11 @@ def page(results: Results, *, out: Page = None) -> None:
 
     if not results.is_dir():
         raise CommandError(f"RESULTS={results}: not a directory; `confide papers run PAPER --keep {results}` makes it")
-    text = made(papers.all_papers().values(), KeptResults.of(results))
+    kept, every = KeptResults.of(results), list(papers.all_papers().values())
+    if source is not None:
+        own, with_results = papers.from_file(source), {name for name, _ in kept.files}
+        every = [*(paper for paper in every if paper.name in with_results - {own.name}), own]
+    text = made(every, kept)
     if out is None:
         output().print(text, markup=False, highlight=False)
     else:

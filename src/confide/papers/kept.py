@@ -28,17 +28,35 @@ SMALLEST_SPREAD = 5
 ROUNDING = 1 + 1e-6  # A calibrated epsilon may end a last place above the one that was asked for.
 
 
-def check_keeping(context: Context) -> str:
-    """The commit whose sources run now; one sentence where the results could not be kept."""
+@dataclass(frozen=True)
+class Origin:
+    """The commits that made a result: of confide, and of the paper's own file or folder where it has one."""
+
+    commit: str
+    source: str = ""
+    source_commit: str = ""
+
+
+def check_keeping(context: Context, source: Path | None = None) -> Origin:
+    """What runs now; one sentence where the results could not be kept."""
     if context.stamp:
         raise Refusal(f"keep: {context.stamp} Only a full run is kept; leave --keep out")
-    where = Path(__file__).parent.parent
-    changed = _git(where, "status", "--porcelain", "--", ".")
+    commit = _committed(Path(__file__).parent.parent, ".", "the sources of confide")
+    if source is None:
+        return Origin(commit)
+    file = source.resolve()
+    return Origin(commit, file.name, _committed(file.parent, file.name, f"from={str(source)!r}"))
+
+
+def _committed(where: Path, what: str, called: str) -> str:
+    """The commit that holds it as it stands. A file that git ignores has no changes, so it must be known as well."""
+    known = _git(where, "ls-files", "--", what)
+    changed = _git(where, "status", "--porcelain", "--", what)
     commit = _git(where, "rev-parse", "HEAD")
     if changed is None or commit is None:
-        raise Refusal("keep: confide does not run from a git clone, so that no commit can be named; run it from one")
-    if changed:
-        raise Refusal("keep: the sources of confide have changes that are in no commit; commit them first")
+        raise Refusal(f"keep: {called}: not in a git clone, so that no commit can be named; run it from one")
+    if changed or not known:
+        raise Refusal(f"keep: {called}: there are changes that are in no commit; commit them first")
     return commit
 
 
@@ -50,7 +68,7 @@ def _git(where: Path, *words: str) -> str | None:
     return found.stdout.strip()
 
 
-def keep(paper: Paper, context: Context, finished: Finished, folder: Path, commit: str) -> Path:
+def keep(paper: Paper, context: Context, finished: Finished, folder: Path, origin: Origin) -> Path:
     """Write one experiment's file; a stamped table is refused, whatever the context says."""
     stamps = [table.stamp for table in finished.outcome.tables if table.stamp]
     if context.stamp or stamps:
@@ -58,12 +76,14 @@ def keep(paper: Paper, context: Context, finished: Finished, folder: Path, commi
     from confide.report.trail import versions
 
     name = finished.experiment.name
+    called = f"--from {origin.source}" if origin.source else paper.name
     values = {
         "paper": paper.name,
         "experiment": name,
         "about": finished.experiment.about,
-        "command": f"confide papers run {paper.name} --only {name} --data DIR --seeds {len(context.seeds)}",
-        "commit": commit,
+        "command": f"confide papers run {called} --only {name} --data DIR --seeds {len(context.seeds)}",
+        "commit": origin.commit,
+        **({"source_commit": origin.source_commit} if origin.source else {}),
         "seeds": list(context.seeds),
         "processor_seconds": round(finished.processor_seconds, 1),
         "versions": versions(),

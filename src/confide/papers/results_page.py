@@ -103,7 +103,9 @@ def _experiment(file: dict[str, Any]) -> list[str]:
     seeds = f"{count} seed{'s' if count > 1 else ''}"
     rough = "" if count >= SMALLEST_SPREAD else ", too few for an honest spread"
     minutes = file["processor_seconds"] / 60
-    made = f"`{file['command']}`, commit {file['commit'][:10]}, {seeds}{rough}, {minutes:.1f} min of processor time."
+    own = f" (the paper's {file['source_commit'][:10]})" if "source_commit" in file else ""
+    commit = f"commit {file['commit'][:10]}{own}"
+    made = f"`{file['command']}`, {commit}, {seeds}{rough}, {minutes:.1f} min of processor time."
     parts = [f"### {_heading(file)}", made]
     for table in file["tables"]:
         rows = [
