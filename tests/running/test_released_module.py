@@ -104,6 +104,17 @@ def test_the_released_module_never_saw_a_record() -> None:
     assert torch.equal(last, run.posterior.draws[-1])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["MinMaxObserver", "MovingAverageMinMaxObserver", "HistogramObserver", "FakeQuantize"])
+def test_an_observer_of_torch_is_released_as_it_came(kind: str) -> None:
+    import torch.ao.quantization as quantization
+
+    module = nn.Sequential(getattr(quantization, kind)(), nn.Linear(3, 2))
+    run = fitted(module)
+    assert not holds_a_record(everything(run.posterior))
+    assert not holds_a_record(everything(module))
+
+
 def test_a_posterior_with_the_working_module_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_full_backward_hook
 from confide.errors import SpeedWarning, UnclippableError
 from confide.mechanism.clipping import Recordwise, batching, clipped_sum, engine, isolated_rows, isolation
 from confide.mechanism.clipping.engine import engine_of
+from confide.mechanism.clipping.rounding import SHARE
 from confide.mechanism.clipping.sealed import Reachable
 from confide.models.likelihoods import Categorical
 from tests.mechanism.clipping import mixers
@@ -341,6 +342,42 @@ def test_a_record_that_raises_counts_as_zero_and_moves_nobody_else(kind: str) ->
         y[3] = CLASSES if kind != "target" else 1.5
     keep = [record for record in range(RECORDS) if record != 3]
     torch.testing.assert_close(total(module, loss, x, y), total(module, loss, x[keep], y[keep]), rtol=1e-9, atol=1e-9)
+
+
+class Deep(nn.Module):
+    """Written so that it is not proven: in single precision, deep enough for roundings to grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.table(x).mean(1)
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(2 * layer(hidden))
+        said: Tensor = self.head(hidden)
+        return said
+
+
+@pytest.mark.parametrize("many", [31, 256])
+@pytest.mark.parametrize("fails", ["module", "statistic"])
+def test_the_way_round_a_record_that_raises_rounds_others_within_a_part_of_the_share(many: int, fails: str) -> None:
+    """Others are computed in batches of other sizes, or one by one, so in another order: soundness.md, section 1."""
+    torch.manual_seed(0)
+    module, loss = Deep(), plain
+    x, y = torch.randint(0, 10, (many, 5)), torch.randint(0, CLASSES, (many,))
+    odd = torch.cat([x, torch.full((1, 5), 10)]), torch.cat([y, y[:1]])
+
+    def answer(x: Tensor, y: Tensor) -> Tensor:
+        if fails == "module":
+            return total(module, loss, x, y)
+        rows = isolated_rows(lambda x, y: module(x)[0] + 0.0 * module.table(x).sum(), x, y, CLASSES)
+        return (rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0).double()
+
+    moved = (answer(*odd) - answer(x, y)).norm().item()
+    assert 0 < moved <= SHARE[torch.float32] / 100
 
 
 def test_a_rehearsal_raises() -> None:
