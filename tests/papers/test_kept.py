@@ -26,12 +26,12 @@ from confide.papers.base import (
     PaperTable,
     Place,
 )
-from confide.papers.kept import KeptResults, Origin
+from confide.papers.kept import KeptResults, MadeFrom
 from confide.papers.results_page import page
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef"
-ORIGIN = Origin(COMMIT)
+ORIGIN = MadeFrom(COMMIT)
 COLUMNS = ("method", "epsilon asked for", "paper", "ours", "sound epsilon")
 
 

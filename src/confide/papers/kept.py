@@ -29,7 +29,7 @@ ROUNDING = 1 + 1e-6  # A calibrated epsilon may end a last place above the one t
 
 
 @dataclass(frozen=True)
-class Origin:
+class MadeFrom:
     """The commits that made a result: of confide, and of the paper's own file or folder where it has one."""
 
     commit: str
@@ -37,15 +37,15 @@ class Origin:
     source_commit: str = ""
 
 
-def check_keeping(context: Context, source: Path | None = None) -> Origin:
+def check_keeping(context: Context, source: Path | None = None) -> MadeFrom:
     """What runs now; one sentence where the results could not be kept."""
     if context.stamp:
         raise Refusal(f"keep: {context.stamp} Only a full run is kept; leave --keep out")
     commit = _committed(Path(__file__).parent.parent, ".", "the sources of confide")
     if source is None:
-        return Origin(commit)
+        return MadeFrom(commit)
     file = source.resolve()
-    return Origin(commit, file.name, _committed(file.parent, file.name, f"from={str(source)!r}"))
+    return MadeFrom(commit, file.name, _committed(file.parent, file.name, f"from={str(source)!r}"))
 
 
 def _committed(where: Path, what: str, called: str) -> str:
@@ -68,7 +68,7 @@ def _git(where: Path, *words: str) -> str | None:
     return found.stdout.strip()
 
 
-def keep(paper: Paper, context: Context, finished: Finished, folder: Path, origin: Origin) -> Path:
+def keep(paper: Paper, context: Context, finished: Finished, folder: Path, origin: MadeFrom) -> Path:
     """Write one experiment's file; a stamped table is refused, whatever the context says."""
     stamps = [table.stamp for table in finished.outcome.tables if table.stamp]
     if context.stamp or stamps:
