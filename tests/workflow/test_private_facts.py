@@ -204,7 +204,33 @@ def test_the_command_and_a_fit_with_its_facts_are_one_budget(
         assert kept.spent(1e-5, "people") > 1.2
 
 
-ALIKE = [True, 1, 1.0, "1", "1.0", np.int8(1), np.float32(1), Decimal(1), Fraction(1), 1 + 0j, 0, 0.0, -0.0, "0", "-0"]
+class Says(float):
+    """A number that says that it is another."""
+
+    def __str__(self) -> str:
+        return "1.0"
+
+
+ALIKE = [
+    Says(1),
+    Says(7),
+    Says(1e9),
+    True,
+    1,
+    1.0,
+    "1",
+    "1.0",
+    np.int8(1),
+    np.float32(1),
+    Decimal(1),
+    Fraction(1),
+    1 + 0j,
+    0,
+    0.0,
+    -0.0,
+    "0",
+    "-0",
+]
 ODD = [None, "", float("nan"), float("inf"), 10**5000, "x" * 300, b"1", (1,), [1], np.datetime64("NaT"), object()]
 
 

@@ -95,8 +95,9 @@ class Cells:
         """Each cell counts once as a kind and once as what it is, or once as missing."""
         found = cls(categories)
         alike: dict[tuple[type, str], list[Any]] = {}
-        for cell in values.tolist():
-            alike.setdefault((type(cell), written(cell)), []).append(cell)
+        for place, cell in enumerate(values.tolist()):
+            said = written(cell) if type(cell) in _PLAIN else str(place)
+            alike.setdefault((type(cell), said), []).append(cell)
         for cells in alike.values():
             try:
                 found._add(cells[0], len(cells))
@@ -145,6 +146,8 @@ class NoisyCells:
         return cls(float(listed[0]), kinds, listed[4 : 4 + GRID], listed[4 + GRID :], texts)
 
 
+# Of these what a cell says is what it is; an object of another type, that of somebody's own among them, is by itself.
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 LISTED = 1 + len(CELL_KINDS) + GRID + YEARS  # numbers in `Cells.listed`
 
 
