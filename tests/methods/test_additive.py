@@ -138,10 +138,20 @@ class TestNoise:
         gradient = 1000 * 2.0 * torch.tensor([-0.47, 0.47], dtype=torch.float64)
         shares, spread = parts.shares_of(parts.told(start, gradient, 10.0), start, 2.0, 1000)
         assert shares.tolist() == pytest.approx([0.97, 0.03], abs=1e-3)
-        level, _ = parts.levels_of(shares, spread, 2)
+        level, _ = parts.levels_of(shares, spread, torch.zeros(2, dtype=torch.float64))
         assert float(level.softmax(0)[1]) == pytest.approx(0.03, abs=1e-3)
         one, _ = parts.shares_of(parts.told(start[:1], gradient[1:], 10.0), start[:1], 2.0, 1000)
         assert one.tolist() == pytest.approx(shares.tolist())
+
+    @pytest.mark.parametrize("shares", [[0.7, 0.3], [0.6, 0.3, 0.09, 0.01]])
+    def test_shares_come_out_on_average_over_outputs_that_are_spread_out(self, shares: list[float]) -> None:
+        """Constants of logarithms alone would give the rarest of four classes six times its share."""
+        wanted, outputs = torch.tensor(shares, dtype=torch.float64), 1 if len(shares) == 2 else len(shares)
+        spread = torch.full((outputs,), 4.0, dtype=torch.float64)
+        level, _ = parts.levels_of(wanted, 0.01 * wanted, spread)
+        drawn = level + 2 * torch.randn(200_000, outputs, generator=torch.Generator().manual_seed(0)).double()
+        found = drawn.softmax(1) if outputs > 1 else torch.cat([1 - drawn.sigmoid(), drawn.sigmoid()], 1)
+        assert found.mean(0).tolist() == pytest.approx(shares, rel=0.06)
 
     @pytest.mark.parametrize("noise", [0.02, 0.3, 1e6])
     def test_no_share_is_believed_to_be_nothing(self, noise: float) -> None:

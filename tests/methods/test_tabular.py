@@ -95,7 +95,7 @@ def test_answers_of_recalibration_are_bounded_by_rule(likelihood: Any) -> None:
     draws = torch.cat([steep, torch.zeros(outputs)])[None]
     posterior = Draws(torch.nn.Linear(1, outputs), likelihood, draws, torch.ones(1))
     x = torch.linspace(-1, 1, 401)[:, None]
-    query = recalibrate.odds_of(posterior, 1.0)
+    query = recalibrate.odds_of(posterior, 1.0, 0.3)
     for label in range(max(2, outputs)):
         rows = query.function(x, torch.full((401,), label))
         assert rows.shape == (401, query.size)
@@ -116,19 +116,18 @@ def test_recalibration_finds_a_slope_that_was_spoilt() -> None:
     assert max(map(abs, found.facts["shifts"])) < 0.1
 
 
-@pytest.mark.parametrize("classes", [2, 4])
-def test_a_fit_of_noise_is_flattened_and_one_that_is_right_is_left(classes: int) -> None:
+def test_a_fit_of_noise_is_flattened_and_one_that_is_right_is_left() -> None:
     """Counts without a relation between odds and answers give a slope near 0, those that agree with the odds 1."""
-    middles, shifted = recalibrate._middles(classes), classes == 2
+    middles = torch.tensor(recalibrate.MIDDLES, dtype=torch.float64)
     present = torch.full_like(middles, 500.0)
     for truth, slope in ((torch.full_like(middles, 0.5), 0.0), (middles.sigmoid(), 1.0)):
         counts = torch.stack([present * truth, present * (1 - truth)])
-        found, shift, floor = recalibrate.fitted(counts, 5.0, 500 * len(middles), middles, shifted=shifted)
+        found, shift, floor = recalibrate.fitted(counts, 5.0, 500 * len(middles), middles)
         assert found == pytest.approx(slope, abs=0.05)
         assert shift == pytest.approx(0.0, abs=0.1)
         assert floor == (0.0 if slope else pytest.approx(0.0, abs=0.4))
     nothing = torch.zeros(2, len(middles), dtype=torch.float64)
-    found, shift, floor = recalibrate.fitted(nothing, 1e6, 500 * len(middles), middles, shifted=shifted)
+    found, shift, floor = recalibrate.fitted(nothing, 1e6, 500 * len(middles), middles)
     assert found == pytest.approx(math.exp(recalibrate.STEEPER), rel=0.05)
     assert shift == pytest.approx(0.0, abs=1e-6)
     assert floor == 0.0
@@ -136,13 +135,26 @@ def test_a_fit_of_noise_is_flattened_and_one_that_is_right_is_left(classes: int)
 
 def test_labels_that_are_now_and_then_wrong_give_a_floor_and_keep_the_slope() -> None:
     """A tenth of the labels flipped: odds are right in the middle and never beyond nine to one."""
-    middles = recalibrate._middles(2)
+    middles = torch.tensor(recalibrate.MIDDLES, dtype=torch.float64)
     truth = 0.8 * torch.sigmoid(1.5 * middles) + 0.1
     counts = torch.stack([500 * truth, 500 * (1 - truth)])
-    slope, shift, floor = recalibrate.fitted(counts, 5.0, 500 * len(middles), middles, shifted=True)
+    slope, shift, floor = recalibrate.fitted(counts, 5.0, 500 * len(middles), middles)
     assert slope == pytest.approx(1.5, abs=0.15)
     assert shift == pytest.approx(0.0, abs=0.05)
     assert floor == 0.2
+
+
+def test_a_fit_that_has_gone_astray_as_a_whole_is_brought_back() -> None:
+    """All odds at about e^-30 where a third belongs to the class: bins that end at e^-5 would leave e^-5 and less."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 1, generator=generator) - 30
+    y = (torch.rand(4000, generator=generator) < 0.35).long()
+    posterior = Draws(torch.nn.Linear(1, 1), Bernoulli(), torch.tensor([[1.0, 0.0]]), torch.ones(1))
+    counts = recalibrate.odds_of(posterior, 1.0, 0.3).function(x, y).sum(0)
+    noisy = counts + 21 * torch.randn(len(counts), generator=generator).double()
+    slope, shifts, _ = recalibrate.told(noisy, 21.0, 4000, 2)
+    found = torch.sigmoid(slope * x + shifts[1] - shifts[0]).mean()
+    assert float(found) == pytest.approx(0.35, abs=0.1)
 
 
 def _spoilt(classes: int, records: int, slope: float, shifts: torch.Tensor) -> tuple[Draws, torch.Tensor, torch.Tensor]:
@@ -158,7 +170,7 @@ def _spoilt(classes: int, records: int, slope: float, shifts: torch.Tensor) -> t
 def test_slope_and_shifts_of_several_classes_are_found(slope: float) -> None:
     shifts = torch.tensor([0.4, -0.4, 0.2, 0.0, -0.2])
     posterior, logits, y = _spoilt(5, 40_000, slope, shifts)
-    found = recalibrate.odds_of(posterior, 1.0).function(logits, y).sum(0)
+    found = recalibrate.odds_of(posterior, 1.0, 0.3).function(logits, y).sum(0)
     told, moved, floor = recalibrate.told(found, 1.0, len(y), 5)
     assert told == pytest.approx(slope, rel=0.08)
     assert floor <= 0.01
@@ -168,11 +180,41 @@ def test_slope_and_shifts_of_several_classes_are_found(slope: float) -> None:
 def test_the_slope_of_many_classes_does_not_drown_in_their_noise() -> None:
     """Ten classes, 1500 records, a release for epsilon 0.15, whose noise is 21."""
     posterior, logits, y = _spoilt(10, 1500, 1.4, torch.zeros(10))
-    exact = recalibrate.odds_of(posterior, 1.0).function(logits, y).sum(0)
+    exact = recalibrate.odds_of(posterior, 1.0, 0.3).function(logits, y).sum(0)
     generator = torch.Generator().manual_seed(1)
     noisy = [exact + 21 * torch.randn(len(exact), generator=generator) for _ in range(10)]
     slopes = torch.tensor([recalibrate.told(one, 21.0, 1500, 10)[0] for one in noisy])
     assert float((slopes / 1.4).log().square().mean().sqrt()) < 0.25
+
+
+def test_wrong_labels_of_several_classes_give_a_floor_and_noise_alone_leaves_what_is_expected() -> None:
+    posterior, logits, y = _spoilt(5, 40_000, 1.5, torch.zeros(5))
+    generator = torch.Generator().manual_seed(2)
+    wrong = torch.rand(len(y), generator=generator) < 0.15
+    y = torch.where(wrong, torch.randint(5, y.shape, generator=generator), y)
+    found = recalibrate.odds_of(posterior, 1.0, 0.3).function(logits, y).sum(0)
+    slope, _, floor = recalibrate.told(found, 1.0, len(y), 5)
+    assert slope == pytest.approx(1.5, rel=0.12)
+    assert floor in (0.1, 0.15, 0.2)
+    slope, shifts, floor = recalibrate.told(0 * found, 1e6, len(y), 5)
+    assert slope == pytest.approx(math.exp(recalibrate.STEEPER), rel=0.1)
+    assert max(map(abs, shifts)) < 1e-3
+    assert floor == 0.0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_record_has_moved_its_own_odds_by_is_taken_off(known: bool) -> None:
+    """A fit that has pulled every record towards its own class: others would see a slope of 1, these see far more."""
+    pull, classes = 0.5, 5
+    _, logits, y = _spoilt(classes, 20_000, 1.0, torch.zeros(classes))
+    residual = torch.eye(classes)[y] - logits.softmax(1)
+    x = logits + pull * residual / residual.norm(dim=1, keepdim=True).clamp(min=recalibrate.WHOLE)
+    facts = {"own_pull": pull} if known else {}
+    network = torch.nn.Linear(classes, classes, bias=False)
+    posterior = Draws(network, Categorical(classes), torch.eye(classes).reshape(1, -1), torch.ones(1), facts)
+    found = recalibrate.odds_of(posterior, 1.0, 0.3).function(x, y).sum(0)
+    slope, _, _ = recalibrate.told(found, 1.0, len(y), classes)
+    assert (slope == pytest.approx(1.0, rel=0.1)) if known else (slope > 1.4)
 
 
 def test_states_are_kept_and_taken_up(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from confide.expectation.evidence import standard_normals
 from confide.mechanism.clipping import Recordwise
 from confide.models.additive import (
     NUMBER,
@@ -44,6 +45,8 @@ EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 
 LEAST_WEIGHT = 1e-60
 """Of steps that were not taken yet: so little that nothing is believed, and its inverse is still a number."""
+LEVEL_DRAWS, LEVEL_ROUNDS = 256, 30
+"""Of the search for constants that give the shares: more of either move no share by a thousandth."""
 LEGIBLE = 0.05
 """Noise in the mean of a number, of half its declared range, up to which its bins are read one by one."""
 EXPECTED_MEAN, EXPECTED_SPREAD, SPREAD_DOUBT = 0.4, 0.3, 0.6
@@ -353,12 +356,22 @@ def shares_of(sums: Tensor, start: Tensor, feature: float, records: float) -> tu
     return believed_shares(logits.softmax(0) - residual, min(10.0, float(weight[0].rsqrt() / (records * feature))))
 
 
-def levels_of(shares: Tensor, spread: Tensor, outputs: int) -> tuple[Tensor, Tensor]:
-    """Outputs of a softmax, or the logit of the second class, that give such shares, and their variances."""
-    doubt = (spread / (shares * (1 - shares))).square()
-    if outputs == 1:
-        return torch.logit(shares[1:]), doubt[1:]
-    return shares.log() - shares.log().mean(), doubt / 4
+def levels_of(shares: Tensor, error: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """Constants of the outputs of a softmax, or of the logit of the second class, that give such shares on average over
+    outputs with these variances around them; and the constants' own variances.
+
+    Outputs that are spread out bring shares together, so that constants must be further apart than without. Found in
+    rounds, over fixed quasi-random outputs.
+    """
+    doubt = (error / (shares * (1 - shares))).square()
+    outputs = spread if len(spread) > 1 else torch.cat([0 * spread, spread])
+    around = standard_normals(LEVEL_DRAWS, len(outputs)) * outputs.sqrt()
+    level = shares.log()
+    for _ in range(LEVEL_ROUNDS):
+        level = level + shares.log() - (level + around).softmax(1).mean(0).log()
+    if len(spread) == 1:
+        return level[1:] - level[:1], doubt[1:]
+    return level - level.mean(), doubt / 4
 
 
 def shrunk(found: Tensor, variance: Tensor, groups: list[slice], usual: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -425,10 +425,9 @@ class Additive(Method):
             mean[:, 0], doubt[:, 0] = gain * found[:, 0], gain * variance[:, 0]
             return mean + origin, doubt, scales
         # Shares are to come out as measured on average over what columns are believed to add, and its doubt.
-        level, error = levels_of(*shares, len(mean))
-        after = flatness(problem.likelihood, state.variances, (mean.square() + doubt).sqrt())
-        wider = max(1.0, flatness(problem.likelihood, state.variances, reached) / after)
-        mean[:, 0], doubt[:, 0] = wider * level / constant - origin[:, 0], error / constant**2
+        spread = (state.variances * (mean.square() + doubt))[:, 1:].sum(1)
+        level, error = levels_of(*shares, spread)
+        mean[:, 0], doubt[:, 0] = level / constant - origin[:, 0], error / constant**2
         return mean + origin, doubt, scales
 
     def _shares(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor] | None:

@@ -35,6 +35,9 @@ WALK = 1.3
 AVERAGED, GROUPS = 0.2, 8
 """Share of the steps, the last ones, whose positions are averaged, and stretches of them: that the means of stretches
 differ shows how much noise is left in the mean of all."""
+OWN_PART = 0.4
+"""What is left in the end of what a record's own gradients moved, for they grow smaller along the way and other records
+pull back. Settled on made-up pictures, see docs/protocols.md."""
 SHORTEST = 0.2
 """Length of a centred feature, as a part of L, that is still brought to 1."""
 
@@ -146,6 +149,8 @@ class FeatureRegression(Method):
             "centre_length": 0.0 if state.centre is None else float(state.centre.norm()) / LENGTH,
             "rate": None if second is None else self._rate(problem),
         }
+        if facts["rate"] is not None:
+            facts["own_pull"] = self._own_pull(problem)
         weights = torch.full((len(draws),), 1 / len(draws), dtype=draws.dtype)
         return Draws(problem.module, problem.likelihood, draws, weights, facts)
 
@@ -190,6 +195,12 @@ class FeatureRegression(Method):
         if noise > 0:
             rate = min(rate, WALK * (1 - MOMENTUM) / (noise * math.sqrt(plan.steps)))
         return rate / _unit(problem) ** 2
+
+    def _own_pull(self, problem: Problem) -> float:
+        """Logits by which a record has moved its own odds in all steps, where its gradient is as long as the clip."""
+        second, rate = self._second(problem), self._rate(problem)
+        steps = 0.0 if second is None else second.plan.steps * (1 - AVERAGED / 2)
+        return OWN_PART * CLIP * (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * steps / problem.records
 
 
 def _clip(problem: Problem) -> float:

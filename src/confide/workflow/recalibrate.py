@@ -11,11 +11,17 @@ Two classes: a record names the bin of its log odds l and whether class 1 is its
 counts c1 and c0, of records of the class and of others, are noisy, and c1 (1 - q') - c0 q' is zero on average where
 slope, shift and floor are right, whatever the number of records in the bin.
 
-Several: softmax(slope * log q) multiplies the log odds of any two classes by the slope, and those of one class against
-all others by a number that depends on how these share the rest. So a record whose class is one of its two likeliest
-names the bin of their log odds, and which it is; others name none. Shifts are read off the sums of [y = k] - q_k, whose
-norm is at most the root of 2 however many classes there are, and of q_k (1 - q_k), by which they grow with a shift, at
-two slopes, for which slope is right is not known when they are asked.
+Several: a record tells whether its likeliest class is its own, less how sure the prediction is of that under one slope,
+and how sure it would be under others. Sums over all records have the noise of one count: read off bins of odds, the
+same would be known three times worse. The same times how sure it is shows whether it takes a floor. Probabilities
+are those that predictions will have, means over all draws with the slope applied to each. Shifts are read off the sums
+of [y = k] - q_k, whose norm is at most the root of 2 however many classes there are, and of q_k (1 - q_k), by which
+they grow with a shift, at two slopes, for which slope is right is not known when they are asked.
+
+A fit is surer of the records that it has learnt from than of others, and what a record has moved its own odds by is
+taken off before it tells anything. A method may know that from its steps (the fact `own_pull`). Else it is what linear
+response says: a record moves its own logit by mu times the noise that the logit has, in deviations. Networks beside
+effects, whose draws are wide for other reasons, are left as they are.
 
 A small budget moves all of them little from what is expected beforehand, and a fit that learnt noise alone is
 flattened as far as the counts show it. The release shares the epsilon of the fit, whose plan is calibrated with it in
@@ -37,6 +43,8 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method
 from confide.models.additive import smoothed
 from confide.models.likelihoods import Bernoulli, Calibrated, Categorical, Likelihood
+from confide.models.predictive import ClassPredictive
+from confide.models.tabular import TabularNetwork
 from confide.posteriors.base import Posterior
 from confide.posteriors.recordwise import recordwise
 from confide.running.closing import Closing
@@ -46,12 +54,29 @@ from confide.workflow.choice import says_how
 from confide.workflow.request import Request
 
 PURPOSE = "recalibration"
+FAR = 5.0
+"""Log odds from which on bins are wide, and few records are in them."""
+
+
+def _middle(low: float, high: float) -> float:
+    near, far = sorted((low, high), key=abs)
+    return near + (far - near) / (3 if abs(near) >= FAR else 2)
+
+
 SHARE = 0.15
 """Part of epsilon that the release may cost; it composes with the fit, which loses about two per cent of mu^2."""
-EDGES = (-5.0, -4.0, -3.25, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.25, 4.0, 5.0)
-"""Of the bins of log odds: half a unit apart where most records lie, for in between a sigmoid is nearly a line."""
-MIDDLES = (-6.0, *((low + high) / 2 for low, high in pairwise(EDGES)), 6.0)
-"""Of the bins, for which they stand; beyond the last edges odds seldom go further than one more unit."""
+EDGES = tuple(
+    sign * edge
+    for sign, edges in (
+        (-1, (35.0, 20.0, 12.0, 8.0, 5.0, 4.0, 3.25, 2.5, 2.0, 1.5, 1.0, 0.5)),
+        (1, (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.25, 4.0, 5.0, 8.0, 12.0, 20.0, 35.0)),
+    )
+    for edge in edges
+)
+"""Of the bins of log odds: half a unit apart where most records lie, for in between a sigmoid is nearly a line. The far
+ones are empty unless a fit has gone astray, such as one of hundreds of columns whose sum nobody could centre."""
+MIDDLES = (-45.0, *(_middle(low, high) for low, high in pairwise(EDGES)), 45.0)
+"""Of the bins, for which they stand; of the far ones odds seldom go much further than their nearer edge."""
 STEEPER, EXPECTED, LEAST_SLOPE, LARGEST_SLOPE = 0.2, 0.5, 0.02, 6.0
 """Mean of the slope's logarithm that is expected beforehand, for what shrinkage and clipping take off a fit is seldom
 too little; its standard deviation and that of a shift; and what a slope may be. By the logarithm, for else noise in a
@@ -61,12 +86,26 @@ FLOORS, EXPECTED_FLOOR = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0
 LARGEST_SHIFT, POINTS, ZOOMS = 2.5, 41, 3
 """Of the search for slope and shift: the range of a shift, places along each of the two, and how often it is narrowed
 to four standard deviations around the mean."""
-LIKELIEST = 0.75
-"""Of the square of a record's norm belongs to the slope, where there are several classes. See docs/protocols.md."""
+SURENESS = (0.6, 1.2, 2.4, 4.8)
+"""Slopes under which a record tells how sure its prediction is; in between it is about linear in their logarithms."""
+USUAL = 1
+"""Place of the slope among them that is expected beforehand."""
+LEVEL_WEIGHT, FLOOR_WEIGHT, SHIFT_SHARE = 0.5, 0.5, 0.15
+"""Of several classes: what the sureness itself, and what all that is told once more times it are multiplied by; and
+what shifts have of the square of a record's norm. See docs/protocols.md."""
 SLOPES = (0.75, 1.5)
 """At which shifts are asked; in between, and a little beyond, sums are about linear in the slope's logarithm."""
 COUPLED = 1.5
 """By which q (1 - q) understates how a sum grows with shifts: 1 where a class has many rivals, 2 where it has one."""
+SCATTERED = 0.6
+"""Of the sampling noise that all predictions would have were they as sure as their mean: some are nearly certain."""
+OWN, WIDE = 1.2, 0.7
+"""What a record has moved its own logits by: OWN deviations of them times mu; and mu from which on the width of a
+posterior is due to records rather than to noise. Settled on made-up tables, see docs/protocols.md."""
+WHOLE = 0.5
+"""Length of a residual from which on a record pulls with all its might, for it is clipped."""
+ROWS = 4096
+"""Records at once: 64 draws of twenty classes for them are 40 MB."""
 
 
 def mechanism_of(request: Request, task: Task, method: Method) -> SampledGaussian | None:
@@ -89,7 +128,15 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
         one_logit = isinstance(posterior.likelihood, Bernoulli)
         return posterior.with_likelihood(Calibrated(classes, slope, shifts, one_logit, floor), facts)
 
-    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip), tell)
+    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan)), tell)
+
+
+def mu_of(plan: Plan) -> float:
+    """Of the fit, by the central limit theorem: infinite without noise."""
+    parts = [(mechanism.rate, mechanism.noise_multiplier, count) for mechanism, count in plan.blocks]
+    if any(noise == 0 for _, noise, _ in parts):
+        return math.inf
+    return math.sqrt(sum(count * (rate / noise) ** 2 for rate, noise, count in parts))
 
 
 def _classes(likelihood: Likelihood) -> int:
@@ -99,56 +146,82 @@ def _classes(likelihood: Likelihood) -> int:
     return likelihood.classes
 
 
-def _middles(classes: int) -> Tensor:
-    """Of the bins: odds of one class of two lie on both sides, those of the likeliest against the next on one."""
-    found = torch.tensor(MIDDLES, dtype=torch.float64)
-    return found if classes == 2 else found[found > 0]
-
-
-def _weights(classes: int) -> tuple[float, float]:
-    """What bins and sums are multiplied by, for a norm of 1 in all: sums at one slope have at most the root of 2."""
-    if classes == 2:
-        return 1.0, 0.0
-    return math.sqrt(LIKELIEST), math.sqrt((1 - LIKELIEST) / (2 * len(SLOPES)))
-
-
 # -- what a record tells ----------------------------------------------------------------------------------------------
 
 
-def odds_of(posterior: Posterior, clip: float) -> StatisticQuery:
-    """Of one record: the bin of its odds, among those of its own class or of the other, and sums of several classes."""
+def odds_of(posterior: Posterior, clip: float, mu: float) -> StatisticQuery:
+    """Of one record: the bin of its odds, among those of its own class or of the other; or what several classes tell.
+
+    mu   of the fit, for what a record has moved its own odds by
+    """
     classes = _classes(posterior.likelihood)
-    edges, middles = torch.tensor(EDGES, dtype=torch.float64), _middles(classes)
-    if classes > 2:
-        edges = edges[edges > 0]
-    bin_weight, sum_weight = (clip * weight for weight in _weights(classes))
+    tell = _two if classes == 2 else _several
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
-        q = posterior.summary(x).centre.double().clamp(1e-9, 1 - 1e-9)
         y = y.reshape(-1, 1).long().clamp(0, classes - 1)
-        if classes == 2:
-            pair = torch.tensor([1, 0]).expand(len(x), -1)
-        else:
-            pair = q.topk(2, 1).indices
-        odds = q.gather(1, pair).log()
-        place = torch.bucketize((odds[:, :1] - odds[:, 1:]).contiguous(), edges)
-        named = (pair == y).double() * bin_weight  # of the first or of the second; none where it is neither
-        rows = torch.zeros(len(x), 2 * len(middles), dtype=torch.float64)
-        rows = rows.scatter(1, torch.cat([place, place + len(middles)], 1), named)
-        return rows if classes == 2 else torch.cat([rows, sum_weight * _sums(q, y)], 1)
+        parts = zip(x.split(ROWS), y.split(ROWS), strict=True)
+        rows = [tell(*_as_if_new(posterior, part, own, mu), own) for part, own in parts]
+        return clip * torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.float64)
 
-    size = 2 * len(middles) + (0 if classes == 2 else 2 * len(SLOPES) * classes)
+    size = 2 * len(MIDDLES) if classes == 2 else 2 * (len(SURENESS) + 1) + 2 * len(SLOPES) * classes
     return StatisticQuery(recordwise(answer, posterior), size)
 
 
-def _sums(q: Tensor, y: Tensor) -> Tensor:
+def _as_if_new(posterior: Posterior, x: Tensor, y: Tensor, mu: float) -> tuple[Tensor, Tensor]:
+    """Log probabilities of every draw (draws, records, classes) less what the records moved them by, and weights."""
+    predictive = posterior.predict(x)
+    assert isinstance(predictive, ClassPredictive)
+    weights, logs = predictive.weights.double(), predictive.draws.double().clamp(min=1e-30).log()
+    mean = torch.einsum("s,snk->nk", weights, logs)
+    residual = torch.zeros_like(mean).scatter(1, y, 1.0) - mean.softmax(1)
+    residual = residual / residual.norm(dim=1, keepdim=True).clamp(min=WHOLE)
+    if "own_pull" in posterior.facts:
+        return logs - float(posterior.facts["own_pull"]) * residual, weights
+    if isinstance(posterior.module, TabularNetwork):
+        return logs, weights
+    level = logs - logs.mean(2, keepdim=True)
+    level = level - torch.einsum("s,snk->nk", weights, level)
+    deviation = torch.einsum("s,snk->nk", weights, level.square()).mean(1, keepdim=True).sqrt()
+    return logs - OWN / math.hypot(1 / mu, 1 / WIDE) * deviation * residual, weights
+
+
+def _sure(logs: Tensor, weights: Tensor, slope: float) -> Tensor:
+    """Probabilities (records, classes) of the predictive under a slope."""
+    return torch.einsum("s,snk->nk", weights, (slope * logs).softmax(2))
+
+
+def _two(logs: Tensor, weights: Tensor, y: Tensor) -> Tensor:
+    q = _sure(logs, weights, 1.0).clamp(min=1e-30)
+    place = torch.bucketize((q[:, 1:] / q[:, :1]).log(), torch.tensor(EDGES, dtype=torch.float64))
+    rows = torch.zeros(len(q), 2 * len(MIDDLES), dtype=torch.float64)
+    return rows.scatter(1, place + (1 - y) * len(MIDDLES), 1.0)
+
+
+def _several(logs: Tensor, weights: Tensor, y: Tensor) -> Tensor:
+    """In norm about 1 at most; a record beyond it is clipped."""
+    probabilities = [_sure(logs, weights, slope) for slope in SURENESS]
+    likeliest = probabilities[USUAL].argmax(1, keepdim=True)
+    lowest, usual, higher, highest = (value.gather(1, likeliest) for value in probabilities)
+    right = (likeliest == y).double()
+    rows = torch.cat([right - usual, lowest - usual, higher - usual, highest - higher, LEVEL_WEIGHT * (usual - 0.5)], 1)
+    rows = torch.cat([rows, FLOOR_WEIGHT * (2 * usual - 1) * rows], 1)
+    level_weight, sum_weight = _weights()
+    return torch.cat([level_weight * rows, sum_weight * _sums(logs, weights, y)], 1)
+
+
+def _weights() -> tuple[float, float]:
+    """What sureness and sums are multiplied by, for a norm of 1: sums at one slope have at most the root of 2."""
+    level = (1 + LEVEL_WEIGHT**2 / 4) * (1 + FLOOR_WEIGHT**2)
+    return math.sqrt((1 - SHIFT_SHARE) / level), math.sqrt(SHIFT_SHARE / (2 * len(SLOPES)))
+
+
+def _sums(logs: Tensor, weights: Tensor, y: Tensor) -> Tensor:
     """Of every slope [y = k] - q_k and q_k (1 - q_k), whose squares add up to 2 at most: to 1 - 2 q_y + |q|^2 and, no
     more than a quarter of 1 - |q|^2."""
-    own = torch.zeros_like(q).scatter(1, y, 1.0)
     parts = []
     for slope in SLOPES:
-        sharper = (slope * q.log()).softmax(1)
-        parts += [own - sharper, sharper * (1 - sharper)]
+        q = _sure(logs, weights, slope)
+        parts += [torch.zeros_like(q).scatter(1, y, 1.0) - q, q * (1 - q)]
     return torch.cat(parts, 1)
 
 
@@ -157,30 +230,62 @@ def _sums(q: Tensor, y: Tensor) -> Tensor:
 
 def told(found: Tensor, noise: float, records: int, classes: int) -> tuple[float, tuple[float, ...], float]:
     """Slope, shifts and floor from the noisy sum of what all records tell."""
-    middles, (bin_weight, sum_weight) = _middles(classes), _weights(classes)
-    counts = found[: 2 * len(middles)].reshape(2, -1) / bin_weight
-    slope, shift, floor = fitted(counts, noise / bin_weight, records, middles, shifted=classes == 2)
     if classes == 2:
+        middles = torch.tensor(MIDDLES, dtype=torch.float64)
+        slope, shift, floor = fitted(found.reshape(2, -1), noise, records, middles)
         return slope, (-shift / 2, shift / 2), floor
-    sums = found[2 * len(middles) :].reshape(len(SLOPES), 2, classes) / sum_weight
+    level_weight, sum_weight = _weights()
+    split = 2 * (len(SURENESS) + 1)
+    slope, floor = sure_enough(found[:split].reshape(2, -1) / level_weight, noise / level_weight, records, classes)
+    sums = found[split:].reshape(len(SLOPES), 2, classes) / sum_weight
     return slope, shifts_of(sums, noise / sum_weight, slope), floor
 
 
-def fitted(counts: Tensor, noise: float, records: int, middles: Tensor, *, shifted: bool) -> tuple[float, float, float]:
-    """The mean slope and shift under their posterior, and the most probable floor, given noisy counts (2, bins).
+def sure_enough(found: Tensor, noise: float, records: int, classes: int) -> tuple[float, float]:
+    """The mean slope under its posterior and the most probable floor, from sums (2, len(SURENESS) + 1).
 
-    shifted   whether a shift is looked for; else it is 0
+    With e(s) how much surer predictions are under s than under the usual slope, the likeliest classes of all records
+    are right as often as stated where the first sum is e(s), and so are those that are surer where the second is.
     """
+    steep = torch.linspace(math.log(0.3), math.log(LARGEST_SLOPE), 3 * POINTS, dtype=torch.float64)
+    floors = torch.tensor(FLOORS, dtype=torch.float64)
+    parts = _pieces(steep)
+    spread = 1 + parts.square().sum(1)  # of the noise of what is right and of how much surer
+    sure = (found[0, -1] / LEVEL_WEIGHT + records / 2).clamp(records / classes, records)
+    chance = -(((steep - STEEPER) / EXPECTED).square() / 2)[:, None].repeat(1, len(floors))
+    for row, weight, total in ((found[0], 1.0, float(records)), (found[1], FLOOR_WEIGHT, float(2 * sure - records))):
+        right, surer, level = row[0] / weight, parts @ (row[1:-1] / weight), row[-1] / weight / LEVEL_WEIGHT
+        if weight == 1:
+            surer = parts @ torch.cat([row[1:2].clamp(max=0), row[2:-1].clamp(min=0)])
+            mean = ((sure + surer) / records).clamp(1 / classes, 0.999)
+        square = 1.0 if weight == 1 else float((2 * level / records).clamp(0.05, 1))  # of the sureness, on average
+        variance = (noise / weight) ** 2 * spread + SCATTERED * records * square * mean * (1 - mean)
+        stated = level + total / 2 + surer
+        off = right - surer[:, None] + floors * (stated[:, None] - total / classes)
+        chance = chance - (off.square() / variance[:, None] + variance.log()[:, None]) / 2
+    best = int((chance.logsumexp(0) - floors / EXPECTED_FLOOR).argmax())
+    return float((chance[:, best].softmax(0) * steep).sum().exp()), FLOORS[best]
+
+
+def _pieces(steep: Tensor) -> Tensor:
+    """By which the steps between SURENESS are multiplied for how much surer predictions are under each slope."""
+    places = torch.tensor(SURENESS, dtype=torch.float64).log()
+    below = (places[USUAL] - steep) / (places[USUAL] - places[USUAL - 1])
+    above = (steep[:, None] - places[USUAL:-1]) / places[USUAL:].diff()
+    above[:, :-1] = above[:, :-1].clamp(max=1)
+    return torch.cat([below.clamp(min=0)[:, None], above.clamp(min=0)], 1)
+
+
+def fitted(counts: Tensor, noise: float, records: int, middles: Tensor) -> tuple[float, float, float]:
+    """The mean slope and shift under their posterior, and the most probable floor, given noisy counts (2, bins)."""
     low = torch.tensor([math.log(LEAST_SLOPE), -LARGEST_SHIFT], dtype=torch.float64)
     high = torch.tensor([math.log(LARGEST_SLOPE), LARGEST_SHIFT], dtype=torch.float64)
-    if not shifted:
-        low[1] = high[1] = 0.0
     ends, least, floor = (low, high), (low, high), 0.0
     present = _present(counts, torch.sigmoid(middles), noise, records)
     mean = torch.zeros(2, dtype=torch.float64)
     for _ in range(1 + ZOOMS):
         steep = torch.linspace(float(ends[0][0]), float(ends[1][0]), POINTS, dtype=torch.float64)
-        shift = torch.linspace(float(ends[0][1]), float(ends[1][1]), POINTS if shifted else 1, dtype=torch.float64)
+        shift = torch.linspace(float(ends[0][1]), float(ends[1][1]), POINTS, dtype=torch.float64)
         straight = torch.sigmoid(steep.exp()[:, None, None] * middles + shift[:, None])
         floors = torch.tensor(FLOORS, dtype=torch.float64)[:, None, None, None]
         chance = _evidence(counts, noise, present, (1 - floors) * straight + floors / 2)
