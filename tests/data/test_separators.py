@@ -13,6 +13,7 @@ from confide.data.columns import Column
 from confide.data.draft import header_of
 from confide.data.schema import Schema
 from confide.data.separators import separator_of
+from confide.data.table import as_numbers
 from confide.errors import DataError
 from confide.export.predictor.rows import columns_of, encode, viewed
 
@@ -76,3 +77,10 @@ def test_a_ragged_file_is_one_sentence_that_quotes_no_cell(tmp_path: Path) -> No
     with pytest.raises(DataError, match="row 3 has 2 cells where the header has 3") as said:
         load_table(tmp_path / "rows.csv", "y")
     assert "secret" not in str(said.value)
+
+
+def test_text_as_a_number_to_predict_is_one_sentence() -> None:
+    with pytest.raises(
+        DataError, match="target 'y': holds text where .* or declare classes"
+    ):
+        as_numbers(np.array(["low", "high"], dtype=object), "target 'y'")

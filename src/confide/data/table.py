@@ -181,7 +181,8 @@ def as_numbers(values: Array, where: str, *, private: bool = False) -> Array:
         if isinstance(value, str) and private:
             value = _number_of(value)
         elif isinstance(value, str):
-            raise DataError(f"{where}: holds text where numbers are declared; clean it, or declare categories")
+            instead = "classes" if where.startswith("target") else "categories"
+            raise DataError(f"{where}: holds text where numbers are declared; clean it, or declare {instead}")
         try:
             result[row] = np.nan if value is None else float(value)
         except OverflowError:  # an integer beyond the largest float
