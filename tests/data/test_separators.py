@@ -80,7 +80,5 @@ def test_a_ragged_file_is_one_sentence_that_quotes_no_cell(tmp_path: Path) -> No
 
 
 def test_text_as_a_number_to_predict_is_one_sentence() -> None:
-    with pytest.raises(
-        DataError, match="target 'y': holds text where .* or declare classes"
-    ):
+    with pytest.raises(DataError, match=r"target 'y': holds text where .* or declare classes"):
         as_numbers(np.array(["low", "high"], dtype=object), "target 'y'")
