@@ -26,9 +26,9 @@ def test_a_replay_that_knows_the_form_of_records_is_the_same_run(method: Any) ->
     x, y = records()
     plan = confide.plan(records=RECORDS, delta=1e-3, epsilon=1.0, clip=1.0, batch=20, steps=24)
     recorder = Recorder(confide.PrivateData(x, y, schema=confide.Schema(records=RECORDS), seed=1))
-    whole = confide.fit(method, regression(), recorder, plan, seed=2).posterior
+    whole: Any = confide.fit(method, regression(), recorder, plan, seed=2).posterior
     replay = Replay(recorder.releases, recorder.schema, form=recorder.form())
-    again = confide.fit(method, regression(), replay, plan, seed=2).posterior
+    again: Any = confide.fit(method, regression(), replay, plan, seed=2).posterior
     assert torch.equal(whole.draws, again.draws)
     assert whole.facts["clip_of_the_loss"] >= 2 * 2.0, "twice the root of four parameters"
 
@@ -92,7 +92,7 @@ def test_a_chain_on_its_way_is_told_by_its_worst_parameter() -> None:
 @pytest.mark.parametrize("method", [SGLD(), SGHMC()])
 def test_a_killed_chain_goes_on_along_its_axes(method: Any, tmp_path: Any) -> None:
     x, y = records()
-    whole = fitted(regression(), x, y, method, plan={"steps": 24}).posterior
+    whole: Any = fitted(regression(), x, y, method, plan={"steps": 24}).posterior
 
     class KilledError(Exception):
         pass
@@ -104,7 +104,7 @@ def test_a_killed_chain_goes_on_along_its_axes(method: Any, tmp_path: Any) -> No
     book = Checkpoints(tmp_path / "run", every=5)
     with pytest.raises(KilledError):
         fitted(regression(), x, y, method, plan={"steps": 24}, checkpoint=book, progress=kill)
-    again = fitted(regression(), x, y, method, plan={"steps": 24}, checkpoint=book).posterior
+    again: Any = fitted(regression(), x, y, method, plan={"steps": 24}, checkpoint=book).posterior
     assert torch.isfinite(again.mean()).all()
     assert again.facts["pace"] == whole.facts["pace"]
     assert len(again.draws) == len(whole.draws)
