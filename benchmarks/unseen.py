@@ -1,8 +1,8 @@
 """Tables of other shapes: `python -m benchmarks.unseen [--quick] [--sets NAME ...] [--epsilons E ...] [--json]`.
 
-confide's defaults on fourteen made-up tables whose shapes no default was settled on: many levels, many classes, rare
-ones, heavy tails, constant columns, duplicates, far too wide bounds, noise that differs from record to record. A line
-says the score over that of no learning (log loss of the classes' shares, deviation of the target), calibration error,
+confide's defaults on twenty-one made-up tables whose shapes no default was settled on: many levels, many classes, rare
+ones, heavy tails, constant columns, duplicates, far too wide bounds, counts, noise that differs from record to
+record. A line says the score over that of no learning (log loss of the classes' shares, deviation of the target), calibration error,
 coverage and width of 90 % intervals over the declared range, the worst ratio of a predicted to a true rate, and seconds
 of processor time; a star marks what docs/protocols.md calls a fault. --quick: two tables at epsilon 1.
 """
@@ -178,10 +178,60 @@ def five(random: np.random.Generator) -> Race:
     return _race(_numbers(x, -1, 1), _chosen(x @ weights, random), classes=5)
 
 
+def counts(random: np.random.Generator) -> Race:
+    """Thirty counts that are mostly zero, in bounds a hundred times too wide."""
+    x = random.poisson(0.3, (5000 + TEST, 30)).astype(float)
+    return _race(_numbers(x, 0, 50), _drawn(x[:, :5].sum(1) - 1.5, random), classes=2)
+
+
+def tails(random: np.random.Generator) -> Race:
+    """Numbers and a target with tails without a variance, in bounds of thousands."""
+    x = random.standard_t(2, (6000 + TEST, 6)).clip(-1e4, 1e4)
+    y = 2 * np.tanh(x[:, 0]) - np.sign(x[:, 1]) * np.log1p(np.abs(x[:, 1])) + 0.5 * random.standard_t(3, len(x))
+    return _race(_numbers(x, -1e4, 1e4), y.clip(-100, 100), target_bounds=(-100, 100))
+
+
+def rare(random: np.random.Generator) -> Race:
+    """One record in sixty, twelve thousand in all."""
+    x = random.normal(size=(12_000 + TEST, 8))
+    return _race(_numbers(x, -6, 6), _drawn(-5.6 + 1.3 * x[:, 0] + x[:, 1], random), classes=2)
+
+
+def tiny(random: np.random.Generator) -> Race:
+    """Three hundred records, four numbers."""
+    x = random.normal(size=(300 + TEST, 4))
+    return _race(_numbers(x, -5, 5), _drawn(1.5 * x[:, 0] - x[:, 1], random), classes=2)
+
+
+def ordinal(random: np.random.Generator) -> Race:
+    """Five classes in an order, which nobody says."""
+    x = random.uniform(0, 1, (4000 + TEST, 6))
+    score = 4 * x[:, 0] + 2 * x[:, 1] ** 2 + 0.6 * random.normal(size=len(x))
+    return _race(_numbers(x, 0, 1), np.digitize(score, [1, 2, 3, 4.5]), classes=5)
+
+
+def flat(random: np.random.Generator) -> Race:
+    """A number that is the same for seven records of ten but for a little noise."""
+    x = random.uniform(0, 1, (6000 + TEST, 5))
+    y = np.where(x[:, 0] > 0.7, 10 * x[:, 1], 0) + 0.2 * random.normal(size=len(x))
+    return _race(_numbers(x, 0, 1), y, target_bounds=(-5, 20))
+
+
+def places(random: np.random.Generator) -> Race:
+    """Categories alone, two hundred in one column of four, four thousand records."""
+    logits, columns = np.zeros(4000 + TEST), []
+    for place, width in enumerate((200, 30, 12, 5)):
+        chosen = random.integers(0, width, len(logits))
+        logits = logits + random.normal(0, 0.9, width)[chosen]
+        columns.append((Column(f"c{place}", categories=tuple(range(width))), chosen))
+    return _race(columns, _drawn(logits, random), classes=2)
+
+
 TABLES: dict[str, Callable[[np.random.Generator], Race]] = {
     made.__name__: made
     for made in (
-        levels, twenty, seven, small, broad, ground, prices, copies, fraud, steps, line, rings, rides, five
+        levels, twenty, seven, small, broad, ground, prices, copies, fraud, steps, line, rings, rides, five,
+        counts, tails, rare, tiny, ordinal, flat, places,
     )
 }  # fmt: skip
 
