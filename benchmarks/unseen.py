@@ -4,7 +4,8 @@ confide's defaults on twenty-one made-up tables whose shapes no default was sett
 ones, heavy tails, constant columns, duplicates, far too wide bounds, counts, noise that differs from record to
 record. A line says the score over that of no learning (log loss of the classes' shares, deviation of the target),
 calibration error, coverage and width of 90 % intervals over the declared range, the worst ratio of a predicted to a
-true rate, and seconds of processor time; a star marks what docs/protocols.md calls a fault. --quick: two tables at epsilon 1.
+true rate, and seconds of processor time; a star marks what docs/protocols.md calls a fault.
+--quick: two tables at epsilon 1.
 """
 
 from __future__ import annotations
