@@ -321,7 +321,7 @@ PAPER = Paper(
         Experiment("mnist", "classification of digits (Table 1)", run_mnist),
         Experiment("pate", "Confident-GNMax, the rival of Table 1, with public images", teachers.run, minutes=4.1),
         Experiment(
-            "gan", "a Bayesian GAN with 100 labelled images, not private (section 4)", gan_table.run, minutes=2.0
+            "gan", "a Bayesian GAN with 100 labelled images, not private (section 4)", gan_table.run, minutes=3.0
         ),
         Experiment(
             "gan-private", "the same by DP-SGHMC, at every epsilon", partial(gan_table.run, part="private"), quick=False
