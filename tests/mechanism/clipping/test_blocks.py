@@ -37,7 +37,7 @@ def patches(groups: int) -> PatchSum:
 
 def stored() -> PatchSum:
     found = patches(2)
-    found._stored_norms()
+    found._stored_norms(None)
     return found
 
 
