@@ -142,6 +142,14 @@ def of_networks() -> dict[str, Posterior]:
     }
 
 
+def test_a_mixture_keeps_its_type(tmp_path: Path) -> None:
+    """Doubles would not go onto a device that has none."""
+    mixture = MixtureOfGaussians(2, FEATURES, scale=0.5, generator=torch.Generator().manual_seed(0)).float()
+    Draws(mixture, Categorical(2), torch.randn(2, 6), torch.full((2,), 0.5)).save(tmp_path / "m.safetensors")
+    again = confide.load_posterior(tmp_path / "m.safetensors").module
+    assert {value.dtype for value in again.state_dict().values()} == {torch.float32}
+
+
 def test_everything_is_loaded_by_a_fresh_process(tmp_path: Path) -> None:
     everything = {**of_methods(), **of_priors(), **of_likelihoods(), **of_networks()}
     assert {posterior.kind for posterior in everything.values()} == {kind.kind for kind in KINDS}

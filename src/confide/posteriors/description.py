@@ -240,6 +240,6 @@ def _mixture(tensors: Mapping[str, Tensor]) -> MixtureOfGaussians:
         weights=parts["weights"],
         centre=parts["centre"],
         spread=float(parts["spread"]),
-    )
+    ).to(parts["means"].dtype)  # a device may have no doubles
     mixture.means.data.copy_(parts["means"])
     return mixture
