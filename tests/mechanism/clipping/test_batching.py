@@ -104,7 +104,7 @@ NORMS: dict[str, Callable[[Tensor], Any]] = {
 def test_no_axis_of_the_records_is_normalised_over(name: str) -> None:
     """torch's own vmap lets a layer norm reach the axis that it hides."""
     features = each(3)
-    with Region(RECORDS).entered() as region, pytest.raises((NotIsolable, RuntimeError)):
+    with pytest.raises((NotIsolable, RuntimeError)), Region(RECORDS).entered() as region:
         NORMS[name](region.wrap(features))
 
 
@@ -128,7 +128,7 @@ UNWRITTEN: dict[str, Callable[[Tensor], Any]] = {
 def test_memory_that_nobody_has_written_to_is_not_shown(name: str) -> None:
     """Neither by an operator's own name nor by padding in a circle, for which torch reads its own unwritten result."""
     values = each(2, 8)
-    with Region(RECORDS).entered() as region, pytest.raises(NotIsolable, match="memory"):
+    with pytest.raises(NotIsolable, match="memory"), Region(RECORDS).entered() as region:
         UNWRITTEN[name](region.wrap(values))
     alone = lambda place: UNWRITTEN[name](torch.zeros(1, 2, 8))  # noqa: E731
     with pytest.raises(Refusal, match="memory that others wrote"):
