@@ -123,3 +123,14 @@ def test_cells_that_are_no_dates_are_missing_and_no_error() -> None:
     table = Table({"a": np.array(["never", "2010-01-01"], dtype=object)}, labels=np.array([0.0, 1.0]), target="y")
     x, _ = encoder.training(table)
     assert np.isnan(x[:, 0]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("bounds", [("01.02.2018", "31.12.2023"), ("2018-02-01", "2023-12-31")])
+def test_bounds_are_dates_of_the_column_or_of_the_calendar(bounds: tuple[str, str]) -> None:
+    found = Column("day", date="%d.%m.%Y", bounds=bounds).bounds
+    assert found == Column("day", date="ISO", bounds=("2018-02-01", "2023-12-31")).bounds
+
+
+def test_bounds_in_another_format_are_told_which() -> None:
+    with pytest.raises(DataError, match=r"of the format %d\.%m\.%Y"):
+        Column("day", date="%d.%m.%Y", bounds=("02/01/2018", "12/31/2023"))

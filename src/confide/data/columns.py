@@ -94,7 +94,8 @@ class Column:
             if self.bounds is None and not self.categories:
                 object.__setattr__(self, "bounds", KNOWN_BOUNDS.get(self.part))
             if self.part in ("time", "year") and self.bounds is not None:
-                object.__setattr__(self, "bounds", dates_as_numbers(self.bounds, self.part, f"{where}: bounds"))
+                numbers = dates_as_numbers(self.bounds, self.part, self.date, f"{where}: bounds")
+                object.__setattr__(self, "bounds", numbers)
         elif self.part:
             raise DataError(f"{where}: part={self.part!r}: is of a date; declare date=, its format")
         size = self.buckets

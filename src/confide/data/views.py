@@ -72,13 +72,16 @@ def check_format(form: str, where: str) -> None:
     raise DataError(f"{where}: date={form!r}: must be ISO, or a format such as %d/%m/%Y")
 
 
-def dates_as_numbers(bounds: Any, part: str, where: str) -> Any:
-    """Bounds of time or year that were given as dates; numbers stay as they are."""
+def dates_as_numbers(bounds: Any, part: str, form: str, where: str) -> Any:
+    """Bounds of time or year that were given as dates, in the column's own format or as ISO; numbers stay."""
     if isinstance(bounds, str | bytes) or not isinstance(bounds, list | tuple):
         return bounds
-    found = [bound if isinstance(bound, int | float) else moment_of(bound, ISO) for bound in bounds]
+    found = [
+        bound if isinstance(bound, int | float) else moment_of(bound, form) or moment_of(bound, ISO) for bound in bounds
+    ]
     if any(bound is None for bound in found):
-        raise DataError(f"{where}: must be two dates such as 2015-01-01, or two numbers (time: days since 1970)")
+        own = "" if form == ISO else f" or of the format {form}"
+        raise DataError(f"{where}: must be two dates such as 2015-01-01{own}, or two numbers (time: days since 1970)")
     return tuple(part_of(bound, part) if isinstance(bound, datetime) else bound for bound in found)
 
 
