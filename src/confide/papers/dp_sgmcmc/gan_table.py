@@ -36,7 +36,7 @@ GanPart: TypeAlias = Literal["open", "private", "pixels"]
 """Rows that are run together: without privacy, at every epsilon, and on pixels with pictures."""
 OPEN: dict[str, GanSetting] = {
     PIXELS: GanSetting(chains=1, hidden=256, steps=12000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
-    PARTS: GanSetting(hidden=200, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
+    PARTS: GanSetting(chains=1, hidden=200, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
 }
 PRIVATE: dict[str, GanSetting] = {
     kind: replace(setting, chains=1, steps=700, batch=600, matched_every=25, rate=5e-4, generator_rate=5e-4)
