@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,16 @@ from torch import nn
 import confide
 from confide import rules
 from confide.data.preprocessing import Encoder
-from confide.data.rows import rows_of_numbers
-from confide.data.schema import Column, Schema
-from confide.errors import BudgetExceeded, BudgetExceededInSearch, ColumnsLeftOut, CuratorNote, PrivacyWarning
+from confide.data.rows import MISSING, one_each, rows_of_numbers
+from confide.data.schema import Column, Input, Schema
+from confide.errors import (
+    BudgetExceeded,
+    BudgetExceededInSearch,
+    ColumnsLeftOut,
+    CuratorNote,
+    NothingToLearn,
+    PrivacyWarning,
+)
 from confide.estimators import PrivateBayesClassifier, PrivateBayesRegressor
 from confide.methods._additive import EDGES
 from confide.models.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
@@ -256,7 +264,7 @@ def test_a_row_of_another_shape_counts_for_nothing_and_changes_no_other(place: i
     for odd in ODD_ROWS.values():
         given: list[Any] = [*rows]
         given[place] = odd
-        found = rows_of_numbers(given, 2)
+        found = rows_of_numbers(given, (2,))
         assert np.isnan(found[place]).any()
         np.testing.assert_array_equal(np.delete(found, place, 0), np.delete(np.asarray(rows), place, 0))
     facts: dict[str, Any] = {"bounds": [(0, 1), (0, 1)], "records": 40, "classes": [0, 1], "seed": 0}
@@ -265,7 +273,36 @@ def test_a_row_of_another_shape_counts_for_nothing_and_changes_no_other(place: i
         weights: list[Any] = [1.0] * 40
         weights[place] = weight
         PrivateBayesClassifier("noise-aware", **facts).fit(given, labels, sample_weight=weights)
-        PrivateData(given, labels, schema=Schema(records=40, classes=2), weights=weights)
+        PrivateData(given, labels, schema=Schema(records=40, classes=2, shape=2), weights=weights)
+
+
+def test_lists_are_read_by_what_is_declared_and_never_by_most_of_them() -> None:
+    """Where two shapes tied, one record decided for all; and one fraction made numbers of everybody's ids."""
+    facts: dict[str, Any] = {"bounds": (0, 1), "records": 40, "classes": [0, 1]}
+    for rows in ([[0.1, 0.2]] * 40, [[0.1, 0.2]] * 39 + [[0.1]], [[0.1, 0.2], [0.1]] * 20):
+        with pytest.raises(ValueError, match="X: is a list, and how many numbers a record has"):
+            PrivateBayesClassifier("sgd", **facts).fit(rows, [0, 1] * 20)
+        with pytest.raises(ValueError, match="x: is a list"):
+            PrivateData(rows, [0, 1] * 20, schema=Schema(records=40, classes=2))
+    for odd in ([1, 2, 3], [1.5, 2, 3], ["a", 2, 3], [1, 2], [10**30, 0, 0]):
+        found = rows_of_numbers([odd, [4, 5, 6]], (3,), ids=True)
+        assert found.dtype == np.int64
+        assert found[1].tolist() == [4, 5, 6]
+        assert (found[0] == MISSING).any() == (odd != [1, 2, 3])
+    with pytest.raises(ValueError, match="is a list"):
+        PrivateData({"ids": [[1, 2]]}, [0], schema=Schema(records=9, classes=2, inputs={"ids": Input(vocabulary=9)}))
+
+
+def test_what_no_row_fits_is_a_note_and_no_refusal() -> None:
+    with pytest.warns(NothingToLearn, match="X: not one row is 2 numbers"):
+        assert np.isnan(rows_of_numbers([["a", "b"], [1]], (2,))).all()
+    assert one_each([[0], [1], 1, [2, 3]]).tolist() == [0, 1, 1, None]
+    model = PrivateBayesRegressor("sgd", bounds=(0, 1), target_bounds=(0, 9), records=40, steps=2, seed=0)
+    x = np.random.default_rng(0).random((40, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NothingToLearn)  # as whoever may see the records can ask for
+        with pytest.raises(NothingToLearn, match=r"cost the same: target 'y' has no number in any record"):
+            model.fit(x, ["cheap"] * 40)
 
 
 def test_regressor_demands_target_bounds() -> None:
@@ -646,7 +683,8 @@ class TestForeignTables:
     def test_a_refusal_quotes_no_cell(self, X: Any, assume_public: bool) -> None:
         """scikit-learn prints the array, or the text that is no number."""
         model = PrivateBayesClassifier(bounds=(0, 1), classes=2, records=9, assume_public=assume_public)
-        with pytest.raises(ValueError, match=r"^X: ") as caught:
+        # An array of cells has a shape, so that it is read, and whoever may see the records is told; here as an error.
+        with pytest.raises((ValueError, NothingToLearn), match=r"^X: ") as caught:
             model.fit(X, [0, 1, 0] * 3)
         assert "731" not in str(caught.value)
         assert "Müller" not in str(caught.value)

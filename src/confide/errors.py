@@ -105,5 +105,13 @@ class CuratorNote(UserWarning):
     """What somebody who may see the records should know of them. It decides nothing and stands in no artefact."""
 
 
+class NothingToLearn(CuratorNote):
+    """The note that no record can answer: a fit would be paid for and be noise.
+
+    Whoever may see the records can have it stopped, `warnings.simplefilter("error", NothingToLearn)`. confide does not
+    stop it by itself: whether a run exists would tell of a record.
+    """
+
+
 class SpeedWarning(UserWarning):
     """Something runs in a way that is right and slow; the message says what made it so."""

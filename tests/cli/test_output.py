@@ -222,6 +222,23 @@ def test_a_progress_bar_only_on_a_terminal(files: Path, monkeypatch: pytest.Monk
     assert ("3/3" in err.getvalue()) == terminal
 
 
+@pytest.mark.parametrize("answer", ["n", "y", None])
+def test_where_nothing_can_be_learnt_a_terminal_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None
+) -> None:
+    """Text where numbers are declared was paid for. A refusal would tell of cells: without a terminal a run exists."""
+    (tmp_path / "a.csv").write_text("a,b,price\n" + "0.1,0.2,cheap\n0.3,0.9,dear\n" * 40)
+    (tmp_path / "f.toml").write_text('records = 80\ntarget = "price"\ntarget_bounds = [0, 9]\nbounds = [0, 1]\n')
+    err = Terminal() if answer else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n") if answer else io.StringIO())
+    words = ("fit", tmp_path / "a.csv", "--facts", tmp_path / "f.toml", "--method", "sgd", "--steps", 2, "--epsilon", 1)
+    code = main([str(word) for word in (*words, "--ledger", tmp_path / "b.db", "--out", tmp_path / "run")])
+    assert "target 'price' has no number in any record" in err.getvalue()
+    assert ("Go on all the same?" in err.getvalue()) == bool(answer)
+    assert (code == 0) == (tmp_path / "run").exists() == (tmp_path / "b.db").exists() == (answer != "n")
+
+
 def test_bad_words_give_the_nearest_command(run: Run) -> None:
     assert is_refusal(run("acount"))
     assert "account" in run("acount").err

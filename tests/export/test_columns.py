@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from confide.data.columns import Column
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Schema
+from confide.export.agreement import agreement, made_up_inputs
 from confide.export.models import export_numpy, export_onnx, export_torch
 from confide.export.predictor.main import Predictor
 from confide.models.additive import AdditiveNetwork, additive, blocks_of
@@ -119,6 +121,21 @@ def test_the_mean_of_an_additive_export_is_that_of_its_closed_form(tmp_path: Pat
     found, exact = Predictor(str(tmp_path / "out" / "draws.npz"))(x.numpy()), posterior.summary(x)
     np.testing.assert_allclose(found.centre, exact.centre.numpy(), atol=1e-4)
     assert np.abs(found.epistemic / exact.epistemic.numpy() - 1).mean() < 0.3  # 50 pairs: an error of a fifth
+
+
+def test_the_card_says_how_far_draws_are_from_the_law() -> None:
+    """A card said nothing of it, and the numbers of one row differed in the third digit."""
+    encoder = Encoder(schema_of(Categorical(3)))
+    law, listed = (posterior_of(kind, Categorical(3)) for kind in ("additive", "tabular"))
+    assert "The files hold 3 draws" in agreement(listed, encoder)
+    assert "averages over the same draws" in agreement(listed, encoder)
+    said = agreement(law, encoder)
+    assert "The files hold 100 draws" in said
+    largest = float(re.search(r"([0-9.e-]+) at most", said).group(1))  # type: ignore[union-attr]
+    x = made_up_inputs(sum(max(1, width) for width in BLOCKS), encoder)
+    found = (expected_of(law, x).centre - law.summary(x).centre).abs().max()
+    assert largest == pytest.approx(float(found), rel=1e-3)
+    assert 1e-5 < largest < 0.1
 
 
 def test_a_missing_number_without_an_input_is_nan_in_a_graph(tmp_path: Path) -> None:

@@ -202,6 +202,14 @@ def test_the_command_and_a_fit_with_its_facts_are_one_budget(
     with Ledger(ledger) as kept:
         assert kept.datasets() == ("people",)
         assert kept.spent(1e-5, "people") > 1.2
+    # With facts of one's own, under a third name: records that were paid for are known as they were read.
+    own = tmp_path / "own.toml"
+    columns = "".join(f"[columns.{name}]\nbuckets = 8\n" for name in table.names if name != "ill")
+    own.write_text(f'records = 1500\ntarget = "ill"\nclasses = ["no", "yes"]\n{columns}', encoding="utf-8")
+    words[words.index("--facts") + 1], words[words.index("--name") + 1] = str(own), "a third"
+    assert main(["fit", str(path), *words, str(tmp_path / "other")]) == 0
+    with Ledger(ledger) as kept:
+        assert kept.datasets() == ("people",)
 
 
 class Says(float):

@@ -47,13 +47,15 @@ def export(directory: Directory, *, out: Out, to: Kind = "numpy", as_json: Json 
     check_new_directory("--out", out)
     from confide.data import Encoder
     from confide.export import models
+    from confide.export.agreement import agreement
     from confide.export.card import model_card
     from confide.running.artefacts import load_run
 
     saved = load_run(directory)
     encoder = None if saved.encoder is None else Encoder.from_dict(saved.encoder)
     write = {"numpy": models.export_numpy, "torch": models.export_torch, "onnx": models.export_onnx}[to]
-    files = sorted(str(path) for path in write(saved.posterior, out, encoder, model_card(saved)).iterdir())
+    card = model_card(saved, files=agreement(saved.posterior, encoder))
+    files = sorted(str(path) for path in write(saved.posterior, out, encoder, card).iterdir())
     if as_json:
         emit_json({"to": to, "out": str(out), "files": files})
     else:

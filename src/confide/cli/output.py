@@ -30,7 +30,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from confide.errors import BudgetExceeded, CuratorNote, RankLost, Refusal, Unfinished
+from confide.errors import BudgetExceeded, CommandError, CuratorNote, NothingToLearn, RankLost, Refusal, Unfinished
 from confide.wording import json_text
 
 # 2 is what shells use for bad usage, and 130 for an interrupt.
@@ -200,6 +200,11 @@ def one_line(text: str, limit: int = LONGEST_SENTENCE) -> str:
 def _show_note(message: Warning | str, *_: Any, **__: Any) -> None:
     """The only warning that is let through: what whoever may see the records should know of them."""
     sys.stderr.write(f"for the curator alone: {one_line(str(message))}\n")
+    if isinstance(message, NothingToLearn) and sys.stdin.isatty() and sys.stderr.isatty():
+        sys.stderr.write("Nothing is charged yet. Go on all the same? [y/N] ")
+        sys.stderr.flush()
+        if not sys.stdin.readline().strip().lower().startswith("y"):
+            raise CommandError("stopped, and nothing was charged")
 
 
 @contextlib.contextmanager

@@ -113,6 +113,7 @@ def draft_text(
             lines += ['kind = "categorical"', '# categories = ["a", "b"]']
         else:
             lines.append('# bounds = [low, high]     # or: categories = ["a", "b"]')
+            lines.append('# date = "ISO"             # of dates, beside bounds; buckets = 64 of texts too many to list')
         lines.append('# missing = "category"      # or "middle"; left out, a record without a value counts for nothing')
     return "\n".join(lines) + "\n"
 

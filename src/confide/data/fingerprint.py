@@ -210,6 +210,11 @@ class Sketch:
             return cls(sketch(x, y, key), _NONE, _NONE)
         return cls(sketch(x, y, key), *_as_read(table, key))
 
+    @classmethod
+    def as_read(cls, table: Table, key: bytes) -> Sketch:
+        """Of a table that nothing has encoded yet."""
+        return cls(_NONE, *_as_read(table, key))
+
     def is_of_the_same(self, other: Sketch) -> bool:
         """Whether the two tables share records, or all the rows of most of their columns."""
         if any(self._shares(rows, other) for rows in (self.encoded, self.read)):

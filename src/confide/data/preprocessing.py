@@ -39,6 +39,7 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 Scaling: TypeAlias = Literal["unit", "plain"]
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 _CHUNK = 1 << 22  # numbers converted at once, so that float64 copies of large image sets stay small
+NOTHING = "nothing can be learnt, and the fit would cost the same"
 _MISSING, _UNKNOWN = -2, -1  # no place in a list: categories are counted from 0
 
 
@@ -342,13 +343,15 @@ def curator_notes(table: Table, schema: Schema, x: Any, y: Array) -> tuple[str, 
         usable = y >= 0
     else:
         usable = np.asarray(np.isfinite(y.reshape(len(y), -1)).all(axis=1))
-        if y.ndim == 1 and len(np.unique(y[usable])) < 2:
+        if y.ndim == 1 and usable.any() and len(np.unique(y[usable])) < 2:
             notes.append(f"target {name}: constant, so there is nothing to learn")
     if schema.inputs:
         usable = usable & checked(tree_of(x), schema.inputs)[1].numpy()
     else:
         usable = usable & np.isfinite(x.reshape(len(x), -1)).all(axis=1)
-    if not usable.all():
+    if len(usable) and not usable.any():
+        notes.append(_nothing_usable(name, schema, y))
+    elif not usable.all():
         notes.append(
             f"records: {len(usable) - int(usable.sum())} of {len(usable)} have a cell without an input (missing, no "
             "number, or a label that is not declared) and count for nothing; clean them, or declare missing="
@@ -356,6 +359,16 @@ def curator_notes(table: Table, schema: Schema, x: Any, y: Array) -> tuple[str, 
     if schema.records is not None and not schema.records / 2 <= table.rows <= schema.records * 2:
         notes.append(f"records={schema.records}: more than a factor of two away from the data; declare its public size")
     return tuple(notes)
+
+
+def _nothing_usable(name: str, schema: Schema, y: Array) -> str:
+    """Which facts do not fit: the target's, or those of the inputs."""
+    if schema.classes is None and not np.isfinite(y.reshape(len(y), -1)).all(axis=1).any():
+        return f"{NOTHING}: target {name} has no number in any record; if these are labels, declare classes"
+    return (
+        f"{NOTHING}: every record has a cell without an input (missing, no number, or a label that is not declared); "
+        "clean them, or declare missing="
+    )
 
 
 def middle_and_half(low: Any, high: Any) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from confide import rules
 from confide.data import trees
 from confide.data.loaders import from_frame, refuse_loaders
 from confide.data.preprocessing import Encoder
-from confide.data.rows import one_each, rows_of_numbers
+from confide.data.rows import one_each, read_rows
 from confide.data.schema import Column, Schema, Task
 from confide.data.table import Array, Table, plain_column
 from confide.errors import BudgetExceeded, BudgetExceededInSearch, Refusal
@@ -178,8 +178,8 @@ class PrivateBayes(_Estimated):
         Where all facts are declared, nothing is refused for what one record holds: it counts for nothing instead.
         """
         if facts.inputs or trees.is_composed(X):
-            labels = self._labels(y)
-            return Table(labels=plain_column(labels, "y"), inputs=trees.named_arrays(X))
+            labels = self._labels(one_each(y))
+            return Table(labels=plain_column(labels, "y"), inputs=trees.named_arrays(read_rows(X, facts)))
         if is_frame(X):
             X = declared(X, facts, self.assume_public)
             validate_data(self, X, y, reset=True, skip_check_array=True)
@@ -187,7 +187,8 @@ class PrivateBayes(_Estimated):
             check_consistent_length(X, labels)
             return replace(from_frame(X), labels=plain_column(labels, "y"))
         if not self.assume_public:
-            X = rows_of_numbers(X, facts.features)
+            plain = X.to_numpy() if hasattr(X, "columns") and hasattr(X, "to_numpy") else X
+            X = read_rows(plain, facts, raw=True)
         with without_cells(X):
             return self._array_table(X, y, facts)
 

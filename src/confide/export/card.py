@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from confide.running.artefacts import SavedRun
 
 
-def model_card(saved: SavedRun, title: str = "") -> str:
-    """The text in Markdown; names from outside are quoted as code, so that they stay text."""
+def model_card(saved: SavedRun, title: str = "", files: str = "") -> str:
+    """The text in Markdown; names from outside are quoted as code, so that they stay text.
+
+    files   what stands in them and how far it may be from confide's own predictions (`agreement`)
+    """
     record, schema = saved.record, saved.schema
     target = _code(schema.target or "the target")
     kind = "a regression model" if schema.classes is None else f"a {schema.class_count}-class classifier"
@@ -40,8 +43,8 @@ def model_card(saved: SavedRun, title: str = "") -> str:
         "## Limits",
         "- Protected is one record; a person with several records is protected less.\n"
         "- The files hold the released posterior and declared facts, and nothing else that was computed from records.\n"
-        "- Predictions are averages over posterior draws; epistemic uncertainty is their disagreement, aleatoric what "
-        "each of them expects.",
+        f"- {files or 'Predictions are averages over posterior draws.'} Epistemic uncertainty is the disagreement of "
+        "the draws, aleatoric what each of them expects.",
     ]
     warning = record["posterior"]["facts"].get("warning")
     if warning:

@@ -6,7 +6,6 @@ refused are shapes and types, which are the same whoever is in the data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from confide.data import trees
 from confide.data.labels import NO_LABEL
-from confide.data.rows import one_each, rows_of_numbers
+from confide.data.rows import one_each, read_rows, rows_of_numbers
 from confide.data.schema import Schema
 from confide.data.table import as_numbers
 from confide.data.trees import Tree
@@ -24,11 +23,7 @@ from confide.errors import Refusal
 
 def as_records(x: Any, y: Any, schema: Schema) -> tuple[Tree, Tensor, Tensor]:
     """Tensors of features and targets, and which records can answer at all."""
-    if isinstance(x, Mapping) and trees.is_composed(x):
-        x = {name: rows_of_numbers(part, tokens=True) for name, part in x.items()}
-    elif not trees.is_composed(x):
-        x = rows_of_numbers(x, schema.features, tokens=True)
-    features, targets = trees.tree_of(x), trees.tree_of(_numbers(y))
+    features, targets = trees.tree_of(read_rows(x, schema)), trees.tree_of(_numbers(y, schema))
     if not isinstance(targets, Tensor):
         raise Refusal(f"y: has {len(targets)} tensors per record; give one tensor of targets")
     if trees.size_of(features) != len(targets):
@@ -45,19 +40,24 @@ def as_weights(weights: Any, records: int) -> tuple[Tensor | None, Tensor | None
     """Weights within [0, 1], and which of them are numbers; those outside are moved to the nearer end."""
     if weights is None:
         return None, None
-    found = torch.as_tensor(_numbers(weights), dtype=torch.float64)
+    found = torch.as_tensor(_one_number_each(weights), dtype=torch.float64)
     if found.shape != (records,):
         raise Refusal(f"weights of shape {tuple(found.shape)}: need one number per record")
     return found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(0, 1).float(), torch.isfinite(found)
 
 
-def _numbers(values: Any) -> Any:
+def _numbers(y: Any, schema: Schema) -> Any:
+    """As many numbers for each record as targets are declared; where one of them is none it is missing."""
+    several = len(schema.targets) or (2 if schema.observed else 0)
+    return rows_of_numbers(y, (several,), "y") if several else _one_number_each(y)
+
+
+def _one_number_each(values: Any) -> Any:
     """One number for each record; where one of them is none it is missing, and the others are as they were."""
-    loose = one_each(rows_of_numbers(values))
+    loose = one_each(values)
     if not isinstance(loose, np.ndarray) or loose.dtype.kind != "O" or loose.ndim != 1:
         return loose
-    found = as_numbers(loose, "y", private=True)
-    return values if np.isnan(found).all() else found  # no number at all: a kind, not a record
+    return as_numbers(loose, "y", private=True)
 
 
 def _shapes(tree: Tree) -> str:

@@ -14,12 +14,12 @@ import numpy as np
 
 from confide import rules
 from confide.data.pictures import is_picture
-from confide.data.preprocessing import Encoder, Layout, curator_notes
+from confide.data.preprocessing import NOTHING, Encoder, Layout, curator_notes
 from confide.data.roles import arranged, check_class_weight, weights_of
 from confide.data.schema import Schema, Task
 from confide.data.table import Array, Table
 from confide.data.trees import numbers_of, tree_of
-from confide.errors import CuratorNote, DataError
+from confide.errors import CuratorNote, DataError, NothingToLearn
 from confide.methods.base import Method
 from confide.workflow.named_likelihood import in_own_units, means_what_it_says
 from confide.workflow.request import Request
@@ -70,7 +70,7 @@ def settle(request: Request) -> Settled:
     encoder = Encoder(schema, _layout(request, schema), "plain" if plain else "unit")
     x, y = encoder.training(table)
     for note in curator_notes(table, schema, x, y):
-        warnings.warn(note, CuratorNote, stacklevel=2)
+        warnings.warn(note, NothingToLearn if note.startswith(NOTHING) else CuratorNote, stacklevel=2)
     check_class_weight(request.class_weight, schema.classes)
     return Settled(encoder, x, y, weights_of(table, schema, request.class_weight))
 

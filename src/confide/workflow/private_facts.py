@@ -30,12 +30,12 @@ import numpy as np
 from confide.data.cells import GRID, LISTED, YEARS, CellKind, Cells, NoisyCells, days_of_years, edges_of
 from confide.data.columns import Bounds, Column, Source
 from confide.data.draft import sounds_like_date
-from confide.data.fingerprint import key_for, registered_name
+from confide.data.fingerprint import Sketch, key_for, register_sketch, registered_name
 from confide.data.payment import Payment
 from confide.data.preprocessing import Encoder
 from confide.data.schema import LEARNT, Schema, Task
 from confide.data.table import Array, Table, quoted
-from confide.data.views import ISO, USUAL_PARTS, bucket_of
+from confide.data.views import ISO, USUAL_PARTS
 from confide.errors import DataError
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.open_histogram import OpenHistogram
@@ -253,7 +253,10 @@ class _Reading:
         if not labels:
             if sounds_like_date(name):
                 return [], 'sounds like a date, so it is left out; to keep it, declare date = "%d/%m/%Y" and bounds'
-            return [], "no text of it is common, as in identifiers, so it is left out; declare buckets = 64 to keep it"
+            return [], (
+                "no text of it is common, as in identifiers or dates, so it is left out; to keep it declare "
+                'buckets = 64, or date = "ISO" with bounds'
+            )
         if sum(answer.texts.values()) >= LISTED_SHARE * all_of_them:
             return [Column(name, categories=labels, **rest)], ""
         buckets = 1 << (4 * len(labels) - 1).bit_length()
@@ -310,15 +313,7 @@ def _name(ledger: Ledger, table: Table, name: str) -> str:
         return name
     key = key_for(ledger)
     assert key is not None  # a new one is made
-    codes = np.stack([_codes(table.columns[column]) for column in table.names], axis=1)
-    return registered_name(ledger, codes, np.zeros(len(codes)), key=key, name=name)
-
-
-def _codes(values: Array) -> Array:
-    seen: dict[str, float] = {}
-    for cell in {str(value).strip() for value in values.tolist()}:
-        seen[cell] = float(bucket_of(cell, 1 << 52))  # a whole number that double precision holds
-    return np.array([seen[str(value).strip()] for value in values.tolist()])
+    return register_sketch(ledger, Sketch.as_read(table, key), key, name)
 
 
 def _register_encoded(ledger: Ledger, table: Table, schema: Schema, name: str) -> None:
@@ -333,4 +328,4 @@ def _register_encoded(ledger: Ledger, table: Table, schema: Schema, name: str) -
     x, y = Encoder(schema).training(Table(columns, target=schema.target, labels=labels))
     key = key_for(ledger)
     assert key is not None
-    registered_name(ledger, x, y, key=key, name=name)
+    registered_name(ledger, x, y, key=key, name=name, read=table)
