@@ -11,6 +11,7 @@ from scipy import fft
 from scipy.special import ndtr
 
 DIGITS = 60
+_LARGE = 50.0  # e to this power has no room for a number below 1 beside it
 
 
 def _normal(x: mpmath.mpf) -> mpmath.mpf:
@@ -82,8 +83,9 @@ def optimistic_deltas(
         x = np.sign(edges) * noise * noise * (np.arcsinh(ratio) + np.abs(edges) / 2)
         above = (1 - rate) * ndtr(-x / noise) + rate * ndtr((1 - x) / noise)
     else:
-        inside = (np.expm1(edges) + rate) / rate
-        x = noise * noise * np.log(np.maximum(inside, 1e-300)) + 0.5
+        inside = (np.expm1(np.minimum(edges, _LARGE)) + rate) / rate
+        logarithm = np.where(edges < _LARGE, np.log(np.maximum(inside, 1e-300)), edges - math.log(rate))
+        x = noise * noise * logarithm + 0.5
         above = np.where(inside > 0, (1 - rate) * ndtr(-x / noise) + rate * ndtr((1 - x) / noise), 1.0)
     masses = -np.diff(np.append(above, 0.0))
     composed = np.roll(fft.irfft(fft.rfft(np.roll(masses, -half)) ** steps, len(masses)), half)
