@@ -89,6 +89,24 @@ def test_a_chain_on_its_way_is_told_by_its_worst_parameter() -> None:
     assert "warning" not in mixing_facts(network)
 
 
+def test_a_short_chain_says_what_its_draws_are_worth() -> None:
+    """Halves that agree say little of a parameter that stands still for fifteen draws at a time."""
+    fresh = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    model = confide.models.program(
+        lambda p, x, y: Normal(p["m"].sum(), 1.0).log_prob(y), {"m": Normal(0.0, 1.0).expand([2])}
+    )
+
+    def facts(draws: Any, module: Any, likelihood: Any) -> Any:
+        posterior = Draws(module, likelihood, draws, torch.full((100,), 0.01), {"burn_in_steps": 1})
+        return mixing_facts(posterior)
+
+    slow = fresh.clone()
+    slow[:, 0] = fresh[:7, 0].repeat_interleave(15)[:100]  # fifteen draws alike
+    assert facts(slow, model, ProgramLikelihood())["warning"].startswith("The chain was short: its 100 draws are worth")
+    assert "warning" not in facts(fresh, model, ProgramLikelihood())
+    assert "warning" not in facts(slow, nn.Linear(1, 1), Gaussian()), "of networks nobody reads single weights"
+
+
 @pytest.mark.parametrize("method", [SGLD(), SGHMC()])
 def test_a_killed_chain_goes_on_along_its_axes(method: Any, tmp_path: Any) -> None:
     x, y = records()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,18 +36,32 @@ def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors of nested tuples, lists and dictionaries, in a fixed order."""
     if isinstance(tree, Tensor):
         return [tree]
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    if type(tree) is tuple or type(tree) is list:
+        return [tensor for part in tree for tensor in tensors_in(part)]
+    if type(tree) is dict:
+        return [tensor for part in tree.values() for tensor in tensors_in(part)]
+    return [] if tree is None else [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def map_tensors(function: Any, tree: Any, *values: Sequence[Any]) -> Any:
     """Apply `function(tensor, *parallel values)` to every tensor of a tree, in the order of `tensors_in`."""
+    return _mapped(function, tree, zip(*values, strict=False) if values else repeat(()))
+
+
+def _mapped(function: Any, tree: Any, beside: Iterator[Any]) -> Any:
+    """Plain containers by hand, which takes a tenth of the time of torch's trees; the others by those."""
+    if isinstance(tree, Tensor):
+        return function(tree, *next(beside))
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind([_mapped(function, part, beside) for part in tree])
+    if kind is dict:
+        return {name: _mapped(function, part, beside) for name, part in tree.items()}
+    if tree is None:
+        return None
     leaves, structure = pytree.tree_flatten(tree)
-    position = 0
-    for index, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            leaves[index] = function(leaf, *(value[position] for value in values))
-            position += 1
-    return pytree.tree_unflatten(leaves, structure)
+    mapped = [function(leaf, *next(beside)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return pytree.tree_unflatten(mapped, structure)
 
 
 # trees of records ---------------------------------------------------------------------------------------------------

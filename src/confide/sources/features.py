@@ -1,14 +1,16 @@
 """Features of a frozen network, computed once for every record and kept behind the boundary.
 
-What stands before a last layer is a fixed function of a single record. So a record's features are computed when it is
-first drawn, by itself as all code that confide did not write, and kept with the records; every later answer runs
-through the last layer alone. The answers are those that the whole network would give, up to rounding.
+What stands before a last layer, or the frozen first part of any network (`prefix`), is a fixed function of a single
+record. So a record's features are computed when it is first drawn, by itself as all code that confide did not write,
+and kept with the records; every later answer runs through the rest alone. The answers are those that the whole network
+would give, up to rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +23,7 @@ from confide.errors import Refusal
 from confide.mechanism.clipping import isolated_rows
 from confide.mechanism.clipping.proven import listens
 from confide.models.networks import FeatureNetwork, LastLayerNetwork
+from confide.sources.prefix import Prefix, prefix_of
 from confide.sources.queries import GradientQuery, Query
 
 MOST_BYTES = 1 << 30
@@ -56,26 +59,73 @@ class LastPart:
         """The same of the layer alone: its parameters are all that is trainable."""
         return GradientQuery(self.layer, self.query.loss, self.query.parts, self.query.origin)
 
-    def features(self, x: Tree, rehearsal: bool = False) -> Tensor:
-        """One row per record, on the host; not a number for a record that the network cannot take."""
-        width, place = self.layer.in_features, self.query.device
+    @property
+    def key(self) -> nn.Module:
+        return self.network.backbone
 
-        def found(one: Any, _: Tensor) -> Tensor:
-            seen = trees.called(self.network.features, one).reshape(1, -1)
-            if rehearsal and seen.shape[1] != width:
+    @property
+    def width(self) -> int:
+        return self.layer.in_features
+
+    def records(self, kept: Tensor, x: Callable[[], Tree]) -> Tree:
+        return kept
+
+    def features(self, x: Tree, rehearsal: bool = False) -> Tensor:
+        def row(one: Any) -> Tensor:
+            seen: Tensor = trees.called(self.network.features, one).reshape(1, -1)
+            if rehearsal and seen.shape[1] != self.width:
                 raise Refusal(
-                    f"features={width}: the backbone gives {seen.shape[1]} for a record; pass "
+                    f"features={self.width}: the backbone gives {seen.shape[1]} for a record; pass "
                     f"networks.last_layer(backbone, outputs, features={seen.shape[1]})"
                 )
-            return torch.cat([seen, seen.new_ones(1, 1)], 1)  # what raises is a row of zeros
+            return seen
 
-        rows = []
-        for start in range(0, trees.size_of(x), AT_ONCE):
-            part = trees.rows_of(x, slice(start, start + AT_ONCE))
-            given, blank = moved((trees.in_type(part, self.query.inputs), torch.zeros(trees.size_of(part))), place)
-            row = isolated_rows(found, given, blank, width + 1, rehearsal).to("cpu", self.query.inputs)
-            rows.append(torch.where(row[:, -1:] == 1, row[:, :-1], torch.nan))
-        return torch.cat(rows) if rows else torch.zeros(0, width, dtype=self.query.inputs)
+        return _computed(row, self.query, x, self.width, rehearsal)
+
+
+@dataclass(frozen=True)
+class FirstPart:
+    """A query about a network whose first part is frozen: that part, and the query of the rest."""
+
+    prefix: Prefix
+    query: GradientQuery
+
+    @property
+    def asked(self) -> GradientQuery:
+        return GradientQuery(self.prefix.suffix, self.query.loss, self.query.parts, self.query.origin)
+
+    @property
+    def key(self) -> nn.Module:
+        return self.prefix.suffix
+
+    @property
+    def width(self) -> int:
+        return self.prefix.width
+
+    def records(self, kept: Tensor, x: Callable[[], Tree]) -> Tree:
+        return self.prefix.records(kept, x)
+
+    def features(self, x: Tree, rehearsal: bool = False) -> Tensor:
+        return _computed(self.prefix.rows, self.query, x, self.width, rehearsal)
+
+
+Part: TypeAlias = LastPart | FirstPart
+
+
+def _computed(row: Callable[[Any], Tensor], query: GradientQuery, x: Tree, width: int, rehearsal: bool) -> Tensor:
+    """One row per record, on the host; not a number for a record that the network cannot take."""
+
+    def found(one: Any, _: Tensor) -> Tensor:
+        seen = row(one)
+        return torch.cat([seen, seen.new_ones(1, 1)], 1)  # what raises is a row of zeros
+
+    rows = []
+    for start in range(0, trees.size_of(x), AT_ONCE):
+        part = trees.rows_of(x, slice(start, start + AT_ONCE))
+        given, blank = moved((trees.in_type(part, query.inputs), torch.zeros(trees.size_of(part))), query.device)
+        seen = isolated_rows(found, given, blank, width + 1, rehearsal).to("cpu", query.inputs)
+        rows.append(torch.where(seen[:, -1:] == 1, seen[:, :-1], torch.nan))
+    return torch.cat(rows) if rows else torch.zeros(0, width, dtype=query.inputs)
 
 
 class FeatureStore:
@@ -83,22 +133,47 @@ class FeatureStore:
 
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[nn.Module, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        self._prefix: Prefix | None = None  # of the network that was rehearsed last
 
-    def rows(self, part: LastPart, x: Tree, rows: Tensor) -> Tensor | None:
-        """The features of these records; None where those of all records would take too much room."""
-        records, width, dtype = trees.size_of(x), part.layer.in_features, part.query.inputs
-        if records * width * dtype.itemsize > MOST_BYTES:
+    def rehearsed(self, query: Query, x: Tree, records: int) -> Part | None:
+        """What can be kept of this network, looked at on made-up records `x`; so many records there are."""
+        if isinstance(query, GradientQuery):
+            self._prefix = prefix_of(query, x) if LastPart.of(query) is None else None
+        found = self.part(query)
+        return found if found is not None and _has_room(found, records) else None
+
+    def part(self, query: Query) -> Part | None:
+        """What can be kept of this network; nothing where it is not the one that was looked at, or has changed."""
+        if self._prefix is not None and isinstance(query, GradientQuery) and self._prefix.holds(query):
+            return FirstPart(self._prefix, query)
+        return LastPart.of(query)
+
+    def rows(self, part: Part, x: Tree, rows: Tensor, usable: Tensor | None = None) -> Tensor | None:
+        """The features of these records; None where those of all records would take too much room.
+
+        Looking at what user code could write to takes long beside a few records: where some are new, others that are
+        `usable` are computed with them.
+        """
+        records, dtype = trees.size_of(x), part.query.inputs
+        if not _has_room(part, records):
             return None
-        backbone = part.network.backbone
-        kept = self._kept.get(backbone)
+        kept = self._kept.get(part.key)
         if kept is None or kept[0].dtype != dtype:
-            kept = torch.zeros(records, width, dtype=dtype), torch.zeros(records, dtype=torch.bool)
-            self._kept[backbone] = kept
+            kept = torch.zeros(records, part.width, dtype=dtype), torch.zeros(records, dtype=torch.bool)
+            self._kept[part.key] = kept
         features, known = kept
         new = rows[~known[rows]]
+        if len(new) and usable is not None:
+            others = usable & ~known
+            others[new] = False
+            new = torch.cat([new, others.nonzero()[: -len(new) % AT_ONCE, 0]])
         features[new] = part.features(trees.rows_of(x, new))
         known[new] = True
         return features[rows]
+
+
+def _has_room(part: Part, records: int) -> bool:
+    return records * part.width * part.query.inputs.itemsize <= MOST_BYTES
 
 
 def _altered(module: nn.Module) -> bool:

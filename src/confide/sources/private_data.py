@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, cast
 from weakref import WeakSet
 
@@ -58,7 +59,7 @@ from confide.sources.answers import (
 )
 from confide.sources.base import Part, Receipt, Stretch, leased, priced
 from confide.sources.crew import ALONE, Crew, check_alone
-from confide.sources.features import FeatureStore, LastPart
+from confide.sources.features import FeatureStore
 from confide.sources.queries import GradientQuery, Query, Release
 from confide.sources.records import as_records, as_weights
 
@@ -254,9 +255,12 @@ class PrivateData:
             y[-1] = self.schema.class_count - 1  # a network with too few outputs fails here, not at such a record
         trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
         total = torch.zeros(query.size, dtype=query.dtype, device=query.device)
-        last = LastPart.of(query)
-        if last is not None:
-            query, x = last.asked, last.features(x, rehearsal=True)
+        part = self.__seen.rehearsed(query, x, trees.size_of(self.__features))
+        if part is not None:
+            query, x = (
+                part.asked,
+                part.records(part.features(x, rehearsal=True), partial(trees.rows_of, x, slice(None))),
+            )
         add_answers(query, (x, y, None), trial, total, rehearsal=True)
 
     def answer(
@@ -407,15 +411,15 @@ class PrivateData:
             )
 
     def __batch(self, query: Query, mechanism: SampledGaussian) -> tuple[Query, Drawn]:
-        """The records that were drawn; if the query ends in a last layer, their features and a query of that layer."""
+        """The records that were drawn; where features of a frozen part are kept, those and a query of the rest."""
         rows = torch.from_numpy(self.__sampler.draw(mechanism))
         rows = rows[self.__valid[rows]]
         weights = None if self.__weights is None else self.__weights[rows]
-        last = LastPart.of(query)
-        seen = None if last is None else self.__seen.rows(last, self.__features, rows)
-        if last is not None and seen is not None:
-            return last.asked, (seen, self.__targets[rows], weights)
-        return query, (trees.rows_of(self.__features, rows), self.__targets[rows], weights)
+        part, x = self.__seen.part(query), partial(trees.rows_of, self.__features, rows)
+        seen = None if part is None else self.__seen.rows(part, self.__features, rows, self.__valid)
+        if part is not None and seen is not None:
+            return part.asked, (part.records(seen, x), self.__targets[rows], weights)
+        return query, (x(), self.__targets[rows], weights)
 
     def __repr__(self) -> str:
         return f"PrivateData({self.name!r}, records hidden)"

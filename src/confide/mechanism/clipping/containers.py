@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from operator import is_
 from typing import Any
 
 CONTAINERS = (dict, list, set, deque, bytearray)
@@ -26,17 +27,13 @@ def _is_as_kept(container: Any, kept: Any) -> bool:
     if isinstance(container, dict):
         return (
             dict.__len__(container) == len(kept)
-            and all(map(_is, dict.keys(container), kept))
-            and all(map(_is, dict.values(container), kept.values()))
+            and all(map(is_, dict.keys(container), kept))
+            and all(map(is_, dict.values(container), kept.values()))
         )
     if isinstance(container, list | deque):
         now = list(_items(container))
-        return len(now) == len(kept) and all(map(_is, now, kept))
+        return len(now) == len(kept) and all(map(is_, now, kept))
     return set.__eq__(container, kept) if isinstance(container, set) else bytes(container) == kept
-
-
-def _is(first: object, second: object) -> bool:
-    return first is second
 
 
 def _put_back(container: Any, kept: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from confide.data.trees import Tree
 from confide.errors import Refusal, SpeedWarning
-from confide.mechanism.clipping import one_by_one
+from confide.mechanism.clipping import libraries, one_by_one
 from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.proven import is_proven
@@ -54,7 +54,7 @@ def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal:
                     raise
                 return _rows_one_by_one(function, x, y, size, rehearsal)
         try:
-            return _rows_at_once(function, x, y, size)
+            return rows_at_once(function, x, y, size)
         except Exception as error:  # whatever vmap cannot do; an error of the function itself comes up again
             rows = _rows_one_by_one(function, x, y, size, rehearsal)
             if rehearsal:
@@ -62,7 +62,9 @@ def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal:
             return rows
 
 
-def _rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
+def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
+    """All records in one pass of torch's vmap; raises where it cannot: where a record's values decide what runs."""
+    libraries.tell()
     with no_collection():
         region, seal = Region(len(y)), Reachable(function)
         seal.check()
