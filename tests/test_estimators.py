@@ -534,11 +534,21 @@ def test_intervals_hold_what_they_say_whatever_the_noise(method: str, noise: flo
     """With the noise scale of the rule, 0.2 of half the range, coverage would be near 1 or near 0.5."""
     x, y = line(8000, noise, 0)
     x_test, y_test = line(2000, noise, 1)
+    facts = {"bounds": (-1, 1), "target_bounds": (-3, 3), "records": 8000, "steps": 300, "clip": 4.0}
+    inside = []
+    for seed in range(3):  # one alone is below 0.86 in one of sixty seeds
+        model = PrivateBayesRegressor(method, epsilon=1.0, hidden=(), seed=seed, **facts).fit(x, y)
+        low, high = model.predictive(x_test).interval(0.9).unbind(-1)
+        inside.append((torch.tensor(y_test) >= low) & (torch.tensor(y_test) <= high))
+    assert 0.86 < float(torch.stack(inside).double().mean()) < 0.94
+
+
+@pytest.mark.parametrize("method", ["sgld", "sgd"])
+def test_the_noise_of_the_target_is_within_the_budget(method: str) -> None:
+    x, y = line(400, 0.1, 0)
     book = Ledger()
-    facts = {"bounds": (-1, 1), "target_bounds": (-3, 3), "records": 8000, "ledger": book, "steps": 300, "clip": 4.0}
+    facts = {"bounds": (-1, 1), "target_bounds": (-3, 3), "records": 400, "ledger": book, "steps": 10}
     model = PrivateBayesRegressor(method, epsilon=1.0, hidden=(), **facts).fit(x, y)
-    low, high = model.predictive(x_test).interval(0.9).unbind(-1)
-    assert 0.86 < float(((torch.tensor(y_test) >= low) & (torch.tensor(y_test) <= high)).double().mean()) < 0.94
     assert [entry.purpose for entry in book.entries()] == [f"fit {method} and noise of the target"] * 2
     assert sound_epsilon(book.events(), 1e-5) <= 1.0
     assert sound_epsilon(model.privacy_.events, 1e-5) == pytest.approx(sound_epsilon(book.events(), 1e-5))

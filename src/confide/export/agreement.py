@@ -32,7 +32,7 @@ def agreement(posterior: Posterior, encoder: Encoder | None) -> str:
     apart = (exported.double() - own.centre.double()).abs()
     doubts = (doubt.double() - own.epistemic.double()).abs().mean() / own.epistemic.double().mean().clamp(min=1e-12)
     holds = f"The files hold {len(draws.weights)} draws of the posterior, and predictions are averages over them."
-    if float(apart.max()) < _ROUNDING:
+    if float(apart.max()) < _ROUNDING * max(1.0, float(own.centre.abs().max())):
         return f"{holds} confide itself averages over the same draws."
     unit = "" if encoder is None or encoder.schema.classes is not None else f" {_in_units(encoder)}"
     return (
