@@ -31,6 +31,10 @@ ADJACENCY: Adjacency = "add-remove"
 """A person's record is there or not: the notion under which membership itself is protected."""
 CLIP = 2.0
 """Largest norm of a record's answer; settled on digits, Adult and diabetes, see benchmarks."""
+MOST_CLIP, RECORDS_PER_CLIP, HIDDEN_CLIP = 8.0, 30.0, 2.0
+"""Of classes that are learnt by descent: the largest clip that a budget buys, records times epsilon for every weight of
+a linear model from which on it does, and the factor of a network with a hidden layer, whose gradients are longer.
+Settled on made-up tables, see docs/protocols.md."""
 NOISE_SCALE = 0.2
 """Standard deviation of a regression target's noise while the weights are learnt, as a part of half its range."""
 WIDE_LAYER = (64,)
@@ -68,6 +72,20 @@ def default_hidden(records: int, features: int, outputs: int, epsilon: float, *,
     budget = records * (min(epsilon, 1.0) if regression else epsilon)
     enough = budget >= RECORDS_PER_WEIGHT * weight_count((features, *WIDE_LAYER, outputs))
     return WIDE_LAYER if enough else ()
+
+
+def default_clip(records: int, epsilon: float, numbers: int, categories: int, widths: Sequence[int]) -> float:
+    """Of a record's gradient, for classes: what no record of a usual length is cut at, where the budget bears it.
+
+    A gradient is a residual, at most the root of 2 long, times the inputs, whose usual square is 1 for the constant, 1
+    for every category and a third for every number that is spread evenly over its bounds. A smaller clip makes
+    probabilities wrong however large the budget is; a larger one adds noise, which small budgets do not bear.
+    """
+    hidden = len(widths) > 2
+    if not hidden and records * epsilon < RECORDS_PER_CLIP * weight_count(widths):
+        return CLIP
+    usual = math.sqrt(2 * (1 + numbers / 3 + categories))
+    return min(max(CLIP, usual * (HIDDEN_CLIP if hidden else 1.0)), MOST_CLIP)
 
 
 def default_method(records: int | None, epsilon: float, columns: int, features: int, outputs: int) -> str:

@@ -525,3 +525,18 @@ def test_nine_tenths_of_the_residuals_lie_in_the_interval_whatever_their_law(kin
     assert float((residuals <= reach).double().mean()) == pytest.approx(0.9, abs=0.012)
     nothing = parts.residual_scale(torch.zeros_like(counts), 1e6, 20_000, 0.2)
     assert nothing == pytest.approx(0.2, rel=0.1)
+
+
+def test_a_record_moves_its_own_logit_by_its_leverage() -> None:
+    """Six records get the other class, one at a time, with the same noise: their logits move as linear response
+    says, on average. The width of the posterior, from which it was inferred before, says several times as much."""
+    x, y = two_classes(400)
+    before = fitted(x, y, epsilon=8.0).posterior
+    moved = 0.0
+    for place in range(6):
+        other = y.clone()
+        other[place] = 1 - other[place]
+        after = fitted(x, other, epsilon=8.0).posterior
+        odds = [one.predict(x[place : place + 1]).probabilities[0].logit() for one in (before, after)]
+        moved += float((odds[1] - odds[0])[other[place]]) / 6
+    assert moved == pytest.approx(before.facts["leverage"], rel=0.15)

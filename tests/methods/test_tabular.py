@@ -24,6 +24,7 @@ from confide.posteriors.files import load_posterior
 from confide.privacy.accountants import sound_epsilon
 from confide.running.checkpoint_files import Tensors, names_in, unpacked
 from confide.running.fit import make_problem
+from confide.sources.queries import Release
 from confide.workflow import recalibrate
 from confide.workflow.request import Request
 from confide.workflow.run import Outcome, run_request
@@ -215,6 +216,26 @@ def test_what_a_record_has_moved_its_own_odds_by_is_taken_off(known: bool) -> No
     found = recalibrate.odds_of(posterior, 1.0, 0.3).function(x, y).sum(0)
     slope, _, _ = recalibrate.told(found, 1.0, len(y), classes)
     assert (slope == pytest.approx(1.0, rel=0.1)) if known else (slope > 1.4)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_slope_that_nobody_measured_leaves_a_rare_class_its_rate(classes: int) -> None:
+    """Of every class but the first one record in a hundred: the slope that is expected beforehand, 1.2 times all
+    logits, would take a half of them away (the broken variant: no levels)."""
+    shares = torch.tensor([1 - 0.01 * (classes - 1)] + [0.01] * (classes - 1), dtype=torch.float64)
+    x = torch.zeros(500, classes)
+    draws = torch.cat([torch.zeros(classes * classes), shares.log().float()])[None]
+    rates = {}
+    for known in (True, False):
+        facts = {"levels": shares.log().tolist()} if known else {}
+        posterior = Draws(torch.nn.Linear(classes, classes), Categorical(classes), draws, torch.ones(1), facts)
+        plan = confide.plan(delta=1e-6, records=500, sampling="full-batch", steps=1, noise_multiplier=1e6, clip=1.0)
+        closing = recalibrate.closing_of(plan.mechanism, plan)
+        query = closing.ask(posterior)
+        nothing = Release(torch.zeros(query.size), 1e6, plan.mechanism.event(), 500.0)
+        rates[known] = float(closing.tell(posterior, nothing).predict(x).probabilities[:, -1].mean())
+    assert rates[True] == pytest.approx(0.01, rel=0.02)
+    assert rates[False] < 0.006
 
 
 def test_states_are_kept_and_taken_up(tmp_path: Path) -> None:

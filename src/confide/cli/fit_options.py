@@ -140,7 +140,7 @@ Clip = Annotated[
     float | None,
     typer.Option(
         metavar="C",
-        help=f"Largest norm of one record's answer. Rule: {rules.CLIP:g}.",
+        help=f"Largest norm of one record's answer. Rule: {rules.CLIP:g}, up to {rules.MOST_CLIP:g} for classes.",
         rich_help_panel=RUN,
         show_default=False,
     ),

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -339,6 +339,28 @@ def measured(sums: Tensor, curvature: Tensor, alike: float = 1.0) -> tuple[Tenso
     weight, position, gradient = sums / sums[0].clamp(min=LEAST_WEIGHT)
     weight, curvature = sums[0].clamp(min=LEAST_WEIGHT), curvature.clamp(min=1e-12)
     return position - gradient / (curvature * alike), 1 / (weight * (curvature * alike).square())
+
+
+class Belief(NamedTuple):
+    """Mean and variance of all weights (outputs, features), and the scale of every column.
+
+    leverage   how far a record moves its own outputs, per unit of its residual: by linear response, on average
+    """
+
+    mean: Tensor
+    variance: Tensor
+    scales: Tensor
+    leverage: float
+
+
+def leverage_of(kept: Tensor, found: Tensor, curvature: Tensor, variances: Tensor, alike: float) -> float:
+    """From weights as they were measured and as much of them as is believed.
+
+    A record adds its residual times a feature to the gradient, so 1 / curvature of it to what is measured.
+    """
+    believed = (kept / torch.where(found == 0, 1.0, found)).clamp(0, 1)
+    believed[:, 0] = 1.0
+    return float((believed * variances / (curvature.clamp(min=1e-12) * alike)).sum(1).mean())
 
 
 def shares_of(sums: Tensor, start: Tensor, feature: float, records: float) -> tuple[Tensor, Tensor]:

@@ -13,11 +13,13 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
     LEAST_WEIGHT,
+    Belief,
     Scale,
     Schedule,
     histogram,
     histogram_size,
     levels_of,
+    leverage_of,
     measured,
     network_for,
     residual_scale,
@@ -210,7 +212,7 @@ class Additive(Method):
     def posterior(self, problem: Problem, state: AdditiveState) -> AdditiveGaussian:
         network = network_of(problem)
         self.show(problem, state)
-        mean, variance, scales = self._belief(problem, state)
+        mean, variance, scales, leverage = self._belief(problem, state)
         used = int((state.variances[1 : 1 + network.recipe.waves] > 0).sum()) if network.recipe.numbers else 0
         facts: dict[str, Any] = {
             "columns": len(network.recipe.blocks),
@@ -223,6 +225,9 @@ class Additive(Method):
         if isinstance(likelihood, Gaussian) and self._looks(problem):
             likelihood = Gaussian(state.deviation)
             facts |= {"noise_scale": state.deviation, "noise_scale_from": "residuals, within the releases of the run"}
+        shares = self._shares(problem, state)
+        if shares is not None:
+            facts |= {"leverage": round(leverage, 5), "levels": [round(v, 4) for v in shares[0].log().tolist()]}
         dtype = problem.position.dtype
         centre, spread = (mean / state.unit).flatten().to(dtype), (variance.sqrt() / state.unit).flatten().to(dtype)
         problem.position.copy_(centre)
@@ -333,8 +338,7 @@ class Additive(Method):
         """Before the last look at residuals the network stands where the posterior will have it."""
         steps, schedule = problem.plan.steps, self._schedule(problem)
         if self._looks(problem) and state.step == steps - schedule.phases[-1][1]:
-            mean, _, _ = self._belief(problem, state)
-            problem.position.copy_((mean / state.unit).flatten())
+            problem.position.copy_((self._belief(problem, state).mean / state.unit).flatten())
         return state
 
     def _curvatures(self, problem: Problem, state: AdditiveState, noise: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -399,8 +403,7 @@ class Additive(Method):
 
     # -- posterior -------------------------------------------------------------------------------------------------
 
-    def _belief(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance of all weights (outputs, features), and the scale of every column."""
+    def _belief(self, problem: Problem, state: AdditiveState) -> Belief:
         curvature, _, _ = self._curvatures(problem, state, 0.0)
         constant, origin = constant_of(problem), self._origin(state)
         shares = self._shares(problem, state)
@@ -417,18 +420,19 @@ class Additive(Method):
         # is believed, the latter how wide a band is. Noise is alike for all.
         mean, _, scales = shrunk(found, sampling / state.alike + noise, groups, usual)
         _, doubt, _ = shrunk(found, variance, groups, usual)
+        leverage = leverage_of(mean, found, curvature, state.variances, state.alike)
         unused = state.variances == 0
         mean[:, unused], doubt[:, unused] = 0.0, 0.0
         if shares is None:
             before = (state.start_doubt / constant) ** 2
             gain = before / (before + variance[:, 0])
             mean[:, 0], doubt[:, 0] = gain * found[:, 0], gain * variance[:, 0]
-            return mean + origin, doubt, scales
+            return Belief(mean + origin, doubt, scales, leverage)
         # Shares are to come out as measured on average over what columns are believed to add, and its doubt.
         spread = (state.variances * (mean.square() + doubt))[:, 1:].sum(1)
         level, error = levels_of(*shares, spread)
         mean[:, 0], doubt[:, 0] = level / constant - origin[:, 0], error / constant**2
-        return mean + origin, doubt, scales
+        return Belief(mean + origin, doubt, scales, leverage)
 
     def _shares(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor] | None:
         """Shares of the classes by all steps that count, and their deviations."""

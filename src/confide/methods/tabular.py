@@ -46,6 +46,8 @@ GROUPS = 8
 """Stretches of those steps. That their means differ shows how much noise is left in the mean of all."""
 DRAWS = 32
 """Of the posterior: an error of a fifth in its spread, and a file that stays small."""
+KEPT_FACTS = ("columns", "waves", "quantile_scale", "columns_in_use", "levels")
+"""Of the effects, that stand among those of the whole."""
 MADE_UP = 256
 """Records, evenly spread, over which the usual length of a gradient is taken."""
 
@@ -162,7 +164,7 @@ class Tabular(Method):
         network, spread = self._around(problem, state)
         draws = torch.cat([effects, network], 1).to(problem.position.dtype)
         facts: dict[str, Any] = {
-            **{name: found.facts[name] for name in ("columns", "waves", "quantile_scale", "columns_in_use")},
+            **{name: found.facts[name] for name in KEPT_FACTS if name in found.facts},
             "hidden": list(module.recipe.hidden),
             "draws": DRAWS,
             "network_spread": spread,

@@ -82,6 +82,7 @@ class Traced(Method):
     predictive_draws: int = 100
     name: ClassVar[str] = "traced"
     noise_in_width: ClassVar[str] = "counted, but for what clipping moves alike at every step"
+    follows_clip: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.predictive_draws < 1:

@@ -36,7 +36,10 @@ def one_release(request: Request, share: float) -> SampledGaussian:
 
 
 def plan_of(request: Request, records: int, method: Method, spent: tuple[Event, ...] = ()) -> Plan:
-    """The calibrated plan of one chain; all chains, and what is `spent` beside them, stay within epsilon."""
+    """The calibrated plan of one chain; all chains, and what is `spent` beside them, stay within epsilon.
+
+    The request has its clip, by the rule of `network.clip_of` or given; None stands for that of all other methods.
+    """
     draft = _draft(_as_the_method_wants(request, records, method), records)
     mechanism, steps = draft.blocks[0]
     event = mechanism.event(steps)

@@ -9,6 +9,7 @@ from confide import rules
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods.base import Method
+from confide.models.additive import NUMBER, blocks_of
 from confide.models.likelihoods import Gaussian, Likelihood
 from confide.models.networks import MLP, Recipe
 from confide.running.fit import default_likelihood
@@ -43,6 +44,22 @@ def hidden_of(request: Request, schema: Schema, features: int) -> tuple[int, ...
     if weights > MOST_WEIGHTS:
         raise Refusal(f"hidden={','.join(map(str, hidden))}: gives {weights} weights; {MOST_WEIGHTS} at most")
     return hidden
+
+
+def clip_of(request: Request, schema: Schema, features: int, method: Method) -> float | None:
+    """The given clip, or the rule's for classes that a network of confide's own learns by descent; else None.
+
+    Methods whose unit the clip is, numbers, networks and likelihoods of one's own keep to the usual one; so does a fit
+    whose records are counted, for what it costs and asks may not follow from the count.
+    """
+    own = request.module is None and request.likelihood is None and not request.counted
+    if request.clip is not None or not (own and method.follows_clip) or schema.classes is None:
+        return request.clip
+    assert schema.records is not None  # declared or assumed
+    blocks = blocks_of(schema, features)
+    numbers = sum(width == NUMBER for width in blocks)
+    widths = (features, *hidden_of(request, schema, features), outputs_of(request, schema))
+    return rules.default_clip(schema.records, request.epsilon, numbers, len(blocks) - numbers, widths)
 
 
 def outputs_of(request: Request, schema: Schema) -> int:

@@ -2,10 +2,12 @@
 
 Clipping, shrinkage and noise make a fit too sure or too unsure of itself. With q the fitted probabilities,
 
-    q' = (1 - floor) softmax(slope * log q + shifts) + floor / classes.
+    q' = (1 - floor) softmax(slope * (log q - levels) + levels + shifts) + floor / classes.
 
-The floor is for records whose columns say nothing of their class, such as labels that are now and then wrong: however
-far odds go, probabilities do not. One release about all records tells all of it.
+Levels are the log shares of the classes that a fit has measured, where it has (the fact `levels`): what columns add to
+them is what may be too much or too little, and a slope alone does not make a rare class rarer. The floor is for records
+whose columns say nothing of their class, such as labels that are now and then wrong: however far odds go, probabilities
+do not. One release about all records tells all of it.
 
 Two classes: a record names the bin of its log odds l and whether class 1 is its own, a vector of norm 1. In a bin the
 counts c1 and c0, of records of the class and of others, are noisy, and c1 (1 - q') - c0 q' is zero on average where
@@ -19,9 +21,9 @@ of [y = k] - q_k, whose norm is at most the root of 2 however many classes there
 they grow with a shift, at two slopes, for which slope is right is not known when they are asked.
 
 A fit is surer of the records that it has learnt from than of others, and what a record has moved its own odds by is
-taken off before it tells anything. A method may know that from its steps (the fact `own_pull`). Else it is what linear
-response says: a record moves its own logit by mu times the noise that the logit has, in deviations. Networks beside
-effects, whose draws are wide for other reasons, are left as they are.
+taken off before it tells anything. A method may know that from its steps (the fact `own_pull`) or by linear response
+(`leverage`, per unit of a residual). Else a record moves its own logit by mu times the noise that the logit has, in
+deviations. Networks beside effects, whose draws are wide for other reasons, are left as they are.
 
 A small budget moves all of them little from what is expected beforehand, and a fit that learnt noise alone is
 flattened as far as the counts show it. The release shares the epsilon of the fit, whose plan is calibrated with it in
@@ -121,7 +123,8 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
     def tell(posterior: Posterior, release: Release) -> Posterior:
         classes = _classes(posterior.likelihood)
         found = release.sum.double() / mechanism.clip
-        slope, shifts, floor = told(found, release.noise_std / mechanism.clip, plan.records, classes)
+        noise, levels = release.noise_std / mechanism.clip, _levels(posterior, classes)
+        slope, shifts, floor = told(found, noise, plan.records, classes, levels)
         facts = {**posterior.facts, "slope": slope, "shifts": [round(value, 4) for value in shifts], "floor": floor}
         if plan.target_epsilon is not None:
             facts["recalibration_epsilon"] = SHARE * plan.target_epsilon
@@ -155,12 +158,12 @@ def odds_of(posterior: Posterior, clip: float, mu: float) -> StatisticQuery:
     mu   of the fit, for what a record has moved its own odds by
     """
     classes = _classes(posterior.likelihood)
-    tell = _two if classes == 2 else _several
+    tell, levels = _two if classes == 2 else _several, _levels(posterior, classes)
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
         y = y.reshape(-1, 1).long().clamp(0, classes - 1)
         parts = zip(x.split(ROWS), y.split(ROWS), strict=True)
-        rows = [tell(*_as_if_new(posterior, part, own, mu), own) for part, own in parts]
+        rows = [tell(*_as_if_new(posterior, part, own, mu), own, levels) for part, own in parts]
         return clip * torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.float64)
 
     size = 2 * len(MIDDLES) if classes == 2 else 2 * (len(SURENESS) + 1) + 2 * len(SLOPES) * classes
@@ -174,6 +177,8 @@ def _as_if_new(posterior: Posterior, x: Tensor, y: Tensor, mu: float) -> tuple[T
     weights, logs = predictive.weights.double(), predictive.draws.double().clamp(min=1e-30).log()
     mean = torch.einsum("s,snk->nk", weights, logs)
     residual = torch.zeros_like(mean).scatter(1, y, 1.0) - mean.softmax(1)
+    if "leverage" in posterior.facts:
+        return logs - float(posterior.facts["leverage"]) * residual, weights
     residual = residual / residual.norm(dim=1, keepdim=True).clamp(min=WHOLE)
     if "own_pull" in posterior.facts:
         return logs - float(posterior.facts["own_pull"]) * residual, weights
@@ -185,28 +190,34 @@ def _as_if_new(posterior: Posterior, x: Tensor, y: Tensor, mu: float) -> tuple[T
     return logs - OWN / math.hypot(1 / mu, 1 / WIDE) * deviation * residual, weights
 
 
-def _sure(logs: Tensor, weights: Tensor, slope: float) -> Tensor:
+def _levels(posterior: Posterior, classes: int) -> Tensor:
+    """Log shares of the classes as the fit has measured them; even ones where it has not."""
+    found = posterior.facts.get("levels", [0.0] * classes)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _sure(logs: Tensor, weights: Tensor, slope: float, levels: Tensor) -> Tensor:
     """Probabilities (records, classes) of the predictive under a slope."""
-    return torch.einsum("s,snk->nk", weights, (slope * logs).softmax(2))
+    return torch.einsum("s,snk->nk", weights, (slope * logs + (1 - slope) * levels).softmax(2))
 
 
-def _two(logs: Tensor, weights: Tensor, y: Tensor) -> Tensor:
-    q = _sure(logs, weights, 1.0).clamp(min=1e-30)
+def _two(logs: Tensor, weights: Tensor, y: Tensor, levels: Tensor) -> Tensor:
+    q = _sure(logs, weights, 1.0, levels).clamp(min=1e-30)
     place = torch.bucketize((q[:, 1:] / q[:, :1]).log(), torch.tensor(EDGES, dtype=torch.float64))
     rows = torch.zeros(len(q), 2 * len(MIDDLES), dtype=torch.float64)
     return rows.scatter(1, place + (1 - y) * len(MIDDLES), 1.0)
 
 
-def _several(logs: Tensor, weights: Tensor, y: Tensor) -> Tensor:
+def _several(logs: Tensor, weights: Tensor, y: Tensor, levels: Tensor) -> Tensor:
     """In norm about 1 at most; a record beyond it is clipped."""
-    probabilities = [_sure(logs, weights, slope) for slope in SURENESS]
+    probabilities = [_sure(logs, weights, slope, levels) for slope in SURENESS]
     likeliest = probabilities[USUAL].argmax(1, keepdim=True)
     lowest, usual, higher, highest = (value.gather(1, likeliest) for value in probabilities)
     right = (likeliest == y).double()
     rows = torch.cat([right - usual, lowest - usual, higher - usual, highest - higher, LEVEL_WEIGHT * (usual - 0.5)], 1)
     rows = torch.cat([rows, FLOOR_WEIGHT * (2 * usual - 1) * rows], 1)
     level_weight, sum_weight = _weights()
-    return torch.cat([level_weight * rows, sum_weight * _sums(logs, weights, y)], 1)
+    return torch.cat([level_weight * rows, sum_weight * _sums(logs, weights, y, levels)], 1)
 
 
 def _weights() -> tuple[float, float]:
@@ -215,12 +226,12 @@ def _weights() -> tuple[float, float]:
     return math.sqrt((1 - SHIFT_SHARE) / level), math.sqrt(SHIFT_SHARE / (2 * len(SLOPES)))
 
 
-def _sums(logs: Tensor, weights: Tensor, y: Tensor) -> Tensor:
+def _sums(logs: Tensor, weights: Tensor, y: Tensor, levels: Tensor) -> Tensor:
     """Of every slope [y = k] - q_k and q_k (1 - q_k), whose squares add up to 2 at most: to 1 - 2 q_y + |q|^2 and, no
     more than a quarter of 1 - |q|^2."""
     parts = []
     for slope in SLOPES:
-        q = _sure(logs, weights, slope)
+        q = _sure(logs, weights, slope, levels)
         parts += [torch.zeros_like(q).scatter(1, y, 1.0) - q, q * (1 - q)]
     return torch.cat(parts, 1)
 
@@ -228,17 +239,23 @@ def _sums(logs: Tensor, weights: Tensor, y: Tensor) -> Tensor:
 # -- what it means ----------------------------------------------------------------------------------------------------
 
 
-def told(found: Tensor, noise: float, records: int, classes: int) -> tuple[float, tuple[float, ...], float]:
-    """Slope, shifts and floor from the noisy sum of what all records tell."""
+def told(
+    found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None
+) -> tuple[float, tuple[float, ...], float]:
+    """Slope, shifts and floor from the noisy sum of what all records tell; shifts with what levels keep of a slope."""
+    levels = torch.zeros(classes, dtype=torch.float64) if levels is None else levels
     if classes == 2:
-        middles = torch.tensor(MIDDLES, dtype=torch.float64)
-        slope, shift, floor = fitted(found.reshape(2, -1), noise, records, middles)
+        middles, level = torch.tensor(MIDDLES, dtype=torch.float64), float(levels[1] - levels[0])
+        slope, shift, floor = fitted(found.reshape(2, -1), noise, records, middles, level)
+        shift = shift + (1 - slope) * level
         return slope, (-shift / 2, shift / 2), floor
     level_weight, sum_weight = _weights()
     split = 2 * (len(SURENESS) + 1)
     slope, floor = sure_enough(found[:split].reshape(2, -1) / level_weight, noise / level_weight, records, classes)
     sums = found[split:].reshape(len(SLOPES), 2, classes) / sum_weight
-    return slope, shifts_of(sums, noise / sum_weight, slope), floor
+    shifts = shifts_of(sums, noise / sum_weight, slope)
+    kept = ((1 - slope) * (levels - levels.mean())).tolist()
+    return slope, tuple(shift + level for shift, level in zip(shifts, kept, strict=True)), floor
 
 
 def sure_enough(found: Tensor, noise: float, records: int, classes: int) -> tuple[float, float]:
@@ -276,17 +293,23 @@ def _pieces(steep: Tensor) -> Tensor:
     return torch.cat([below.clamp(min=0)[:, None], above.clamp(min=0)], 1)
 
 
-def fitted(counts: Tensor, noise: float, records: int, middles: Tensor) -> tuple[float, float, float]:
-    """The mean slope and shift under their posterior, and the most probable floor, given noisy counts (2, bins)."""
+def fitted(
+    counts: Tensor, noise: float, records: int, middles: Tensor, level: float = 0.0
+) -> tuple[float, float, float]:
+    """The mean slope and shift under their posterior, and the most probable floor, given noisy counts (2, bins).
+
+    level   log odds that a slope leaves where they are
+    """
+    middles = middles - level
     low = torch.tensor([math.log(LEAST_SLOPE), -LARGEST_SHIFT], dtype=torch.float64)
     high = torch.tensor([math.log(LARGEST_SLOPE), LARGEST_SHIFT], dtype=torch.float64)
     ends, least, floor = (low, high), (low, high), 0.0
-    present = _present(counts, torch.sigmoid(middles), noise, records)
+    present = _present(counts, torch.sigmoid(middles + level), noise, records)
     mean = torch.zeros(2, dtype=torch.float64)
     for _ in range(1 + ZOOMS):
         steep = torch.linspace(float(ends[0][0]), float(ends[1][0]), POINTS, dtype=torch.float64)
         shift = torch.linspace(float(ends[0][1]), float(ends[1][1]), POINTS, dtype=torch.float64)
-        straight = torch.sigmoid(steep.exp()[:, None, None] * middles + shift[:, None])
+        straight = torch.sigmoid(steep.exp()[:, None, None] * middles + level + shift[:, None])
         floors = torch.tensor(FLOORS, dtype=torch.float64)[:, None, None, None]
         chance = _evidence(counts, noise, present, (1 - floors) * straight + floors / 2)
         chance = chance - ((steep[:, None] - STEEPER) / EXPECTED).square() / 2 - (shift / EXPECTED).square() / 2
@@ -301,7 +324,7 @@ def fitted(counts: Tensor, noise: float, records: int, middles: Tensor) -> tuple
         )
         reach = torch.maximum(4 * spread, 2 * (ends[1] - ends[0]) / (POINTS - 1))
         ends = (torch.maximum(mean - reach, least[0]), torch.minimum(mean + reach, least[1]))
-        q = (1 - floor) * torch.sigmoid(mean[0].exp() * middles + mean[1]) + floor / 2
+        q = (1 - floor) * torch.sigmoid(mean[0].exp() * middles + level + mean[1]) + floor / 2
         present = _present(counts, q, noise, records)
     return float(mean[0].exp()), float(mean[1]), floor
 

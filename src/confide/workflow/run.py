@@ -52,7 +52,7 @@ from confide.workflow.choice import method_of
 from confide.workflow.facts import Settled, assumptions_of, pictures_rule, settle
 from confide.workflow.measure import check_test
 from confide.workflow.named_likelihood import made
-from confide.workflow.network import likelihood_of, network_of
+from confide.workflow.network import clip_of, likelihood_of, network_of
 from confide.workflow.request import Request
 
 REHEARSED_RECORDS = 1000
@@ -156,7 +156,8 @@ def job_of(request: Request, settled: Settled) -> Job:
     spent = tuple(mechanism.event() for mechanism in asked_once if mechanism is not None)
     records = known.schema.records
     assert records is not None  # declared, assumed, counted or made up for the rehearsal
-    plan = plan_of(request, records, method, spent)
+    clip = clip_of(request, known.schema, settled.features, method)
+    plan = plan_of(replace(request, clip=clip), records, method, spent)
     likelihood = likelihood_of(request, settled.schema, module)
     return Job(request, settled, method, module, likelihood, plan, counting, histogram, probabilities)
 
