@@ -49,6 +49,22 @@ def test_replay_is_bit_identical(name: str, case: Case) -> None:
     assert torch.equal(draws_of(first), draws_of(again))
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(8))
     assert torch.equal(predicted(first, x), predicted(again, x))
+    assert diagnosed(first)
+
+
+def diagnosed(posterior: Any) -> bool:
+    """It says whether noise is in its width; and a chain how far it moved and agrees with itself, or a warning."""
+    chain = "burn_in_steps" in posterior.facts
+    mixed = {"split_r_hat", "way"} <= set(posterior.facts) or "warning" in posterior.facts
+    return posterior.facts.get("noise_in_width", "") != "" and (mixed or not chain)
+
+
+def test_a_chain_that_says_nothing_of_itself_is_caught(case: Case) -> None:
+    posterior = confide.fit(methods.get("sgld")(), case.module, case.data(), small_plan(case), seed=5).posterior
+    facts = posterior.facts
+    for names in (("noise_in_width",), ("warning", "way"), ("warning", "split_r_hat")):
+        left = {name: value for name, value in facts.items() if name not in names}
+        assert not diagnosed(posterior.with_likelihood(posterior.likelihood, left))
 
 
 def test_replay_catches_a_method_that_smuggles_records(case: Case) -> None:
