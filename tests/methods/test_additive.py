@@ -17,6 +17,7 @@ from confide.data.schema import Column, Schema
 from confide.errors import Refusal
 from confide.evaluate.plots_effects import effect_plots
 from confide.methods import _additive as parts
+from confide.methods import _additive_target
 from confide.methods import additive as module
 from confide.methods.additive import Additive
 from confide.models import networks
@@ -390,7 +391,7 @@ class TestBoundary:
         assert run.privacy.events == made.events()
         sizes = [len(release.sum) for release in recorder.releases]
         assert sizes.count(len(parts.EDGES) + 1) == 2
-        assert sizes[0] == parts.histogram_size(additive([0] * 5).recipe, parts.TARGET_BINS)
+        assert sizes[0] == parts.histogram_size(additive([0] * 5).recipe, _additive_target.TARGET_BINS)
 
     def test_the_schedule_is_public_and_complete(self) -> None:
         for steps in (*range(1, 40), 1000):
@@ -540,3 +541,22 @@ def test_a_record_moves_its_own_logit_by_its_leverage() -> None:
         odds = [one.predict(x[place : place + 1]).probabilities[0].logit() for one in (before, after)]
         moved += float((odds[1] - odds[0])[other[place]]) / 6
     assert moved == pytest.approx(before.facts["leverage"], rel=0.15)
+
+
+def test_whole_numbers_are_not_taken_for_the_fullest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks from 3 to 8 of 0 to 10, 1400 records, epsilon 1: their deviation is .16 of half the range. Compared bin by
+    bin the narrowest law about one mark wins, and 90 % intervals held a quarter of the records."""
+    marks = torch.tensor([0.007, 0.033, 0.426, 0.399, 0.124, 0.011], dtype=torch.float64)
+    places = ((torch.arange(3, 9) / 10) * _additive_target.TARGET_BINS).long()
+    counts = torch.zeros(_additive_target.TARGET_BINS, dtype=torch.float64)
+    counts[places] = 1400 * marks
+    counts += 31 * torch.randn(len(counts), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    middles = (torch.arange(_additive_target.TARGET_BINS) + 0.5) / _additive_target.TARGET_BINS * 2 - 1
+
+    def deviation() -> float:
+        shares = parts.answers_told(counts, 31.0, 1400, None)
+        return float((shares @ middles.square().double() - (shares @ middles.double()).square()).sqrt())
+
+    assert 0.08 < deviation() < 0.3
+    monkeypatch.setattr(_additive_target, "WORSE", math.inf)
+    assert deviation() < 0.03

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from confide.expectation.evidence import standard_normals
 from confide.mechanism.clipping import Recordwise
+from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, legible, normal_shares
 from confide.models.additive import (
     NUMBER,
     REACH,
@@ -38,8 +39,6 @@ TARGET_SHARE = 0.25
 many columns they would drown in noise."""
 LARGEST_TARGET_SHARE = 0.9
 """The same where the histogram of the columns would show nothing anyway."""
-TARGET_BINS = 64
-"""Of a regression target over its declared range: its mean and spread are all that is read off them."""
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """Of absolute residuals of a target scaled to [-1, 1], from a thousandth of its range up to all of it."""
 
@@ -47,13 +46,6 @@ LEAST_WEIGHT = 1e-60
 """Of steps that were not taken yet: so little that nothing is believed, and its inverse is still a number."""
 LEVEL_DRAWS, LEVEL_ROUNDS = 256, 30
 """Of the search for constants that give the shares: more of either move no share by a thousandth."""
-LEGIBLE = 0.05
-"""Noise in the mean of a number, of half its declared range, up to which its bins are read one by one."""
-EXPECTED_MEAN, EXPECTED_SPREAD, SPREAD_DOUBT = 0.4, 0.3, 0.6
-"""What a number is taken for before anything is known, in halves of its declared range: how far its mean may be from
-the middle, its deviation (a range of six or seven of them), and the deviation of the logarithm of that."""
-NOT_NORMAL = 0.1
-"""Part of a count by which numbers and residuals are not quite normal."""
 STEEP, USUAL_MOVE = 0.339, 0.2
 """By how much the share within the 90 % of a normal law grows with the logarithm of its scale; and by how much that
 logarithm differs, as a standard deviation, from one that is right for the 90 % of residuals that are not normal."""
@@ -202,8 +194,8 @@ def scale_of(
 def answers_told(counts: Tensor, noise: float, records: float, classes: int | None) -> Tensor:
     """Shares of the classes, or of the bins of a number: those of a normal law where noise would drown single bins."""
     even = torch.full((len(counts),), 1 / len(counts), dtype=torch.float64)
-    if classes is None and noise * math.sqrt(TARGET_BINS / 3) > LEGIBLE * records:
-        return _normal_shares(counts, noise, records)
+    if classes is None and not legible(noise, records):
+        return normal_shares(counts, noise, records)
     if classes is None:
         return smoothed(counts[None], noise, records, even)[0]
     return even if math.isinf(noise) else believed_shares(counts / records, noise / records)[0]
@@ -223,23 +215,6 @@ def believed_shares(found: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     inside = (found > 4 * noise) & (found < 1 - 4 * noise)  # where no end is near, and finer than the places are
     mean, spread = torch.where(inside, found, mean), torch.where(inside, torch.full_like(spread, noise), spread)
     return mean / mean.sum(), spread
-
-
-def _normal_shares(counts: Tensor, noise: float, records: float) -> Tensor:
-    """Of the bins of a number, under the likeliest mean and deviation with a prior; see `residual_scale`."""
-    means = torch.linspace(-1.0, 1.0, 81, dtype=torch.float64)  # wide bounds leave a number at one end of them
-    scales = torch.logspace(math.log10(0.015), math.log10(0.6), 31, dtype=torch.float64)
-    places = torch.linspace(-1, 1, TARGET_BINS + 1, dtype=torch.float64)
-    below = torch.special.ndtr((places - means[:, None, None]) / scales[:, None])
-    shares = below.diff(dim=-1)
-    shares = shares / shares.sum(-1, keepdim=True)
-    off = (means / EXPECTED_MEAN).square()[:, None] + ((scales / EXPECTED_SPREAD).log() / SPREAD_DOUBT).square()
-    if math.isfinite(noise):
-        expected = records * shares
-        variance = noise**2 + expected + (NOT_NORMAL * expected).square()
-        off = off + ((counts - expected).square() / variance + variance.log()).sum(-1)
-    best: Tensor = shares.reshape(-1, TARGET_BINS)[off.flatten().argmin()]
-    return best
 
 
 def _present(recipe: AdditiveRecipe, counts: Tensor | None, doubt: float, records: float) -> Tensor:
@@ -342,10 +317,8 @@ def measured(sums: Tensor, curvature: Tensor, alike: float = 1.0) -> tuple[Tenso
 
 
 class Belief(NamedTuple):
-    """Mean and variance of all weights (outputs, features), and the scale of every column.
-
-    leverage   how far a record moves its own outputs, per unit of its residual: by linear response, on average
-    """
+    """Mean and variance of all weights (outputs, features), the scale of every column, and how far a record moves its
+    own outputs per unit of its residual."""
 
     mean: Tensor
     variance: Tensor
@@ -354,10 +327,8 @@ class Belief(NamedTuple):
 
 
 def leverage_of(kept: Tensor, found: Tensor, curvature: Tensor, variances: Tensor, alike: float) -> float:
-    """From weights as they were measured and as much of them as is believed.
-
-    A record adds its residual times a feature to the gradient, so 1 / curvature of it to what is measured.
-    """
+    """By linear response: a record adds its residual times a feature to the gradient, so 1 / curvature of it to what is
+    measured, and as much as is believed of that counts."""
     believed = (kept / torch.where(found == 0, 1.0, found)).clamp(0, 1)
     believed[:, 0] = 1.0
     return float((believed * variances / (curvature.clamp(min=1e-12) * alike)).sum(1).mean())

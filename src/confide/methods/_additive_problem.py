@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
-from confide.methods._additive import EXPECTED_MEAN, TARGET_BINS
+from confide.methods._additive_target import EXPECTED_MEAN, TARGET_BINS
 from confide.methods.base import Problem
 from confide.models.additive import AdditiveNetwork
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Probit
@@ -27,6 +27,8 @@ UNKNOWN_START, START_SHIFT = 2.0, 1.0
 """Standard deviations of a constant, in logits: nothing is known of it, or the odds over all records are."""
 LEAST_COUNTED, MOST_COUNTED, COUNTED_GROWTH = 0.25, 0.75, 3.0
 """Share of the steps that count as measurements, from little noise to a sixth of what is expected of a column."""
+LARGEST = 0.6
+"""Deviation of a number, of half its declared range, with which 90 % intervals are just not wider than that."""
 CUT = 1.0
 """Deviations of a number at which its residual is cut, times the share of the clip."""
 

@@ -32,6 +32,7 @@ from confide.methods._additive import (
 )
 from confide.methods._additive_problem import (
     CUT,
+    LARGEST,
     amplitudes_of,
     budget_of,
     check_likelihood,
@@ -50,6 +51,7 @@ from confide.methods._additive_problem import (
     tremor,
     within,
 )
+from confide.methods._additive_target import legible
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
@@ -260,9 +262,10 @@ class Additive(Method):
             scale = scale_of(recipe, classes_of(problem.likelihood), counts, noise, problem.records, share)
             doubt = noise / math.sqrt(share) / problem.records
             return replace(self._scaled(problem, scale, doubt), step=state.step)
-        # What is left to explain is no more than there was.
-        spread = self._spread(problem, state)
-        found = min(spread, residual_scale(counts, noise, problem.records, state.deviation))
+        # What is left to explain is no more than there was, where that could be told.
+        told_of = legible(noise / math.sqrt(self._target_share(problem)), problem.records)
+        most = min(LARGEST, self._spread(problem, state) * (1 if told_of else 2))
+        found = min(most, residual_scale(counts, noise, problem.records, state.deviation))
         return self._ready(problem, replace(state, deviation=found))
 
     def _target_share(self, problem: Problem) -> float:
