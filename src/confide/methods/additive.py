@@ -13,7 +13,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
     LEAST_WEIGHT,
-    Belief,
+    BelievedWeights,
     Scale,
     Schedule,
     histogram,
@@ -70,7 +70,7 @@ TREMOR = 0.2
 """How far noise may carry outputs while steps are taken, in logits or deviations: further off a sigmoid is flat and
 residuals are cut, and what a step says of a weight would depend on the way to it."""
 PINNED = 3.0
-"""Weights are held back by the square of this times their final noise over what is expected of them: a step measures as
+"""BelievedWeights are held back by the square of this times their final noise over what is expected of them: a step measures as
 much where little moves, and noise that is walked along is taken for curvature that is not there."""
 USUAL_EFFECT, EXPLAINED = 0.5, 0.2
 """Size of a column's weights that is expected beforehand, in logits or in deviations of the target; and the square of
@@ -406,7 +406,7 @@ class Additive(Method):
 
     # -- posterior -------------------------------------------------------------------------------------------------
 
-    def _belief(self, problem: Problem, state: AdditiveState) -> Belief:
+    def _belief(self, problem: Problem, state: AdditiveState) -> BelievedWeights:
         curvature, _, _ = self._curvatures(problem, state, 0.0)
         constant, origin = constant_of(problem), self._origin(state)
         shares = self._shares(problem, state)
@@ -430,12 +430,12 @@ class Additive(Method):
             before = (state.start_doubt / constant) ** 2
             gain = before / (before + variance[:, 0])
             mean[:, 0], doubt[:, 0] = gain * found[:, 0], gain * variance[:, 0]
-            return Belief(mean + origin, doubt, scales, leverage)
+            return BelievedWeights(mean + origin, doubt, scales, leverage)
         # Shares are to come out as measured on average over what columns are believed to add, and its doubt.
         spread = (state.variances * (mean.square() + doubt))[:, 1:].sum(1)
         level, error = levels_of(*shares, spread)
         mean[:, 0], doubt[:, 0] = level / constant - origin[:, 0], error / constant**2
-        return Belief(mean + origin, doubt, scales, leverage)
+        return BelievedWeights(mean + origin, doubt, scales, leverage)
 
     def _shares(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor] | None:
         """Shares of the classes by all steps that count, and their deviations."""
