@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from confide.mechanism.clipping import clipped_sum, structure
+from confide.mechanism.clipping.collection import collect_young, no_collection
 from confide.mechanism.clipping.engine import engine_of
-from confide.mechanism.clipping.sealed import collect_young, no_collection
 from tests.mechanism.clipping.mixers import CLASSES, WIDTH, Net, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")

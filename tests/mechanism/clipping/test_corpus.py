@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
-from confide.mechanism.clipping import isolation
+from confide.mechanism.clipping import isolation, one_by_one, sealed
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Query
 from tests.mechanism.clipping import corpus, corpus_built, corpus_kept
 from tests.mechanism.clipping.corpus import CLASSES, KEEPING, LOOKING, RECORDS, WIDTH, Attack
+from tests.mechanism.clipping.corpus_places import ENDING, OF_OTHERS
 from tests.mechanism.clipping.corpus_rows import MIXING, OF_ROWS, PAIRED
 from tests.mechanism.clipping.corpus_tools import GOING_ON, TOOLED
 from tests.mechanism.clipping.corpus_windows import SEEN
@@ -25,7 +28,7 @@ pytestmark = [
 ]
 HUGE = 4
 ROUNDING = 1 + 1e-5
-IDIOMS = OF_ROWS | corpus_built.BUILT | corpus_kept.KEPT | SEEN | TOOLED
+IDIOMS = OF_ROWS | corpus_built.BUILT | corpus_kept.KEPT | SEEN | TOOLED | OF_OTHERS | ENDING
 ATTACKS = LOOKING | KEEPING | IDIOMS
 EVERY = 11  # of the attacks, in the quick run; no divisor of the numbers of looks and keepers, so that all take turns
 COSTLY = ("text of a function", "tool: exported")  # seconds each: slow tests
@@ -155,6 +158,28 @@ def test_code_that_goes_on_after_an_error_is_an_attack(monkeypatch: pytest.Monke
     assert [moves(GOING_ON[name]) <= ROUNDING for name in kept] == [True] * 4
     monkeypatch.setattr(isolation._Guard, "check_errors", lambda guard: None)
     assert [moves(GOING_ON[name]) <= ROUNDING for name in kept] == [False] * 4
+
+
+def test_places_of_others_are_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody puts them back, one record turns another."""
+    kept = ["a list", "a number", "an ordered dict"]
+    written = ["constants of a layer", "escapes of json", "hooks of all modules"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed.Reachable, "_keep_beside", lambda seal, value: [])
+        found = [moves(OF_OTHERS[f"module turns by attributes of {name}"]) for name in kept]
+    assert all(distance > ROUNDING for distance in found)
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "parts_put_back", lambda owners, names: [])
+        found = [max(moves(OF_OTHERS[f"{of} turns by {name}"]) for of in ("module", "statistic")) for name in written]
+    assert all(distance > ROUNDING for distance in found)
+    torch.nn.modules.module._global_forward_pre_hooks.clear()
+
+
+def test_memory_that_nobody_has_written_to_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = OF_OTHERS["module turns by a tensor of old"]
+    assert moves(asked) <= ROUNDING
+    monkeypatch.setattr(one_by_one, "filled", nullcontext)
+    assert max(moves(asked) for _ in range(3)) > 1e-9
 
 
 @pytest.mark.parametrize("kind", ["mixes by", "loss by"])

@@ -12,10 +12,18 @@ CONTAINERS = (dict, list, set, deque, bytearray)
 def contents_of(container: Any) -> Any:
     """A plain copy, by the methods of the built-in type: a subclass may have a constructor or a copy of its own."""
     if isinstance(container, dict):
-        return {key: value for key, value in dict.items(container)}  # noqa: C416 - dict() would ask the subclass
+        return dict(_kind_of_dict(container).items(container))
     if isinstance(container, set):
-        return set.copy(container)
+        kept = list(set.__iter__(container))
+        if not _is_as_kept(container, kept):  # in what order a set is gone through depends on how it came about
+            _put_back(container, kept)
+        return kept
     return bytes(container) if isinstance(container, bytearray) else list(_items(container))
+
+
+def _kind_of_dict(container: Any) -> type[dict[Any, Any]]:
+    """Whose order counts: an OrderedDict has one of its own beside that of a dict."""
+    return OrderedDict if isinstance(container, OrderedDict) else dict
 
 
 def _items(container: Any) -> Any:
@@ -25,15 +33,19 @@ def _items(container: Any) -> Any:
 
 def _is_as_kept(container: Any, kept: Any) -> bool:
     if isinstance(container, dict):
+        kind = _kind_of_dict(container)
         return (
             dict.__len__(container) == len(kept)
-            and all(map(is_, dict.keys(container), kept))
-            and all(map(is_, dict.values(container), kept.values()))
+            and all(map(is_, kind.keys(container), kept))
+            and all(map(is_, kind.values(container), kept.values()))
         )
     if isinstance(container, list | deque):
         now = list(_items(container))
         return len(now) == len(kept) and all(map(is_, now, kept))
-    return set.__eq__(container, kept) if isinstance(container, set) else bytes(container) == kept
+    if isinstance(container, set):
+        again = set(kept)
+        return set.__len__(container) == len(kept) and all(map(is_, set.__iter__(container), again))
+    return bool(bytes(container) == kept)
 
 
 def _put_back(container: Any, kept: Any) -> None:

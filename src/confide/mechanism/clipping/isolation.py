@@ -76,7 +76,14 @@ class Region:
             _ACTIVE.passed.append(self.stacks)
             stack.callback(setattr, _ACTIVE, "guard", before)
             _ACTIVE.guard = guard
-            yield self
+            try:
+                yield self
+            except Exception:
+                raise
+            except BaseException as error:  # a record that ends the process (SystemExit) would tell of itself
+                if type(error) is KeyboardInterrupt:
+                    raise
+                raise NotIsolable(f"raises {type(error).__name__}") from None
             guard.check_generator()
             guard.check_errors()
 

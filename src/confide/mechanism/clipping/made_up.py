@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from confide.data.trees import map_tensors, tensors_in
 from confide.errors import UnclippableError
 from confide.mechanism.clipping.anatomy import Anatomy
+from confide.mechanism.clipping.attributes import Attributes
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
-from confide.mechanism.clipping.sealed import Attributes
 
 FEW, MORE = 3, 4  # More than one neighbour, and another number, so that a batch size that leaks in shows.
 PIECE = 1 << 16  # numbers that are drawn at a time

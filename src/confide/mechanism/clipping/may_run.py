@@ -114,7 +114,7 @@ def makers(kind: type) -> list[Any]:
 @functools.cache
 def asked_by(code: types.CodeType) -> frozenset[str]:
     """The names a function of the user's asks for, and what it does without a name: showing an object."""
-    steps = _steps(code)
+    steps = steps_of(code)
     shown = any(step.opname in _SHOWING or (step.opname == "BINARY_OP" and "%" in step.argrepr) for step in steps)
     remade = any(
         step.argval in _MADE and not (step.opname == "LOAD_SUPER_ATTR" or before.opname in _CALLS)
@@ -122,12 +122,12 @@ def asked_by(code: types.CodeType) -> frozenset[str]:
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD")
     )
     names = names_used(code) if remade else names_used(code).difference(_MADE)
-    looked_at = frozenset() if _calls_a_class(steps) else frozenset(("type", "__class__"))
+    looked_at = frozenset() if calls_a_class(steps) else frozenset(("type", "__class__"))
     meant = [_ASKED_BY.get(name, ()) for name in names - looked_at]
     return names.union(_SHOWN if shown else (), *meant)
 
 
-def _calls_a_class(steps: list[dis.Instruction]) -> bool:
+def calls_a_class(steps: list[dis.Instruction]) -> bool:
     """Whether type(x) or x.__class__ may be called: not where it is compared, or asked for its name."""
     steps = [step for step in steps if step.opname not in ("CACHE", "PRECALL")]
     for place, step in enumerate(steps):
@@ -148,7 +148,7 @@ def _calls_a_class(steps: list[dis.Instruction]) -> bool:
 @functools.cache
 def named_for_super(code: types.CodeType) -> frozenset[str]:
     """Classes that are named for nothing but super(Class, self): none of them is made there."""
-    steps = [step for step in _steps(code) if step.opname != "PUSH_NULL"]
+    steps = [step for step in steps_of(code) if step.opname != "PUSH_NULL"]
     loaded = [(before, step) for before, step in pairwise(steps) if step.opname == "LOAD_GLOBAL"]
     inside = {step.argval for before, step in loaded if before.opname == "LOAD_GLOBAL" and before.argval == "super"}
     return frozenset(inside - {step.argval for before, step in loaded if before.argval != "super"})
@@ -194,7 +194,7 @@ def _own_steps(code: types.CodeType) -> list[dis.Instruction]:
     return list(dis.get_instructions(code))
 
 
-def _steps(code: types.CodeType) -> list[dis.Instruction]:
+def steps_of(code: types.CodeType) -> list[dis.Instruction]:
     """Of a function and of those inside it."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return [*_own_steps(code), *(step for one in inner for step in _steps(one))]
+    return [*_own_steps(code), *(step for one in inner for step in steps_of(one))]

@@ -19,15 +19,14 @@ from torch.overrides import TorchFunctionMode
 from confide.data.trees import called, map_tensors
 from confide.errors import Refusal
 from confide.mechanism.clipping import randomness
+from confide.mechanism.clipping.collection import collect_young, no_collection
 from confide.mechanism.clipping.intact import uncompiled
 from confide.mechanism.clipping.isolation import clear, profiled, shows_memory
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
-from confide.mechanism.clipping.sealed import Reachable, collect_young, no_collection
+from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.unwritten import filled
 from confide.mechanism.clipping.watched import watched
-
-RECORDS_PER_COLLECTION = 64
-"""The collector rests while records run; so often it is asked for what they left, so that memory stays small."""
 
 
 def gradients(
@@ -90,19 +89,21 @@ def _in_turn(
     if not strict and count == 1 and seal.unsealable:
         return  # one that raised among all of them: it counts as zero
     seal.check()
+    fill = filled if seal.makes_tensors else nullcontext
     with no_collection(), randomness.restored(), uncompiled(), _Written():
         for place in range(count):
             randomness.start_from(starts[place])
             try:
-                with watched():
+                with fill(), watched():
                     found = copy_context().run(function, place)
                 store(place, found)
-            except Exception:
-                if strict:
+            except BaseException as error:
+                if strict or type(error) is KeyboardInterrupt:
                     raise
             finally:
-                if strict or place % RECORDS_PER_COLLECTION == 0 or place == count - 1:
-                    collect_young()  # what finalisers of cycles write is put back too, not left for later
+                # cycles end with their record: the next one finds nobody who refers to what they share, and what
+                # their finalisers write is put back
+                collect_young()
                 seal.restore()
     seal.move_on()
 

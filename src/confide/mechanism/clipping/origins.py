@@ -22,7 +22,7 @@ _OF_NAMES = frozenset(
 )
 # Longer constants of a function are texts, not names.
 LONGEST_NAME = 60
-_MADE_IN_C = 1 << 8  # the flag of types that nothing can be written to
+MADE_IN_C = 1 << 8  # the flag of types that nothing can be written to
 _BORNE_OUT: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 # Where the types live that hold what user code puts into them.
 _HOLDERS = frozenset({"builtins", "collections", "functools", "types", "_thread", "argparse"})
@@ -57,7 +57,7 @@ def _module_of(value: Any) -> str:
 
 def _is_borne_out(kind: type, name: str) -> bool:
     if kind not in _BORNE_OUT:
-        _BORNE_OUT[kind] = bool(kind.__flags__ & _MADE_IN_C) or _stands_in(kind, name) or _is_made_of_packages(kind)
+        _BORNE_OUT[kind] = bool(kind.__flags__ & MADE_IN_C) or _stands_in(kind, name) or _is_made_of_packages(kind)
     return _BORNE_OUT[kind]
 
 

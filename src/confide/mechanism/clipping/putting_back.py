@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 import types
-import warnings
 import weakref
 from array import array as array_type
 from collections.abc import Callable, Iterable
@@ -17,64 +16,9 @@ import torch
 from torch import Tensor
 
 from confide.mechanism.clipping.containers import contents_of, restore_container
+from confide.mechanism.clipping.settings import clear_levels
 
 ABSENT = object()
-
-
-class Settings:
-    """Torch's and numpy's settings of the process; `restore` says whether one had changed."""
-
-    def __init__(self) -> None:
-        self.kept, self.filters = self._now(), list(warnings.filters)
-        self.of_logging = [(one, contents_of(one)) for one in _of_logging()]
-
-    @staticmethod
-    def _now() -> tuple[Any, ...]:
-        return (
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.get_num_threads(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_anomaly_enabled(),
-            tuple(np.geterr().items()),
-        )
-
-    def restore(self) -> bool:
-        now = self._now()
-        if warnings.filters != self.filters:  # a part of torch that is loaded late has some too: no reason to be slow
-            _filters()[:] = self.filters
-        written = [restore_container(*pair) for pair in self.of_logging]
-        if any(written):
-            clear_levels()
-        if now == self.kept:
-            return any(written)
-        for setting, (value, before) in zip(_SET, zip(now, self.kept, strict=True), strict=True):
-            if value != before:
-                setting(before)
-        return True
-
-
-_SET: tuple[Callable[[Any], object], ...] = (
-    torch.set_default_dtype,
-    torch.set_grad_enabled,
-    lambda on: torch.set_autocast_enabled("cpu", on),
-    torch.set_num_threads,
-    torch.use_deterministic_algorithms,
-    torch.autograd.set_detect_anomaly,
-    lambda errors: np.seterr(**dict(errors)),
-)
-
-
-def _of_logging() -> list[dict[Any, Any]]:
-    """Names of levels, what holds for all loggers, and which warnings were given once."""
-    home = vars(logging)
-    return [home["_levelToName"], home["_nameToLevel"], vars(logging.root.manager), vars(warnings)["onceregistry"]]
-
-
-def _filters() -> list[Any]:
-    found: Any = warnings.filters
-    return found  # type: ignore[no-any-return]
 
 
 def is_functorch_wrapped(value: Any) -> bool:
@@ -89,6 +33,22 @@ def view_put_back(value: Tensor, storage: torch.UntypedStorage, form: tuple[Any,
         return False
     offset, shape, strides = form
     value.data = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, offset, shape, strides)
+    return True
+
+
+def meta_put_back(value: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """One without numbers has a form all the same."""
+    if value.shape == shape and value.stride() == strides:
+        return False
+    value.data = torch.empty_strided(shape, strides, dtype=value.dtype, device="meta")
+    return True
+
+
+def same_attributes(value: Any, inner: dict[str, Any]) -> bool:
+    """Its attributes are in the dictionary where they were; what is in there is put back by itself."""
+    if vars(value) is inner:
+        return False
+    value.__dict__ = inner
     return True
 
 
@@ -252,12 +212,6 @@ def set_slot(value: Any, slot: types.MemberDescriptorType, kept: Any) -> bool:
 
 # What a logger or a handler has for itself: which levels were asked for, its lock, its way out, all other loggers.
 _OF_LOGGERS = frozenset({"_cache", "lock", "stream", "manager", "root"})
-
-
-def clear_levels() -> None:
-    """Loggers remember which levels are heard: one that was put back is asked anew, else it stays silent for good."""
-    forget: Any = vars(logging.Manager)["_clear_cache"]
-    forget(logging.root.manager)
 
 
 def logger_put_back(value: Any) -> tuple[Callable[[], bool], list[Any]]:

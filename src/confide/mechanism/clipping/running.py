@@ -19,10 +19,10 @@ from confide.data.trees import Tree, called, map_tensors, size_of
 from confide.errors import Refusal
 from confide.layers.bayesian import observed
 from confide.mechanism.clipping.anatomy import Anatomy
+from confide.mechanism.clipping.attributes import Attributes
 from confide.mechanism.clipping.isolation import NotIsolable, Region
 from confide.mechanism.clipping.losses import check_losses
 from confide.mechanism.clipping.proven import is_proven_loss
-from confide.mechanism.clipping.sealed import Attributes
 from confide.mechanism.clipping.tape import Tape, TapedCall, check_unchanged
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]

@@ -1,19 +1,16 @@
 """State that user code may write to, put back after every pass: nothing computed from a record outlives it.
 
-`Attributes` is the quick seal of a pass inside a region: dictionaries, lists and sets in the attributes of a module.
-There the values of records are stacks that cannot be written into an ordinary tensor, so references are all there is.
-
-`Reachable` is the thorough one, for records that run one by one: besides attributes what the functions of the module
-and the loss can reach by name (closures, globals, class attributes, caches, modules that a function imports), the
-contents of tensors, arrays and text buffers, and random states. It stops at the standard library, torch and numpy:
-their own state is theirs, but an object of their types that user code holds is put back, and so is what is written to
-their names. What cannot be put back is refused (`unsealable`).
+`Reachable` is the thorough seal, for records that run one by one (`attributes` has the quick one of a region): besides
+attributes what the functions of the module and the loss can reach by name (closures, globals, class attributes, caches,
+modules that a function imports), the contents of tensors, arrays and text buffers, and random states. It stops at the
+standard library, torch and numpy: their own state is theirs, but an object of their types that user code holds is put
+back, and so is what is written to their names, or to what is theirs and named (`package_parts`), and settings of the
+process (`settings`). What cannot be put back is refused (`unsealable`).
 """
 
 from __future__ import annotations
 
 import functools
-import gc
 import io
 import logging
 import random
@@ -21,8 +18,8 @@ import sys
 import types
 import weakref
 from array import array
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import Field
 from functools import partial
 from typing import Any
@@ -34,6 +31,7 @@ from torch import Tensor, nn
 from confide.errors import Refusal
 from confide.mechanism.clipping.containers import CONTAINERS, contents_of, restore_container
 from confide.mechanism.clipping.origins import (
+    MADE_IN_C,
     attribute_of,
     is_foreign,
     is_installed,
@@ -42,11 +40,11 @@ from confide.mechanism.clipping.origins import (
     names_outside,
     names_used,
 )
+from confide.mechanism.clipping.package_parts import parts_put_back
 from confide.mechanism.clipping.putting_back import (
     ABSENT,
     OF_CLASSES,
     OF_FUNCTIONS,
-    Settings,
     all_loggers_put_back,
     array_put_back,
     attributes_of,
@@ -56,10 +54,12 @@ from confide.mechanism.clipping.putting_back import (
     form_of_view,
     is_functorch_wrapped,
     logger_put_back,
+    meta_put_back,
     partial_put_back,
     parts_of_sparse,
     put_back_names,
     quietly,
+    same_attributes,
     set_anew,
     set_attribute,
     set_attributes,
@@ -70,60 +70,15 @@ from confide.mechanism.clipping.putting_back import (
     text_put_back,
     view_put_back,
 )
-from confide.mechanism.clipping.search import PLAIN, ByName, Kind, NamesOfFile, Search, is_code
+from confide.mechanism.clipping.search import ByName, Kind, NamesOfFile, Search, is_code
+from confide.mechanism.clipping.settings import Settings
+from confide.mechanism.clipping.unwritten import makes_tensors
 
 _CACHE = type(functools.lru_cache(lambda: None))
+HISTORY = frozenset({"detach_", "retain_grad"})  # what changes a tensor with a history so that nobody can put it back
+_APART = (logging.Logger, logging.Handler, torch.jit.ScriptModule)  # with attributes that are dealt with elsewhere
+BARE = frozenset({dict, list, set, deque, bytearray, tuple, frozenset, types.MethodType, types.BuiltinFunctionType})
 _FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage is collected inside: what finalisers and callbacks of the collector write is not what a pass wrote."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def collect_young() -> None:
-    """Collect what was made while the collector rests. Its callbacks are not told: what they write is not a pass's."""
-    told = gc.callbacks[:]
-    gc.callbacks.clear()
-    try:
-        gc.collect(1)
-    finally:
-        gc.callbacks[:] = told
-
-
-class Attributes:
-    """The containers of a module's attributes, as they were; `restore` says whether anything had changed."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.kept: list[tuple[Any, Any]] = []
-        seen: set[int] = set()
-        for layer in module.modules():
-            self._keep(layer.__dict__, seen)
-
-    def _keep(self, container: Any, seen: set[int]) -> None:
-        if id(container) in seen:
-            return
-        seen.add(id(container))
-        self.kept.append((container, contents_of(container)))
-        kept = self.kept[-1][1]
-        for value in kept.values() if isinstance(kept, dict) else kept:
-            if isinstance(value, CONTAINERS):
-                self._keep(value, seen)
-            elif type(value) not in PLAIN and not isinstance(value, Tensor | nn.Module | type | types.FunctionType):
-                inner = attribute_of(value, "__dict__", None)
-                if isinstance(inner, dict) and not is_known(type(value)):
-                    self._keep(inner, seen)
-
-    def restore(self) -> bool:
-        changed = [restore_container(*pair) for pair in self.kept]  # all of them, also after one that had changed
-        return any(changed)
 
 
 class Reachable:
@@ -137,16 +92,23 @@ class Reachable:
         self.undo: list[Callable[[], bool]] = [Settings().restore]
         self.onwards: list[Callable[[], object]] = []
         self.storages: set[int] = set()
-        self.owners: set[int] = set()
+        self.owners: dict[int, Any] = {}
+        self.histories = self.views = False
         self.search = Search(self._kept)
         self.search.go((*roots, *_hooks_on_all_modules()))
+        named = frozenset[str]().union(*(names_used(one.__code__) for one in self.search.running_functions()))
+        self.undo += parts_put_back(list(self.owners.values()), named)
         if self.search.running.names & {"getLogger", "getChild"}:
             self.undo += all_loggers_put_back()
 
     def _kept(self, value: Any, again: bool) -> list[Any]:
         """What the value leads to; `again`: it is kept already."""
         places, draws = len(self.undo), len(self.onwards)
-        found = list(self._keep(value))
+        try:
+            found = [*self._keep(value), *self._keep_beside(value)]
+        except Exception:
+            self.search.objects.append(f"an object of type {type(value).__name__}, which cannot be looked at")
+            found = []
         if again:
             del self.undo[places:], self.onwards[draws:]
         return found
@@ -154,7 +116,19 @@ class Reachable:
     @property
     def unsealable(self) -> str:
         """What code that may run with these roots reaches and nobody can put back; empty if there is nothing."""
+        names = self.search.running.names
+        if self.histories and names & HISTORY:
+            return f"{min(names & HISTORY)}, and holds a tensor with a history of its own"
+        if self.views and "release" in names:
+            return "memoryview.release"
+        if "use_deterministic_algorithms" in names and self.makes_tensors:
+            return "torch.use_deterministic_algorithms, and makes tensors that nobody has written to"
         return self.search.reason()
+
+    @property
+    def makes_tensors(self) -> bool:
+        """Whether its own code may make tensors of memory that nobody has written to."""
+        return any(makes_tensors(function.__code__) for function in self.search.running_functions())
 
     def check(self) -> None:
         if self.unsealable:
@@ -190,6 +164,9 @@ class Reachable:
         if isinstance(value, CONTAINERS):
             kept = contents_of(value)
             self.undo.append(partial(restore_container, value, kept))
+            if isinstance(value, defaultdict):
+                self.undo.append(partial(set_attribute, value, "default_factory", value.default_factory))
+                return [*kept.values(), value.default_factory]
             return list(kept.values()) if isinstance(kept, dict) else list(kept)
         if isinstance(value, tuple | frozenset):
             return list(value)
@@ -202,8 +179,31 @@ class Reachable:
             return ()
         return self._keep_object(value)
 
+    def _keep_beside(self, value: Any) -> Iterable[Any]:
+        """Attributes of an object that is more than a number, a text or a container: subclasses have some."""
+        if type(value) in BARE or is_code(value) or isinstance(value, _APART):
+            return []
+        of, inner = type(value), attribute_of(value, "__dict__", None)
+        if not of.__flags__ & MADE_IN_C:
+            self.undo.append(lambda: type(value) is not of and set_anew(setattr, value, "__class__", of))
+        beside: list[Any] = []
+        if isinstance(inner, dict):
+            self.undo.append(partial(same_attributes, value, inner))
+            if isinstance(value, nn.Module) or not is_of_a_package(of):
+                beside.append(inner)
+        for slot in (slot for kind in of.__mro__ for slot in slots(kind)):
+            found = slot_of(value, slot)
+            self.undo.append(partial(set_slot, value, slot, found))
+            if found is not ABSENT:
+                beside.append(Kind(found) if isinstance(value, Field) and isinstance(found, type) else found)
+        return beside
+
     def _keep_tensor(self, value: Tensor) -> Iterable[Any]:
-        if is_functorch_wrapped(value) or value.device.type == "meta":
+        if is_functorch_wrapped(value):
+            return [value.__dict__]
+        self.histories |= not value.is_leaf
+        if value.device.type == "meta":
+            self.undo.append(partial(meta_put_back, value, tuple(value.shape), value.stride()))
             return [value.__dict__]
         spread = sys.modules.get("torch.distributed.tensor")
         if spread is not None and type(value) is spread.DTensor:  # its numbers are in another tensor, of this rank
@@ -270,6 +270,7 @@ class Reachable:
             self.undo += text_put_back(value)
             return ()
         if isinstance(value, weakref.ref | types.MappingProxyType | memoryview):
+            self.views |= isinstance(value, memoryview)
             return behind(value)
         if isinstance(value, functools.cached_property):
             return (value.func,)
@@ -331,6 +332,7 @@ class Reachable:
             for kept in self._keep_cell(cell):
                 yield Kind(kept) if name == "__class__" and isinstance(kept, type) else kept  # super() asks for it
         if is_known(value):  # it may hold a function of the user's; its globals are its own
+            self.owners[id(value)] = value
             return
         names, outside = names_used(value.__code__), names_outside(value.__code__)
         if not is_foreign(value):
@@ -366,7 +368,7 @@ class Reachable:
     def _keep_written(self, owner: Any) -> None:
         """Names of a package or one of its classes, which have no business to change but when a part is loaded late."""
         if id(owner) not in self.owners:
-            self.owners.add(id(owner))
+            self.owners[id(owner)] = owner
             self.undo.append(partial(put_back_names, owner, dict(vars(owner))))
 
     def _keep_cell(self, cell: Any) -> Iterator[Any]:
@@ -423,22 +425,12 @@ class Reachable:
             whole = isinstance(value, logging.Logger) or not is_foreign(type(value))  # a way out is its own business
             yield from (part for part in parts if whole or isinstance(part, list))
             return
-        of = type(value)
-        yield Kind(of)
-        self.undo.append(lambda: type(value) is not of and set_anew(setattr, value, "__class__", of))
+        yield Kind(type(value))
         inner = attribute_of(value, "__dict__", None)
         if isinstance(inner, dict) and not isinstance(value, nn.Module) and is_of_a_package(type(value)):
             kept = contents_of(inner)  # it may well remember something of its own: put back, but no reason to be slow
             self.undo.append(lambda: quietly(restore_container, inner, kept))
             yield from kept.values()
-        elif isinstance(inner, dict):
-            yield inner
-        for kind in type(value).__mro__:
-            for slot in slots(kind):
-                found = slot_of(value, slot)
-                self.undo.append(partial(set_slot, value, slot, found))
-                if found is not ABSENT:
-                    yield Kind(found) if isinstance(value, Field) and isinstance(found, type) else found
 
 
 def _hooks_on_all_modules() -> list[Any]:

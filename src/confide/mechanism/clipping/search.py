@@ -99,7 +99,7 @@ class Search:
         waiting = [_Reached(root) for root in roots]
         while waiting:
             found = waiting.pop()
-            if isinstance(found.value, PLAIN) or self._is_elsewhere(found, waiting):
+            if type(found.value) in PLAIN or self._is_elsewhere(found, waiting):
                 continue
             if self._is_wrapper_unasked(found):
                 continue
@@ -212,13 +212,17 @@ class Search:
         """What is used by a function of the user's that may run and cannot be put back; else an empty text."""
         if self.objects:
             return self.objects[0]
-        for function, names in self.functions.values():
-            if any(self.running.may_run(name, True) for name in names):
-                parts = (held_part(module, function) for module in self.held)
-                found = unsealable_in(function) or next(filter(None, parts), "")
-                if found:
-                    return f"{found} (in {function.__qualname__})"
+        for function in self.running_functions():
+            parts = (held_part(module, function) for module in self.held)
+            found = unsealable_in(function) or next(filter(None, parts), "")
+            if found:
+                return f"{found} (in {function.__qualname__})"
         return ""
+
+    def running_functions(self) -> list[types.FunctionType]:
+        """The user's own that may run."""
+        known = self.functions.values()
+        return [function for function, names in known if any(self.running.may_run(name, True) for name in names)]
 
 
 def is_code(value: Any) -> bool:

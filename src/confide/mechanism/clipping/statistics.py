@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from confide.data.trees import Tree
 from confide.errors import Refusal, SpeedWarning
 from confide.mechanism.clipping import libraries, one_by_one
+from confide.mechanism.clipping.collection import no_collection
 from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.proven import is_proven
-from confide.mechanism.clipping.sealed import Reachable, no_collection
+from confide.mechanism.clipping.sealed import Reachable
 
 Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
 
@@ -68,6 +69,8 @@ def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     with no_collection():
         region, seal = Region(len(y)), Reachable(function)
         seal.check()
+        if seal.makes_tensors:
+            raise NotIsolable("calls torch.Tensor, whose numbers nobody has written")
         try:
             with region.entered():
                 given = region.one_each(x), region.one_each(y)

@@ -29,6 +29,7 @@ from confide.mechanism.clipping import one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of
 from confide.mechanism.clipping.calls import Found
 from confide.mechanism.clipping.chain import LayerChain, chain_of
+from confide.mechanism.clipping.collection import no_collection
 from confide.mechanism.clipping.coverage import missed_parameters
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choose_batch, undisturbed
@@ -36,7 +37,7 @@ from confide.mechanism.clipping.made_up import kept_generators as kept_generator
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, per_record_losses, proven_pass
-from confide.mechanism.clipping.sealed import Reachable, no_collection
+from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.workspace import Workspace
 
 BUDGET = 64 << 20  # Bytes for an examination, which holds a few made-up records only.
@@ -88,7 +89,7 @@ def _examined(
             if not all(proven):
                 _check_meaning(asked, anatomy)
                 outside.restore()
-            examined = _proven(asked, anatomy) if proven[0] else None
+            examined = _proven(asked, anatomy) if proven[0] and not outside.makes_tensors else None
             return _isolated(asked, anatomy) if examined is None else (anatomy, examined)
         finally:
             outside.restore()
@@ -120,6 +121,8 @@ def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
         return _one_by_one(asked, anatomy, "it has hooks on gradients")
     if any(isinstance(layer, torch.jit.ScriptModule) for layer in asked.module.modules()):
         return _one_by_one(asked, anatomy, "it is scripted or traced")
+    if asked.outside.makes_tensors:
+        return _one_by_one(asked, anatomy, "it calls torch.Tensor, whose numbers nobody has written")
     before = _checksums((*asked.module.parameters(), *asked.module.buffers()))
     try:
         anatomy, examined = _covered(asked, anatomy)

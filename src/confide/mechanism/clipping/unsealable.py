@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from confide.mechanism.clipping.origins import is_known
+from confide.mechanism.clipping.origins import is_installed, is_known
+from confide.mechanism.clipping.unwritten import STORAGES, gives_arrays, makes_arrays
 
 # Standard modules without a state that a record could leave a trace in, or whose state is put back (random) or tells
 # nothing back (warnings, logging).
 _PLAIN_WORDS = (
     "__future__ abc array base64 binascii bisect cmath collections colorsys contextlib contextvars copy dataclasses "
     "enum fractions functools hashlib heapq itertools json keyword logging math numbers operator pprint "
-    "queue random re reprlib statistics string struct textwrap types typing unicodedata warnings "
-    "weakref zlib"
+    "queue random re reprlib statistics string struct textwrap types typing unicodedata warnings zlib"
 )
 _PLAIN_MODULES = frozenset(_PLAIN_WORDS.split())
 # What is harmless in the others: constants, and looking at functions.
@@ -50,13 +50,25 @@ _PLAIN_PARTS = {
     "pickle": frozenset({"dumps", "HIGHEST_PROTOCOL"}),
     "threading": frozenset({"local"}),
     "uuid": frozenset({"UUID", "uuid3", "uuid4", "uuid5"}),
+    "weakref": frozenset(
+        {"ref", "proxy", "ReferenceType", "ProxyType", "CallableProxyType", "WeakValueDictionary", "WeakMethod"}
+        | {"WeakKeyDictionary", "WeakSet"}
+    ),
 }
+# What is not harmless in plain ones: records of logging have the time.
+_LOOSE_PARTS = {"logging": frozenset({"LogRecord", "makeLogRecord", "Formatter"})}
+# (an interrupt is the curator's: a record that raised one would end the run)
 _BUILTINS = frozenset(
     {"open", "exec", "eval", "compile", "__import__", "globals", "id", "hash", "input", "breakpoint", "__builtins__"}
+    | {"KeyboardInterrupt"}
 )
-# Ways around the guard of a region, counters inside tensors, frames, registers of subclasses, code of computed names.
+# Ways around the guard of a region, counters inside tensors and generators, frames, registers of subclasses, code of
+# computed names, sizes in memory, who refers to an object, clocks.
 _ATTRIBUTE_WORDS = (
-    "_version now utcnow today register co_names co_code CodeType loggerDict set_config set_option cache_info"
+    "_version now utcnow today register co_names co_code CodeType loggerDict set_config set_option cache_info "
+    "_sequence_nr __sizeof__ __alloc__ __weakref__ getweakrefs getweakrefcount spawn seed_seq _seed_seq datetime64 "
+    "relativeCreated msecs formatTime timeit blocked_autorange fill_uninitialized_memory register_pytree_node "
+    "add_safe_globals clear_safe_globals"
 )
 # What shows more than the record at hand: stacks of all records, frames of the engine, its hooks, addresses. These are
 # not used under names that are spelt out as texts either (getattr).
@@ -67,6 +79,7 @@ _WINDOW_WORDS = (
     "_get_current_function_mode_stack temporarily_clear_interpreter_stack"
 )
 _WINDOWS = frozenset(_WINDOW_WORDS.split())
+_SPELT = _WINDOWS | {word for word in _ATTRIBUTE_WORDS.split() if "_" in word}  # as texts too: no word of a language
 # Files that are written or mapped in C, of which nobody is told.
 _FILE_WORDS = frozenset({"from_file", "memmap", "share_memory_"})
 # Settings of torch that lie in C and are not among those that are put back.
@@ -74,7 +87,7 @@ _KEPT_SETTINGS = frozenset(
     {"set_default_dtype", "set_grad_enabled", "set_num_threads", "set_autocast_enabled", "set_rng_state"}
 )
 _SETTINGS = frozenset(name for name in dir(torch) if name.startswith(("set_", "_set_"))) - _KEPT_SETTINGS
-_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split()) | _WINDOWS | _SETTINGS | _FILE_WORDS
+_ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split()) | _WINDOWS | _SETTINGS | _FILE_WORDS | STORAGES
 # Of torch.backends: what sets something.
 _SWITCH_WORDS = (
     "enabled benchmark deterministic allow_tf32 flags set_flags fp32_precision enable_flash_sdp enable_math_sdp"
@@ -82,6 +95,7 @@ _SWITCH_WORDS = (
 _SWITCHES = frozenset(_SWITCH_WORDS.split())
 # Where torch and confide keep what looks at all records at once; torch.func shows what is public of the first.
 _BEHIND = ("torch._functorch", "torch._C", "torch.overrides", "torch.profiler", "torch.autograd.profiler")
+_CLOCKS = "torch.utils.benchmark"
 _BEHIND_OURS = ("confide.mechanism.clipping", "confide.sources")
 # Python names these types; what they hold is put back, leads on to what is, or never changes.
 _OPEN = frozenset(
@@ -108,7 +122,7 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type, as CPython's headers have
 @functools.cache
 def has_hidden_state(kind: type) -> bool:
     """Whether instances keep something that was written in C and that nobody puts back."""
-    if _behind(kind):
+    if _behind(kind) or issubclass(kind, torch.TypedStorage):
         return True
     return any(_is_of_c(base) and not _is_open(base) for base in kind.__mro__)
 
@@ -141,52 +155,59 @@ def _is_open(kind: type) -> bool:
 
 
 @functools.cache
-def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
-    """Of a function and those inside it: names from outside it, the pairs name.attribute, all attributes."""
+def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, ...]], frozenset[str]]:
+    """Of a function and those inside it: names from outside it, chains name.attribute.attribute, all attributes."""
     names: set[str] = set()
-    pairs: set[tuple[str, str]] = set()
+    chains: set[tuple[str, ...]] = set()
     attributes: set[str] = set()
-    before = last = ""
+    before: tuple[str, ...] = ()
+    last = ""
     for step in dis.get_instructions(code):
         named = str(step.argval)
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME", "STORE_GLOBAL", "LOAD_DEREF"):
             names.add(named)
-            before = named
+            before = (named,)
             if step.opname == "IMPORT_NAME":
-                pairs.add((named, ""))
-                attributes.update(_WINDOWS.intersection(named.split(".")))
+                chains.add((named, ""))
+                attributes.update(_SPELT.intersection(named.split(".")))
         elif step.opname == "LOAD_FAST":  # a module that was imported inside
-            before = named
+            before = (named,)
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "STORE_ATTR"):
             if named == "_nn" and last == "_C":  # kernels, which torch.nn.functional calls by these names too
                 attributes.discard("_C")
             attributes.add(named)
+            before, last = (*before, named) if before else (), named
             if before:
-                pairs.add((before, named))
-            before, last = "", named
+                chains.add(before)
         elif step.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
-            before = ""
+            before = ()
     for constant in code.co_consts:
         if isinstance(constant, str):
-            attributes |= _WINDOWS.intersection(constant.split("."))
+            attributes |= _SPELT.intersection(constant.split("."))
         elif isinstance(constant, types.CodeType):
             inner = _uses(constant)
-            names, pairs, attributes = names | inner[0], pairs | inner[1], attributes | inner[2]
-    return frozenset(names), frozenset(pairs), frozenset(attributes)
+            names, chains, attributes = names | inner[0], chains | inner[1], attributes | inner[2]
+    return frozenset(names), frozenset(chains), frozenset(attributes)
 
 
 def unsealable_in(function: types.FunctionType) -> str:
     """What the function uses that cannot be put back; nothing: an empty text."""
-    names, pairs, attributes = _uses(function.__code__)
+    names, chains, attributes = _uses(function.__code__)
     space = function.__globals__
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     for name in sorted(names):
         value = closed[name].cell_contents if _is_filled(closed.get(name)) else space.get(name, _ABSENT)
         if value is _ABSENT and name in _BUILTINS and not (name == "hash" == function.__name__.strip("_")):
             return name  # (a class's own __hash__ may ask for others: nobody can ask for it)
-        imported = sys.modules.get(name) if value is _ABSENT and (name, "") in pairs else value
+        imported = sys.modules.get(name) if value is _ABSENT and (name, "") in chains else value
         if isinstance(imported, types.ModuleType):
-            found = _in_module(imported, {attribute for owner, attribute in pairs if owner == name}, attributes)
+            onwards = {chain[1:] for chain in chains if chain[0] == name}
+            found = _in_module(imported, {chain[0] for chain in onwards}, attributes)
+            found = found or next(filter(None, (_behind_module(imported, chain) for chain in sorted(onwards))), "")
+            if not found and imported.__name__.partition(".")[0] == "numpy":
+                found = makes_arrays(function.__code__, {part for chain in onwards for part in chain})
+            if not found and value is _ABSENT:  # it may have another name here
+                found = next(filter(None, (_behind_module(imported, (one,)) for one in sorted(attributes))), "")
         else:
             found = loose_part(value)
         if found:
@@ -198,7 +219,9 @@ def loose_part(value: Any) -> str:
     """The name of a function or a class of the standard library that cannot be put back; else an empty text."""
     if not isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
         return ""
-    if _behind(value):
+    if value is KeyboardInterrupt:
+        return "KeyboardInterrupt"
+    if _behind(value) or gives_arrays(value):
         return f"{value.__module__}.{value.__name__}"
     home = value.__self__ if isinstance(value, types.BuiltinFunctionType) else sys.modules.get(value.__module__ or "")
     if isinstance(value, types.BuiltinFunctionType) and not isinstance(home, types.ModuleType):
@@ -206,7 +229,8 @@ def loose_part(value: Any) -> str:
     name, module = value.__name__, getattr(home, "__name__", "")
     if isinstance(value, types.BuiltinFunctionType) and name in _BUILTINS and module in ("builtins", "io", "_io"):
         return name
-    loose = module != "builtins" and _is_loose(home) and name not in _PLAIN_PARTS.get(module.lstrip("_"), ())
+    loose = module != "builtins" and is_loose(home) and name not in _PLAIN_PARTS.get(module.lstrip("_"), ())
+    loose = loose or name in _LOOSE_PARTS.get(module, ())
     return f"{module}.{name}" if loose else ""
 
 
@@ -220,6 +244,8 @@ def _behind(value: Any) -> bool:
         names = (getattr(value, "__qualname__", ""), getattr(code, "co_qualname", ""))
         asked = home.startswith("confide.sources") and all("<locals>" in name for name in names)
         return not isinstance(value, type) and not asked
+    if home.startswith(_CLOCKS):
+        return True
     if not home.startswith(_BEHIND) or getattr(torch.func, name, None) is value:
         return False
     if home.startswith("torch.overrides"):
@@ -231,7 +257,7 @@ def _behind(value: Any) -> bool:
 
 def held_part(module: types.ModuleType, function: types.FunctionType) -> str:
     """What a function may ask of a standard module that it holds under a name of its own, in an attribute or a list."""
-    if not _is_loose(module):
+    if not is_loose(module):
         return ""
     harmless = _PLAIN_PARTS.get(module.__name__, frozenset())
     used = _uses(function.__code__)[2].difference(harmless).intersection(vars(module))
@@ -257,7 +283,10 @@ def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[
         return f"{name}.{min(parts - {''})}"
     if name == "torch" and "backends" in parts and attributes & _SWITCHES:
         return "torch.backends"
-    if not _is_loose(module):
+    wrong = sorted(parts & _LOOSE_PARTS.get(name, frozenset()))
+    if wrong:
+        return f"{name}.{wrong[0]}"
+    if not is_loose(module):
         private = sorted(part for part in parts if part[:1] == "_" and part[:2] != "__")
         standard = name.partition(".")[0] in sys.stdlib_module_names and is_known(module)
         return f"{name}.{private[0]}" if private and standard else ""
@@ -265,7 +294,20 @@ def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[
     return f"{name}.{wrong[0]}" if wrong else ("" if parts - {""} else name)
 
 
-def _is_loose(module: Any) -> bool:
+def _behind_module(module: types.ModuleType, chain: tuple[str, ...]) -> str:
+    """What a chain of attributes reaches by way of a module that another one holds for itself (logging.sys)."""
+    for place, part in enumerate(chain):
+        value = vars(module).get(part)
+        if not isinstance(value, types.ModuleType):
+            return loose_part(value) if is_installed(module) else ""
+        if is_loose(value):
+            then = chain[place + 1] if place + 1 < len(chain) else ""
+            return "" if then in _PLAIN_PARTS.get(value.__name__, ()) else f"{module.__name__}.{value.__name__}"
+        module = value
+    return ""
+
+
+def is_loose(module: Any) -> bool:
     """A standard module whose state is the interpreter's or the machine's."""
     if not isinstance(module, types.ModuleType):
         return False
