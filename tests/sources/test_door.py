@@ -120,9 +120,11 @@ class TestThreads:
     def test_without_the_lock_it_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Planted: a door that lets everybody in at once is seen by queries that meet inside."""
         monkeypatch.setattr(sealed.Reachable, "check", lambda self: None)  # no statistic may wait for another thread
-        keep = sealed.Reachable._keep  # what a statistic writes is put back; here it shall stay
+        keep = sealed.Reachable._kept  # what a statistic writes is put back; here it shall stay
         monkeypatch.setattr(
-            sealed.Reachable, "_keep", lambda self, value: () if isinstance(value, Meeting) else keep(self, value)
+            sealed.Reachable,
+            "_kept",
+            lambda self, value, again: [] if isinstance(value, Meeting) else keep(self, value, again),
         )
         meeting = Meeting()
 
