@@ -370,7 +370,7 @@ def levels_of(shares: Tensor, error: Tensor, spread: Tensor) -> tuple[Tensor, Te
 def shrunk(found: Tensor, variance: Tensor, groups: list[slice], usual: float) -> tuple[Tensor, Tensor, Tensor]:
     """Posterior means and variances of weights (outputs, features) from measurements, and the scale of every group.
 
-    BelievedWeights of one column are N(0, tau^2), and tau has a heavy tail (half a Student's t of three degrees) around the
+    Weights of one column are N(0, tau^2), and tau has a heavy tail (half a Student's t of three degrees) around the
     scale that all columns have in common, which is half-normal with deviation `usual` and taken at its mode. The tau of
     a column is integrated out over a grid: a column that says nothing beyond its noise is shrunk away, whatever the
     others say.

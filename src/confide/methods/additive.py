@@ -70,7 +70,7 @@ TREMOR = 0.2
 """How far noise may carry outputs while steps are taken, in logits or deviations: further off a sigmoid is flat and
 residuals are cut, and what a step says of a weight would depend on the way to it."""
 PINNED = 3.0
-"""BelievedWeights are held back by the square of this times their final noise over what is expected of them: a step measures as
+"""Weights are held back by the square of this times their final noise over what is expected of them: a step measures as
 much where little moves, and noise that is walked along is taken for curvature that is not there."""
 USUAL_EFFECT, EXPLAINED = 0.5, 0.2
 """Size of a column's weights that is expected beforehand, in logits or in deviations of the target; and the square of
