@@ -94,7 +94,7 @@ class Shape:
         return pytree.tree_unflatten(leaves, self.structure)
 
 
-class Watched(Tapped):
+class TappedForDraws(Tapped):
     """Notes as well whether random numbers were drawn, on the host or on the part's device."""
 
     def __init__(self, part: nn.Module) -> None:
@@ -268,7 +268,7 @@ def _examined(query: GradientQuery, x: Any, again: float) -> Prefix | None:
 def _blind_parts(trial: nn.Module, x: Any, dtype: torch.dtype) -> tuple[dict[str, Shape], int]:
     """The frozen parts that run once and do not know the trainable parameters, in the order of their calls, and the
     multiplications of the whole network."""
-    parts = {name: Watched(trial.get_submodule(name)) for name in outermost_frozen(trial)}
+    parts = {name: TappedForDraws(trial.get_submodule(name)) for name in outermost_frozen(trial)}
     whole = grafted(trial, parts)
     absent = {
         name: torch.empty_like(value, device="meta") for name, value in trial.named_parameters() if value.requires_grad
