@@ -2,8 +2,11 @@
 
 The boundary keeps records apart whatever a module does in a batch, so a module that mixes them keeps the claim there,
 is slow there, and learns something else than its author meant. Here nothing is kept apart: the batch goes through the
-module as any trainer would send it, and plain differentiation gives one row per record. One record more, or another
-one, must leave all other rows as they were.
+module as any trainer would send it, and plain differentiation gives one row per record.
+
+in a batch   one record more, or another one, must leave all other rows as they were
+backwards    the gradient of all losses together must be the sum of the rows, each of which was asked for alone
+afterwards   a batch must be answered alike whichever records were in the batch before it
 """
 
 from __future__ import annotations
@@ -31,18 +34,20 @@ CLIPS = (0.3, 3.0)
 NAME, EXPECTED = "as written", "0 C"
 
 
+BACKWARDS = "the gradient of a batch is not the sum of what its records give alone; it is off"
+AFTERWARDS = "records of the batch before move the answers of a batch"
+
+
 @dataclass(frozen=True)
 class Influence:
-    """One record of that kind moves the answers of all others by `size` C."""
+    """Records touch each other, which moves a sum by `size` C."""
 
     size: float
-    record: str
-    table: str
-    batch: int
+    where: str
+    how: str = "in one batch, a record moves the answers of others"
 
     def __str__(self) -> str:
-        where = f"{self.record} record, {self.table} table, batch {self.batch}"
-        return f"in one batch, a record moves the answers of others by {self.size:.4g} C ({where})"
+        return f"{self.how} by {self.size:.4g} C ({self.where})"
 
 
 def check_as_written(query: Query, examples: HostileTable, seed: int) -> Check:
@@ -87,10 +92,35 @@ class WholeBatch:
     def worst(self) -> Influence | None:
         """The largest influence in the first table where there is any; in evaluation mode too, if chance is in it."""
         found = self._search(exchange := self._random())
-        if found is None and exchange and isinstance(self.query, GradientQuery):
+        if found is not None or not isinstance(self.query, GradientQuery):
+            return found
+        found = self._backwards(self.query) or self._afterwards()
+        if found is None and exchange:
             with evaluation(self.query.module):
                 return None if self._random() else self._search(False)
         return found
+
+    def _backwards(self, query: GradientQuery) -> Influence | None:
+        """Whether losses together have another gradient than one by one, through the same forward pass."""
+        table = self.table("ordinary", SIZES[0])
+        self._put_back()
+        with same_start(query.module, self.seed):
+            losses = _losses(query, table)
+            rows, again, whole = (_rows(query, values) for values in (losses, losses, losses.sum()[None]))
+        size = _moved(rows.sum(0, keepdim=True), whole)
+        told = bool(torch.isfinite(rows).all() and torch.isfinite(whole).all() and torch.equal(rows, again))
+        return self._beyond(Influence(size, f"ordinary table, batch {len(rows)}", BACKWARDS)) if told else None
+
+    def _afterwards(self) -> Influence | None:
+        """Two histories of as many records, so that what counts calls or rows is left alone."""
+        later, found = self.table("ordinary", SIZES[0] + 1), []
+        for name in ("ordinary", "one huge"):
+            self.answers(self.table(name, SIZES[0]), self.seed)
+            found.append(self.answers(later, self.seed, fresh=False))
+        return self._beyond(Influence(_moved(*found), f"ordinary table, batch {len(later.x)}", AFTERWARDS))
+
+    def _beyond(self, found: Influence) -> Influence | None:
+        return None if found.size <= ROUNDING[self.dtype] else found
 
     def _random(self) -> bool:
         table = self.table("ordinary", 5)
@@ -103,7 +133,7 @@ class WholeBatch:
         for size in sizes:
             for name in TABLES:
                 found = max(self.influences(name, size, exchange), key=lambda each: each.size, default=None)
-                if found is not None and not found.size <= ROUNDING[self.dtype]:
+                if found is not None and self._beyond(found):
                     return found
         return None
 
@@ -131,30 +161,39 @@ class WholeBatch:
             except Exception:
                 continue
             here = others if exchange else others + (others >= place)
-            yield Influence(_moved(before[others], after[here]), kind, name, size)
+            yield Influence(_moved(before[others], after[here]), f"{kind} record, {name} table, batch {size}")
 
-    def answers(self, table: HostileTable, seed: int) -> Tensor:
-        """One row per record."""
+    def _put_back(self) -> None:
         if self.kept is not None:
             self.kept.put_back()
+
+    def answers(self, table: HostileTable, seed: int, fresh: bool = True) -> Tensor:
+        """One row per record; from the module as it was at first, unless its history is to count."""
+        if fresh:
+            self._put_back()
         if isinstance(self.query, StatisticQuery):
             with same_start(None, seed):
                 rows = self.query.function(table.x, table.y).detach()
         else:
             with same_start(self.query.module, seed):
-                rows = _gradients(self.query, table)
+                rows = _rows(self.query, _losses(self.query, table))
         if len(rows) != len(table.x):
             raise Refusal(f"{len(rows)} answers for {len(table.x)} records")
         return torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, torch.zeros_like(rows)).double()
 
 
-def _gradients(query: GradientQuery, table: HostileTable) -> Tensor:
-    parameters = [parameter for parameter in query.module.parameters() if parameter.requires_grad]
+def _losses(query: GradientQuery, table: HostileTable) -> Tensor:
     losses = query.loss(query.module(table.x), table.y)
     if losses.dim() != 1:
         raise Refusal(f"loss: a number per record is needed, not shape {tuple(losses.shape)}")
+    return losses
+
+
+def _rows(query: GradientQuery, values: Tensor) -> Tensor:
+    """The gradient of every value."""
+    parameters = [parameter for parameter in query.module.parameters() if parameter.requires_grad]
     rows = []
-    for value in losses:
+    for value in values:
         found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
         whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
         rows.append(torch.cat([part.detach().flatten() for part in whole]))
