@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,8 @@ def test_the_first_record_of_a_file_without_a_header_is_not_shown(tmp_path, case
     ):
         with pytest.raises(DataError) as caught:
             action()
-        said.append("".join(traceback.format_exception(caught.value)).replace(str(path), ""))
+        told = "".join(traceback.format_exception(caught.value)).replace(str(path), "")
+        said.append(re.sub(r"pytest-\d+", "", told))  # of the path, a number by chance
     cells = set(HEADERLESS[case].splitlines()[0].split(",")) - {"", "1"}
     assert not [cell for cell in cells for text in said if cell in text.rpartition("DataError")[2]]
     assert SECRET not in "".join(said)

@@ -493,4 +493,5 @@ def test_a_name_that_is_not_borne_out_hides_nothing(function: Callable[[Tensor],
 def test_a_name_that_is_believed_hides_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: whoever says that he is torch is."""
     monkeypatch.setattr(origins, "_is_borne_out", lambda kind, name: True)
+    monkeypatch.setattr(sealed, "parts_put_back", lambda owners, names: [])  # which knows it by the name in the code
     assert influence(remembering(in_a_class_with_another_name)) > 1e-3

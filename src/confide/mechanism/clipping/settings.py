@@ -26,7 +26,7 @@ _APART_WORDS = (
     "tracing_state graph_exec_group num_threads num_interop_threads"
 )
 _APART = frozenset(_APART_WORDS.split())
-_SMALL = 5e-324
+_SMALL = 5e-324  # the least number above zero, which is zero where such numbers are flushed
 _CORE: Any = torch._C
 
 
