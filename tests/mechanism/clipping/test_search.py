@@ -105,7 +105,10 @@ COMPUTED = (
     through_computed_globals, by_a_getter, by_a_pickled_name, with_two_underscores_on_torch, by_a_name_that_is_gone,
 )  # fmt: skip
 # Where names are computed whole files are searched, which takes long in a process that has loaded much.
-LONG = {"computed_attribute", "computed_in_vars", "through_the_globals_of_a_function", "through_computed_globals"}
+LONG = {
+    "computed_attribute", "computed_in_vars", "through_the_globals_of_a_function", "through_computed_globals",
+    "by_a_getter",
+}  # fmt: skip
 CASES = [
     pytest.param(function, id=function.__name__, marks=(pytest.mark.slow,) if function.__name__ in LONG else ())
     for function in COMPUTED
