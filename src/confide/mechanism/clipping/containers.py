@@ -14,7 +14,7 @@ def contents_of(container: Any) -> Any:
     if isinstance(container, dict):
         return dict(_kind_of_dict(container).items(container))
     if isinstance(container, set):
-        kept = list(set.__iter__(container))
+        kept = sorted(set.__iter__(container), key=id)  # in one order for all who look, or they would undo each other
         if not _is_as_kept(container, kept):  # in what order a set is gone through depends on how it came about
             _put_back(container, kept)
         return kept
