@@ -13,6 +13,7 @@ from torch import Tensor
 
 from confide.mechanism.clipping import clipped_sum, structure
 from confide.mechanism.clipping.collection import collect_young, no_collection
+from confide.mechanism.clipping.containers import contents_of, restore_container
 from confide.mechanism.clipping.engine import engine_of
 from tests.mechanism.clipping.mixers import CLASSES, WIDTH, Net, plain
 
@@ -107,3 +108,11 @@ def test_finalisers_that_come_later_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     gc.collect()
     assert LEFT
+
+
+def test_two_who_keep_one_set_do_not_undo_each_other() -> None:
+    """7 and 15 want one place of the table, and each order of adding them gives the other when gone through."""
+    place = {7, 15}
+    first, second = contents_of(place), contents_of(place)
+    assert not restore_container(place, first)
+    assert not restore_container(place, second)
