@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from confide.privacy.accountants.composition import Composition, Tail
+from confide.privacy.accountants.composition import Composition, Jumps, Tail
 from confide.privacy.accountants.losses import Grid, LossPmf, Unit, dot_masses, half_grid, loss_pmf, on_grid
 from confide.privacy.accountants.profiles import (
     gaussian_delta,
@@ -120,7 +122,7 @@ def test_rounding_losses_down_would_be_caught() -> None:
     """The broken variant: the same masses one dot lower. Its profile falls below the truth."""
     unit = UNITS[1]
     pmf = loss_pmf(unit, Grid(1e-3, 0.0065, 9.0))
-    lowered = LossPmf(pmf.step, pmf.index - 1, pmf.probs, pmf.infinity, pmf.only_q)
+    lowered = replace(pmf, index=pmf.index - 1)
     assert discrete_delta(lowered, 0.01) < profile(unit, np.array([0.01]))[0]
 
 
@@ -203,3 +205,46 @@ def test_rounding_errors_are_counted_against_us() -> None:
     doubtful = Tail(losses, np.full(10, 0.1), 0.0, 0.0, 0.0, 1e-4)
     assert doubtful.delta(0.2) == pytest.approx(exact.delta(0.2) + 1e-4, rel=1e-5)
     assert doubtful.epsilon(0.05) > exact.epsilon(0.05)
+
+
+CUTS = [0.05, 0.2, 0.5, 1.0]
+
+
+def split_deltas(cut: float, epsilon: float, jumps: Callable[[Jumps], Jumps]) -> tuple[float, float]:
+    """delta of nine Gaussians with losses above the cut counted apart, and the true one."""
+    pmf = loss_pmf(Unit("gaussian", 0.3), Grid(1e-3, 0.0065, 12.0, cut))
+    found = Composition(((pmf, 9),)).raised(-2 * cut).split(cut)
+    assert found.jumps is not None
+    found = replace(found, jumps=jumps(found.jumps))
+    return found.tail(0.0, 1e-12).delta(epsilon), float(gaussian_delta(0.9, np.array([epsilon]))[0])
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 2.0])
+def test_jumps_that_are_counted_apart_only_add(cut: float, epsilon: float) -> None:
+    found, true = split_deltas(cut, epsilon, lambda jumps: jumps)
+    assert found >= true
+    assert cut < 1.0 or found <= 1.2 * true
+
+
+@pytest.mark.parametrize("left_out", ["masses", "advantage"])
+def test_jumps_and_what_the_rest_adds_to_one_are_needed(left_out: str) -> None:
+    """The broken variants: jumps that are forgotten, or one to which the other releases add nothing."""
+
+    def spoil(jumps: Jumps) -> Jumps:
+        return replace(jumps, **{left_out: 0 * getattr(jumps, left_out)})
+
+    assert any(found < true for found, true in (split_deltas(cut, 0.1, spoil) for cut in CUTS))
+
+
+def test_splitting_again_begins_with_the_whole() -> None:
+    pmf = loss_pmf(Unit("gaussian", 0.3), Grid(1e-3, 0.0065, 12.0))
+    whole = Composition(((pmf, 9),))
+    once, twice = whole.split(0.2), whole.split(0.5).split(0.2)
+    assert once.tail(0.0, 1e-12).delta(0.5) == twice.tail(0.0, 1e-12).delta(0.5)
+
+
+def test_masses_too_small_for_a_number_come_back_reversed() -> None:
+    """On a grid of steps of 1000 nearly all of the left side is below e^-745 under P, and not under Q."""
+    pmf = loss_pmf(Unit("poisson", 30.0, 0.5), Grid(1000.0, 1000.0, 9.0)).reversed()
+    assert 1 - 1e-12 <= pmf.probs.sum() + pmf.infinity <= 1 + 1e-9

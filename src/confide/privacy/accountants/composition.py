@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from confide.privacy.accountants.losses import Index, LossPmf
+from confide.privacy.accountants.losses import LossPmf
 from confide.privacy.accountants.profiles import Array
 
 _MACHINE = float(np.finfo(np.float64).eps)
@@ -25,6 +25,8 @@ _PER_LEVEL, _PER_PRODUCT = 4 * _MACHINE, 16 * _MACHINE
 # Where rounding errors make up more than this part of delta, losses above _JUMP times epsilon are taken out, again and
 # again while epsilon falls, at most _SPLITS times.
 _DOUBTFUL, _JUMP, _SPLITS = 0.01, 1.2, 8
+# More than what rounding takes from a cumulant.
+_ROUNDED_UP = 1 + 1e-9
 # Frequencies below this are left out.
 _SILENT = 1e-25
 
@@ -44,6 +46,7 @@ class Composition:
     parts: tuple[tuple[LossPmf, int], ...]
     max_points: int = 1 << 21
     jumps: Jumps | None = None
+    whole: Composition | None = None  # what it was before the jumps were taken out
 
     @property
     def step(self) -> float:
@@ -81,23 +84,36 @@ class Composition:
         for _ in range(_SPLITS):
             if not 0 < epsilon < math.inf or tail.doubt_at(epsilon) < _DOUBTFUL * delta:
                 break
-            tail = self._split(_JUMP * epsilon).deep(delta)
+            tail = self.split(_JUMP * epsilon).deep(delta)
             before, epsilon = epsilon, min(epsilon, tail.epsilon(delta))
             if epsilon > 0.97 * before:
                 break
         return epsilon
 
-    def _split(self, cut: float) -> Composition:
+    def chernoff_epsilon(self, delta: float) -> float:
+        """An epsilon that the summed loss passes with a chance of at most delta: sound, without a transform."""
+        left = delta - self.infinity
+        return max(0.0, self._chernoff_end(1, left)[0] * _ROUNDED_UP) if left > 0 else math.inf
+
+    def split(self, cut: float) -> Composition:
         """The same releases, with losses above the cut taken out and counted apart: see `Jumps`."""
-        near, losses, masses = [], [], []
+        if self.whole is not None:
+            return self.whole.split(cut)
+        near, still, losses, masses = [], [], [], []
         for pmf, count in self.parts:
-            far = pmf.losses > cut
-            near.append((replace(pmf, probs=np.where(far, 0.0, pmf.probs)), count))
-            losses.append(pmf.losses[far])
-            masses.append(count * pmf.probs[far])
-        chances = np.concatenate(masses)
-        jumps = Jumps(np.concatenate(losses), chances, self.plain.delta(0.0), float(chances.sum()) ** 2 / 2)
-        return Composition(tuple(near), self.max_points, jumps)
+            end = int(np.searchsorted(pmf.losses, cut, side="right"))
+            losses.append(pmf.losses[end:])
+            masses.append(count * pmf.probs[end:])
+            kept, zero = pmf.part(0, end), int(np.searchsorted(pmf.index, 0))  # every distribution has a place for zero
+            near.append((kept, count))
+            still.append((kept.with_more(zero, float(pmf.probs[end:].sum())), count))
+        rest = Composition(tuple(still), self.max_points).plain.delta(0.0)
+        jumps = _jumps_of(np.concatenate(losses), np.concatenate(masses), rest)
+        return Composition(tuple(near), self.max_points, jumps, self)
+
+    def raised(self, lowest: float) -> Composition:
+        """With all losses below the lowest moved up to it, or to the next that there is: that only adds to delta."""
+        return replace(self, parts=tuple((_raised(pmf, lowest), count) for pmf, count in self.parts))
 
     def deep(self, delta: float) -> Tail:
         """The composed distribution with errors that are small relative to this delta."""
@@ -231,15 +247,16 @@ class Composition:
 
 @dataclass(frozen=True, eq=False)
 class Jumps:
-    """Large losses that were taken out of a composition, because they are too rare and too large for any tilt.
+    """Large losses that were taken out of a composition: too rare and too large for any tilt, or for its grid.
 
-    Either none of them happens, and the rest composes by itself; or one does, and beside its loss l the rest adds
-    E max(0, 1 - e^(epsilon - l - rest)) <= 1 - e^(epsilon - l) + e^(epsilon - l) delta(0); or two do, which counts as
-    infinite loss. All three add up, with no more than the probability of each.
+    Let X be the sum of jumps, R that of the other losses. Either there is no jump, and the rest composes by itself; or
+    there is one of loss l, which adds at most 1 - e^(epsilon - l) + e^(epsilon - l) E max(0, 1 - e^-R); or there are
+    several, which add at most E max(0, 1 - e^(-X - R)) <= E (1 - e^-X) + E max(0, 1 - e^-R) over that case, and
+    1 - e^-X is at most the sum of 1 - e^-l over the jumps. All add up, with no more than the probability of each.
 
     losses, masses  of one jump, summed over the releases
-    advantage       delta(0) of everything: it bounds E max(0, 1 - e^-rest)
-    pairs           bound on the probability of two jumps
+    advantage       bound on delta(0) of everything, and so on E max(0, 1 - e^-R) over any of the releases
+    pairs           bound on what several jumps add
     """
 
     losses: Array
@@ -247,9 +264,21 @@ class Jumps:
     advantage: float
     pairs: float
 
+    @property
+    def doubt(self) -> float:
+        """What counting them apart may add to delta."""
+        return self.pairs + self.advantage * float(self.masses.sum())
+
     def delta(self, epsilon: float) -> float:
         behind = np.exp(np.minimum(epsilon - self.losses, 0.0))
         return self.pairs + _dot(self.masses, np.minimum(1.0, 1 - behind + behind * self.advantage))
+
+
+def _jumps_of(losses: Array, masses: Array, rest: float) -> Jumps:
+    """`rest` is delta(0) of all releases where every jump has loss zero instead."""
+    total, alone = float(masses.sum()), _dot(masses, -np.expm1(-losses))
+    advantage = min(1.0, alone + rest)
+    return Jumps(losses, masses, advantage, total * min(total / 2, alone + advantage * total / 2))
 
 
 class _Pool:
@@ -285,6 +314,11 @@ class _Pool:
         variances = self._sum(weights * centred) / totals
         k = np.log(totals) + scale
         return float(self.counts @ k), float(self.counts @ means), float(self.counts @ variances)
+
+
+def _raised(pmf: LossPmf, lowest: float) -> LossPmf:
+    low = int(np.searchsorted(pmf.losses, lowest))
+    return pmf.part(low, len(pmf.index)).with_more(0, float(pmf.probs[:low].sum()))
 
 
 def _dot(weights: Array, values: Array) -> float:
@@ -335,21 +369,22 @@ class Tail:
         near = _dot(self._weights[first:far], -np.expm1(epsilon - self.losses[first:far]))
         return min(1.0, (near + float(self._above[far]) + self._fixed(epsilon)) * self.surcharge)
 
-    def deltas(self, index: Index) -> Array:
-        """delta at the losses index * step >= 0, all at once: 1 where nothing is known.
+    def deltas(self, epsilons: Array) -> Array:
+        """delta at rising epsilons >= 0, all at once: 1 where nothing is known.
 
         delta(e) = P(l > e) - e^e E[e^-l, l > e]. Sums of positive numbers and their difference are off by less than
         1e-9 of P(l > e) for any length of the window, which is added; a factor that underflows only adds as well.
         """
-        place = index - round(self.floor / (self.losses[1] - self.losses[0]))
-        inside = place >= 0
-        beyond = np.minimum(place[inside] + 1, len(self.losses))
-        epsilons = np.minimum(self.losses[np.minimum(place[inside], len(self.losses) - 1)], 700.0)
-        shrunk = np.append(np.cumsum((self._weights * np.exp(-self.losses))[::-1])[::-1], 0.0)
-        doubt = self.doubt * np.exp(np.minimum(700.0, self.log_scale - self.tilt * epsilons))
-        values = (1 + 1e-9) * self._above[beyond] - np.exp(epsilons) * shrunk[beyond] + self.infinity + doubt
-        found: Array = np.ones(len(index))
-        found[inside] = np.clip(values * self.surcharge, 0.0, 1.0)
+        beyond = np.searchsorted(self.losses, epsilons, side="right")
+        # (Losses below -700 are of no epsilon's account.)
+        shrunk = np.append(np.cumsum((self._weights * np.exp(-np.maximum(self.losses, -700.0)))[::-1])[::-1], 0.0)
+        exponents = np.minimum(epsilons, 700.0)
+        doubt = self.doubt * np.exp(np.minimum(700.0, self.log_scale - self.tilt * exponents))
+        values = (1 + 1e-9) * self._above[beyond] - np.exp(exponents) * shrunk[beyond] + self.infinity + doubt
+        if self.jumps is not None:
+            values += [self.jumps.delta(float(one)) for one in epsilons]
+        known = (epsilons >= self.floor) | (self.tilt == 0)
+        found: Array = np.where(known, np.clip(values * self.surcharge, 0.0, 1.0), 1.0)
         return found
 
     def _fixed(self, epsilon: float) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -32,12 +32,16 @@ Index = NDArray[np.int64]
 # Each of the two parts of a mass is a difference, an expm1 and a quotient: accurate to twelve units in the last place.
 _MASS = 12 * float(np.finfo(np.float64).eps)
 
+# e to this power is a number, and to minus this power too.
+_EXPONENT = 700.0
 # Losses further out than this many standard deviations of the noise count as infinite.
 _REACHES = tuple(half / 2 for half in range(6, 76))
 # The grid is _WIDEN times sparser at each level of the tail; a level m times sparser than the bulk holds a mass of
 # at most _THIN / m^2, so that all levels together add a small part of what the bulk adds to the variance.
 _WIDEN = 4
 _THIN = 1 / 64
+# Dots of losses that are counted apart lie this part of the loss apart, which is what they can add to one of them.
+_BETWEEN_JUMPS = 0.01
 
 
 def on_grid(index: Index, step: float) -> Array:
@@ -50,13 +54,15 @@ def on_grid(index: Index, step: float) -> Array:
 class LossPmf:
     """P(loss = index[i] * step) = probs[i], with rising index.
 
-    infinity  P(loss = +infinity): what may happen under P alone
-    only_q    Q(loss = -infinity): what may happen under Q alone, the infinity of the reversed pair
+    infinity   P(loss = +infinity): what may happen under P alone
+    only_q     Q(loss = -infinity): what may happen under Q alone, the infinity of the reversed pair
+    log_probs  kept beside the masses: those of very negative losses are too small for a number, but not reversed
     """
 
     step: float
     index: Index
     probs: Array
+    log_probs: Array
     infinity: float
     only_q: float
 
@@ -64,15 +70,25 @@ class LossPmf:
     def losses(self) -> Array:
         return on_grid(self.index, self.step)
 
-    @cached_property
-    def log_probs(self) -> Array:
-        with np.errstate(divide="ignore"):
-            return np.log(self.probs)
-
     def reversed(self) -> LossPmf:
         """The loss of the reversed pair (Q, P): mass p(l) e^-l at -l. Connecting the dots commutes with this."""
-        masses = (self.probs * np.exp(-self.losses))[::-1]
-        return LossPmf(self.step, -self.index[::-1], masses, self.only_q, self.infinity)
+        logarithms = self.log_probs - self.losses
+        far = self.losses < -_EXPONENT
+        masses = np.where(far, np.exp(logarithms), self.probs * np.exp(-np.where(far, 0.0, self.losses)))
+        return LossPmf(self.step, -self.index[::-1], masses[::-1], logarithms[::-1], self.only_q, self.infinity)
+
+    def part(self, start: int, stop: int) -> LossPmf:
+        """The losses of these places alone."""
+        here = slice(start, stop)
+        return replace(self, index=self.index[here], probs=self.probs[here], log_probs=self.log_probs[here])
+
+    def with_more(self, place: int, mass: float) -> LossPmf:
+        """With so much more mass in one place."""
+        probs, log_probs = self.probs.copy(), self.log_probs.copy()
+        if mass > 0:
+            probs[place] += mass
+            log_probs[place] = math.log(probs[place])
+        return replace(self, probs=probs, log_probs=log_probs)
 
 
 def dot_masses(deltas: Array, index: Index, step: float) -> Array:
@@ -84,7 +100,7 @@ def dot_masses(deltas: Array, index: Index, step: float) -> Array:
     """
     deltas = np.maximum.accumulate(deltas[::-1])[::-1]
     falls = -np.diff(deltas)
-    gaps = np.minimum(np.diff(index) * step, 700.0)  # beyond, e^-gap is zero to every digit
+    gaps = np.minimum(np.diff(index) * step, _EXPONENT)  # beyond, e^-gap is zero to every digit
     masses = falls / -np.expm1(-gaps)
     taken = np.append(falls[1:] / np.expm1(gaps[1:]), 0.0)
     found: NDArray[np.float64] = np.maximum(masses - taken + _MASS * (masses + taken), 0.0)
@@ -106,9 +122,11 @@ def connect_the_dots(forward: Profile, up: Index, backward: Profile, down: Index
     first = float(down[1] * step)
     before = -math.expm1(-first) + math.exp(-first) * reverse[1]
     right = dot_masses(np.concatenate(([before], deltas)), np.concatenate((-down[1:2], up)), step)
-    left = dot_masses(reverse, down, step) * np.exp(-on_grid(down[1:], step))
-    index = np.concatenate((-down[:0:-1], up))
-    return LossPmf(step, index, np.concatenate((left[::-1], right)), float(deltas[-1]), float(reverse[-1]))
+    left, lower = dot_masses(reverse, down, step), on_grid(down[1:], step)
+    probs = np.concatenate(((left * np.exp(-lower))[::-1], right))
+    with np.errstate(divide="ignore"):
+        log_probs = np.concatenate(((np.log(left) - lower)[::-1], np.log(right)))
+    return LossPmf(step, np.concatenate((-down[:0:-1], up)), probs, log_probs, float(deltas[-1]), float(reverse[-1]))
 
 
 @dataclass(frozen=True)
@@ -172,11 +190,15 @@ def reach_for(tail: float, rate: float = 1.0, mu: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class Grid:
-    """Dots on multiples of `step`, at most `widest` apart in the tail, up to `reach` deviations of the noise."""
+    """Dots on multiples of `step`, at most `widest` apart in the tail, up to `reach` deviations of the noise.
+
+    jumps  losses beyond this one are counted apart (`composition.Jumps`): their dots lie a part of the loss apart
+    """
 
     step: float
     widest: float
     reach: float
+    jumps: float = math.inf
 
 
 def half_grid(unit: Unit, grid: Grid, side: int = 1) -> Index:
@@ -186,7 +208,9 @@ def half_grid(unit: Unit, grid: Grid, side: int = 1) -> Index:
     if unit.shape == "pure":
         # All mass sits at plus and minus epsilon and the profile is linear between them: two dots around each.
         return np.unique(np.array([0, top - 1, top]))
-    pieces, start, stride = [], 0, 1
+    pieces, start, stride, last = [], 0, 1, top
+    if grid.jumps < top * step:
+        top = max(2, math.ceil(grid.jumps / step))
     while stride * _WIDEN * step <= grid.widest:
         wider = stride * _WIDEN
         end = math.ceil(unit.quantile(_THIN / wider**2, side) / (step * wider)) * wider
@@ -197,6 +221,10 @@ def half_grid(unit: Unit, grid: Grid, side: int = 1) -> Index:
             start = end
         stride = wider
     pieces.append(np.arange(start, top + stride, stride))
+    if top < last:
+        levels = math.ceil(math.log(last / top) / math.log1p(_BETWEEN_JUMPS))
+        beyond = np.ceil(top * (1 + _BETWEEN_JUMPS) ** np.arange(1, levels + 1)).astype(np.int64)
+        pieces.append(np.unique(beyond[beyond > pieces[-1][-1]]))
     return np.concatenate(pieces)
 
 

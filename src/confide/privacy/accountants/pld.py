@@ -65,6 +65,8 @@ _WIDEST = 0.0065
 _ROUNDS = 4
 # The step is coarsened (still an upper bound) so that no array has more points than this.
 _POINTS = 1 << 18
+# Where rare large losses have no room on a grid, those beyond this many points are counted apart.
+_NEAR = 1 << 14
 # Losses so rare that together they make up this part of delta count as infinite.
 _CUT = 1e-6
 # Points at which a whole profile is given; a cover by a Gaussian loses about 0.1 % of its mu to their distance.
@@ -169,21 +171,33 @@ def _pure_sum(parts: Parts) -> float:
     return sum(unit.parameter * count for unit, count in parts)
 
 
-def _compositions(parts: Parts, step: float, widest: float, delta: float) -> list[Composition]:
+def _compositions(parts: Parts, step: float, widest: float, delta: float, jumps: float = math.inf) -> list[Composition]:
     """One composition when every pair is symmetric; else one for removing a record and one for adding it."""
-    releases = sum(count for _, count in parts)
-    reaches = [reach_for(_CUT * delta / releases, unit.rate, unit.parameter) for unit, _ in parts]
-    sizes = [_size(unit, step, reach) for (unit, _), reach in zip(parts, reaches, strict=True)]
-    step = step * max(1.0, max(sizes) / _POINTS)
+    reaches = _reaches(parts, delta)
+    if math.isinf(jumps):
+        step *= max(1.0, _crowd(parts, step, reaches))
     forward = [
-        (unit, loss_pmf(unit, Grid(step, widest, reach)), count)
+        (unit, loss_pmf(unit, Grid(step, widest, reach, jumps)), count)
         for (unit, count), reach in zip(parts, reaches, strict=True)
     ]
     directions = [Composition(tuple((pmf, count) for _, pmf, count in forward), 2 * _POINTS)]
     if not all(unit.symmetric for unit, _ in parts):
         backward = [(pmf if unit.symmetric else pmf.reversed(), count) for unit, pmf, count in forward]
         directions.append(Composition(tuple(backward), 2 * _POINTS))
-    return directions
+    if math.isinf(jumps):
+        return directions
+    return [composition.raised(-jumps).split(jumps) for composition in directions]
+
+
+def _reaches(parts: Parts, delta: float) -> list[float]:
+    """Up to how many deviations of the noise the losses of each release are looked at."""
+    releases = sum(count for _, count in parts)
+    return [reach_for(_CUT * delta / releases, unit.rate, unit.parameter) for unit, _ in parts]
+
+
+def _crowd(parts: Parts, step: float, reaches: list[float]) -> float:
+    """How many times too many points the widest loss distribution has on this grid."""
+    return max(_size(unit, step, reach) for (unit, _), reach in zip(parts, reaches, strict=True)) / _POINTS
 
 
 def _size(unit: Unit, step: float, reach: float) -> float:
@@ -196,13 +210,38 @@ def _size(unit: Unit, step: float, reach: float) -> float:
 def _fitting(
     parts: Parts, step: float, widest: float, delta: float, ask: Callable[[Composition], float]
 ) -> tuple[float, list[Composition]]:
-    """The worse answer of the two directions, on this grid or the next coarser one on which the losses fit."""
+    """The worse answer of the two directions, on this grid or the next coarser one on which the losses fit.
+
+    Raises WindowTooWideError where there is none.
+    """
+    most = math.inf
     while True:
         directions = _compositions(parts, step, widest, delta)
         try:
             return max(ask(composition) for composition in directions), directions
         except WindowTooWideError as error:
-            step = directions[0].step * error.points / _POINTS
+            if error.points >= most:
+                raise  # so many releases that each of them, however coarse, takes a point of its own
+            most, step = error.points, directions[0].step * error.points / _POINTS
+
+
+def _fitting_apart(
+    parts: Parts, step: float, widest: float, delta: float, epsilon: float
+) -> tuple[float, list[Composition]] | None:
+    """The answer on a grid on which rare large losses have no room, with those counted apart; not above `epsilon`.
+
+    None where all losses have room, where the answer may be among the rare ones, or where counting them apart would
+    cost more than a grid may.
+    """
+    if _NEAR * step < 2 * epsilon or _crowd(parts, step, _reaches(parts, delta)) <= 1:
+        return None
+    try:
+        directions = _compositions(parts, step, widest, delta, _NEAR * step)
+        if any(one.jumps is None or one.jumps.doubt > _INFLATION * delta for one in directions):
+            return None
+        return min(epsilon, max(one.epsilon(delta) for one in directions)), directions
+    except WindowTooWideError:
+        return None
 
 
 @lru_cache(maxsize=4096)
@@ -212,7 +251,11 @@ def _epsilon(parts: Parts, delta: float, discretisation: float | None) -> tuple[
     def ask(composition: Composition) -> float:
         return composition.epsilon(delta)
 
-    epsilon, directions = _fitting(parts, discretisation or COARSE, _WIDEST, delta, ask)
+    try:
+        epsilon, directions = _fitting(parts, discretisation or COARSE, _WIDEST, delta, ask)
+    except WindowTooWideError:
+        directions = _compositions(parts, discretisation or COARSE, _WIDEST, delta)
+        return max(one.chernoff_epsilon(delta) for one in directions), directions[0].step, _WIDEST
     widest = _WIDEST
     for _ in range(_ROUNDS):
         step = wanted = directions[0].step
@@ -224,7 +267,8 @@ def _epsilon(parts: Parts, delta: float, discretisation: float | None) -> tuple[
         if wanted >= 0.999 * step and gap >= widest:
             break
         widest = gap
-        epsilon, directions = _fitting(parts, wanted, widest, delta, ask)
+        apart = _fitting_apart(parts, wanted, widest, delta, epsilon)
+        epsilon, directions = apart or _fitting(parts, wanted, widest, delta, ask)
         if epsilon > before / 2:
             break
     return epsilon, directions[0].step, widest
@@ -263,7 +307,10 @@ def _delta(parts: Parts, epsilon: float, discretisation: float | None) -> float:
     mu = gaussian_only(parts)
     if mu is not None:
         return float(gaussian_delta(mu, np.array([epsilon]))[0]) if mu > 0 else 0.0
-    return max(composition.delta(epsilon) for composition in _curve(parts, discretisation))
+    try:
+        return max(composition.delta(epsilon) for composition in _curve(parts, discretisation))
+    except WindowTooWideError:
+        return 1.0  # an epsilon of hundreds of thousands: nothing is protected
 
 
 def _deltas(parts: Parts, epsilons: Sequence[float], discretisation: float | None) -> Array:
@@ -271,8 +318,12 @@ def _deltas(parts: Parts, epsilons: Sequence[float], discretisation: float | Non
     grid = np.asarray(epsilons, dtype=np.float64)
     if mu is not None:
         return gaussian_delta(mu, grid) if mu > 0 else np.zeros_like(grid)
-    directions = _curve(parts, discretisation)
-    return np.array([max(composition.plain.delta(float(e)) for composition in directions) for e in grid])
+    try:
+        directions = _curve(parts, discretisation)
+    except WindowTooWideError:
+        return np.ones_like(grid)
+    found: Array = np.maximum.reduce([composition.plain.deltas(grid) for composition in directions])
+    return found
 
 
 def profile(parts: Parts, least: float) -> tuple[Array, Array]:
@@ -284,12 +335,15 @@ def profile(parts: Parts, least: float) -> tuple[Array, Array]:
     end, step, widest = _epsilon(parts, least, None)
     if math.isinf(end):
         return np.zeros(1), np.ones(1)
-    directions = _fitting(parts, step, widest, least, lambda composition: composition.epsilon(least))[1]
+    try:
+        directions = _fitting(parts, step, widest, least, lambda composition: composition.epsilon(least))[1]
+    except WindowTooWideError:
+        return np.zeros(1), np.ones(1)
     step = directions[0].step
-    index = np.unique(np.linspace(0, math.ceil(end / step) + 1, _PROFILE_POINTS).astype(np.int64))
+    grid = on_grid(np.unique(np.linspace(0, math.ceil(end / step) + 1, _PROFILE_POINTS).astype(np.int64)), step)
     depths = np.geomspace(least, 1e-3, 2 + round(-math.log10(least) / 3))
     found = []
     for composition in directions:
         tails = [composition.plain, *(composition.deep(float(depth)) for depth in depths)]
-        found.append(np.minimum.reduce([tail.deltas(index) for tail in tails]))
-    return on_grid(index, step), np.maximum.reduce(found)
+        found.append(np.minimum.reduce([tail.deltas(grid) for tail in tails]))
+    return grid, np.maximum.reduce(found)
