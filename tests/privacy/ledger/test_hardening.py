@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -391,9 +391,61 @@ def test_a_server_that_is_killed_loses_nothing_it_acknowledged(server: Server) -
         assert acknowledged
         assert set(acknowledged) <= {entry.purpose for entry in again.entries()}
         again.verify()
-    with pytest.raises(LedgerError, match="PostgreSQL says"):
-        open_before.charge(STEP)
-    open_before.charge(STEP)  # the second try makes a new connection
+    open_before.charge(STEP)  # on a connection of its own, for the one from before is gone
+
+
+def ended_by_somebody(place: str) -> None:
+    """As a pooler, a firewall or an administrator ends connections that stand idle."""
+    others = "FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND usename = 'confide'"
+    in_shell(place, [f"SELECT pg_terminate_backend(pid, 5000) {others}"])
+
+
+def test_a_connection_that_was_ended_while_it_stood_idle_is_made_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confide.privacy.ledger import connection  # needs psycopg, as the server does
+
+    with Ledger(emptied(server.address)) as ledger:
+        ledger.charge(STEP, "before")
+        ended_by_somebody(server.address)
+        ledger.charge(STEP, "after")
+        assert [entry.purpose for entry in ledger.entries()] == ["before", "after"]
+        monkeypatch.setattr(connection.TimedConnection, "was_ended", lambda _: False)
+        ended_by_somebody(server.address)
+        with pytest.raises(LedgerError, match="PostgreSQL says"):
+            ledger.charge(STEP)  # planted: nobody looks
+
+
+def test_an_exchange_without_a_single_step_ends(server: Server) -> None:
+    """What a transaction does at its end where an interrupt came before it asked anything."""
+    from confide.privacy.ledger import connection
+
+    def nothing_to_ask() -> Generator[None, None, bool]:
+        return False
+        yield
+
+    found = connection.connect(server.address, 5.0)
+    assert found.wait(nothing_to_ask()) is False
+    found.close()
+
+
+def test_a_server_that_stands_still_is_an_error_after_a_while(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from confide.privacy.ledger import connection
+
+    monkeypatch.setattr(connection, "PATIENCE", 0.4)
+    with Ledger(emptied(server.address), timeout=0.1) as ledger:
+        ledger.charge(STEP, "before")
+        store = ledger._store
+        assert isinstance(store, PostgresStore)
+        serving = store._connected().info.backend_pid
+        os.kill(serving, signal.SIGSTOP)
+        try:
+            with pytest.raises(LedgerError, match=r"says nothing for 0\.5 s"):
+                ledger.charge(STEP, "lost")
+        finally:
+            os.kill(serving, signal.SIGCONT)
+        ledger.charge(STEP, "after")
+        assert [entry.purpose for entry in ledger.entries()] == ["before", "after"]
 
 
 def test_a_server_that_forgets_is_refused(server: Server) -> None:
@@ -409,14 +461,17 @@ def test_a_server_that_forgets_is_refused(server: Server) -> None:
     Ledger(place).close()
 
 
-def test_a_session_asks_for_synchronous_commits(server: Server) -> None:
+def test_a_transaction_asks_for_synchronous_commits(server: Server) -> None:
+    """Each of them, for a pooler may run every one in another session; and it leaves the session as it was."""
     place = emptied(server.address)
     in_shell(place, ["ALTER ROLE confide SET synchronous_commit = off"])
     with Ledger(place) as ledger:
         ledger.charge(STEP)
         store = ledger._store
         assert isinstance(store, PostgresStore)
-        assert store._connected().execute("SHOW synchronous_commit").fetchone() == ("on",)
+        inside = store.transact(lambda: store._connected().execute("SHOW synchronous_commit").fetchone(), write=True)
+        assert inside == ("on",)
+        assert store._connected().execute("SHOW synchronous_commit").fetchone() == ("off",)
     in_shell(place, ["ALTER ROLE confide RESET synchronous_commit"])
 
 

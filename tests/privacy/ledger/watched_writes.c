@@ -1,4 +1,4 @@
-/* Every write to a file, every flush and every removal of a process, in a log: what a disk is told, in order. */
+/* Every write to a file, every flush, new name and removal of a process, in a log: what a disk is told, in order. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -68,5 +69,23 @@ int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
 int unlink(const char* name) {
   int done = (int)syscall(SYS_unlink, name);
   say('u', -1, name, 0, NULL, 0);
+  return done;
+}
+static int named(char kind, int done, const char* from, const char* to) {
+  if (done == 0) say(kind, -1, from, 0, to, (int64_t)strlen(to));
+  return done;
+}
+int rename(const char* from, const char* to) {
+  return named('r', (int)syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to), from, to);
+}
+int link(const char* from, const char* to) {
+  return named('l', (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0), from, to);
+}
+int linkat(int one, const char* from, int two, const char* to, int flags) {
+  return named('l', (int)syscall(SYS_linkat, one, from, two, to, flags), from, to);
+}
+int mkdir(const char* name, mode_t mode) {
+  int done = (int)syscall(SYS_mkdirat, AT_FDCWD, name, mode);
+  if (done == 0) say('d', -1, name, 0, NULL, 0);
   return done;
 }

@@ -2,8 +2,9 @@
 
 `Ledger("postgresql://user@host/database")` keeps one ledger in each database, in a schema of its own. A charge locks
 the one row of `meta` before it looks at anything, so writers queue up behind it. The lock goes with the connection: a
-writer that dies lets the others on and leaves nothing behind. Every session asks for synchronous commits, and a server
-that would acknowledge a charge before it is on the disk is refused.
+writer that dies lets the others on and leaves nothing behind. Every transaction asks for a synchronous commit, and a
+server that would acknowledge a charge before it is on the disk is refused. A server that says nothing is not waited for
+without end, and a connection that was ended while it stood idle is made again (`connection`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from confide.errors import LedgerError
 from confide.privacy.ledger.store import FORMAT, ChainStore, Record, Result, Row, origin_of
 
 if TYPE_CHECKING:
-    import psycopg
+    from confide.privacy.ledger.connection import TimedConnection
 
 _SCHEMA: LiteralString = """
 CREATE SCHEMA confide_ledger;
@@ -94,8 +95,8 @@ class PostgresStore(ChainStore):
         super().__init__(timeout)
         self.address = re.sub("^(postgres(ql)?):/+", r"\1://", address)
         self._process = os.getpid()
-        self._connection: psycopg.Connection[Any] | None = None
-        self._left_behind: psycopg.Connection[Any] | None = None
+        self._connection: TimedConnection | None = None
+        self._left_behind: TimedConnection | None = None
         self._inside = False
         with self.lock, self._explained():
             self._make_if_new(self._connected())
@@ -148,17 +149,17 @@ class PostgresStore(ChainStore):
                     connection.pgconn.finish()
             return result
 
-    def _begin(self, connection: psycopg.Connection[Any], write: bool) -> None:
+    def _begin(self, connection: TimedConnection, write: bool) -> None:
         """Waits for the lock on the head while others make progress; gives up when nothing has moved for `timeout`."""
         if not write:
-            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {self._settings()}")
             self._check_schema(connection)
             return
         import psycopg
 
         last = self._read_count(connection)
         while True:
-            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+            connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {self._settings()}")
             try:
                 connection.execute("SELECT one FROM confide_ledger.meta FOR UPDATE")
             except psycopg.errors.LockNotAvailable:
@@ -175,14 +176,15 @@ class PostgresStore(ChainStore):
         self._check_schema(connection)
 
     @staticmethod
-    def _read_count(connection: psycopg.Connection[Any]) -> tuple[Any, ...] | None:
+    def _read_count(connection: TimedConnection) -> tuple[Any, ...] | None:
         found: tuple[Any, ...] | None = connection.execute("SELECT count FROM confide_ledger.meta").fetchone()
         return found
 
     # -- what is in the database -----------------------------------------------------------------------------
 
-    def _make_if_new(self, connection: psycopg.Connection[Any]) -> None:
+    def _make_if_new(self, connection: TimedConnection) -> None:
         with connection.transaction():
+            connection.execute(self._settings())
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MAKING,))
             found = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'confide_ledger'").fetchone()
             if found is None:
@@ -193,7 +195,7 @@ class PostgresStore(ChainStore):
                     (FORMAT, identity, origin_of(identity).hash),
                 )
 
-    def _check_schema(self, connection: psycopg.Connection[Any]) -> None:
+    def _check_schema(self, connection: TimedConnection) -> None:
         """The tables of a ledger and nothing else: a trigger or rule of somebody's own could take entries back."""
         found = frozenset(str(row[0]) for row in connection.execute(_DESCRIPTION).fetchall() if row[0] is not None)
         odd = sorted(found ^ _EXPECTED)
@@ -227,42 +229,45 @@ class PostgresStore(ChainStore):
 
     # -- the connection --------------------------------------------------------------------------------------
 
-    def _connected(self) -> psycopg.Connection[Any]:
+    def _connected(self) -> TimedConnection:
         if self._process != os.getpid():
             # A child of a fork leaves its parent's connection alone, and does not close it either.
             self._left_behind, self._connection, self._process = self._connection, None, os.getpid()
         if self._connection is not None and not self._connection.closed:
-            if self._inside or self._connection.pgconn.transaction_status == _IDLE:
+            idle = self._connection.pgconn.transaction_status == _IDLE
+            if self._inside or (idle and not self._connection.was_ended()):
                 return self._connection
-            # An interrupt left a question on its way: its answer would be taken for that of the next one.
+            # An interrupt left a question on its way, whose answer would be taken for that of the next one; or the
+            # server was started again meanwhile, or somebody between it and us does not keep connections.
             self._connection.pgconn.finish()
         if self._inside:
             raise LedgerError(f"{self.name}: interrupted in the middle, so nothing was written; try again")
         self._connection = self._open()
         return self._connection
 
-    def _open(self) -> psycopg.Connection[Any]:
+    def _settings(self) -> LiteralString:
+        """Of every transaction by itself: a pooler may run each in another session, and gives the session to others."""
+        waiting: Any = max(1, round(self.timeout * 1000))
+        own: LiteralString = f"SET LOCAL lock_timeout = '{waiting}ms'"
+        # Nobody's own functions stand in for the server's; nothing is acknowledged before it is on the disk.
+        return f"SET LOCAL search_path = pg_catalog; SET LOCAL synchronous_commit = on; {own}"
+
+    def _open(self) -> TimedConnection:
         try:
-            import psycopg
+            from confide.privacy.ledger.connection import connect
         except ImportError:
             raise LedgerError(
                 f"{self.name}: needs psycopg, which is not installed; pip install 'confide[postgres]'"
             ) from None
-        connection = psycopg.connect(self.address, autocommit=True, connect_timeout=max(1, round(self.timeout)))
-        waiting = f"{max(1, round(self.timeout * 1000))}ms"
-        for setting, value in (
-            ("search_path", "pg_catalog"),  # nobody's own functions stand in for the server's
-            ("synchronous_commit", "on"),
-            ("lock_timeout", waiting),
-            ("client_encoding", "UTF8"),
-        ):
-            connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", (setting, value))
-        for setting in _MUST_BE_ON:
-            found = connection.execute("SELECT current_setting(%s)", (setting,)).fetchone()
-            if found != ("on",):
+        connection = connect(self.address, self.timeout)
+        with connection.transaction():
+            connection.execute(self._settings())
+            found = {one: connection.execute("SELECT current_setting(%s)", (one,)).fetchone() for one in _MUST_BE_ON}
+        for setting, value in found.items():
+            if value != ("on",):
                 connection.close()
                 raise LedgerError(
-                    f"{self.name}: the server has {setting} = {found[0] if found else None}, so that a crash could "
+                    f"{self.name}: the server has {setting} = {value[0] if value else None}, so that a crash could "
                     f"take charges back; set {setting} = on"
                 )
         return connection
