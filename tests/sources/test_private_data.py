@@ -92,7 +92,11 @@ class TestPayFirst:
         assert run.privacy.epsilon() == float("inf")
 
     def test_a_crash_after_the_charge_is_paid_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def crash(*given: object) -> Tensor:
+        at_once = statistics.rows_at_once
+
+        def crash(function: Any, x: Any, y: Tensor, size: int) -> Tensor:
+            if len(y) < 10:  # made-up records, before anything is paid
+                return at_once(function, x, y, size)
             raise KeyboardInterrupt
 
         data = private(torch.ones(10, 2))

@@ -18,7 +18,7 @@ own or not at all (`vote_costs`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from confide.data import trees
 from confide.data.trees import Tree
 from confide.errors import Refusal
-from confide.mechanism.clipping.one_by_one import in_turn
+from confide.mechanism.clipping.one_by_one import Asked, in_turn
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.vote_costs import CostEstimate
 from confide.privacy.events import PureEvent, VotesEvent
@@ -137,21 +137,31 @@ def count_votes(
     """Votes (queries, classes) of teachers that each see one part; one that fails, or says no class, abstains."""
     counts = torch.zeros(queries, classes, dtype=torch.float64)
 
-    def of_teacher(place: int) -> Tensor:
+    def given(place: int) -> Any:
         rows = parts[place]
-        seen, known, asked = trees.map_tensors(Tensor.clone, (trees.rows_of(x, rows), y[rows], inputs))
-        with torch.enable_grad():
-            return ballot(teacher.votes(seen, known, asked, classes), queries, classes)
+        return trees.map_tensors(Tensor.clone, (trees.rows_of(x, rows), y[rows], inputs))
 
-    in_turn((teacher,), len(parts), of_teacher, _adding_to(counts))
+    def add(_: int, said: Sequence[Tensor | None]) -> None:
+        if said[0] is not None:
+            counts.add_(ballot(said[0] - 1, queries, classes))
+
+    private = [*trees.tensors_in((x, y)), counts]
+    in_turn((teacher,), len(parts), _asked(teacher, given, classes, queries, private), add)
     return counts
 
 
-def _adding_to(counts: Tensor) -> Callable[[int, Tensor], None]:
-    def add(_: int, votes: Tensor) -> None:
-        counts.add_(votes)
+def _asked(
+    teacher: Teacher, given: Callable[[int], Any], classes: int, queries: int, private: Sequence[Tensor] = ()
+) -> Asked:
+    """Of every teacher, one whole number for each query: the class that it says and one, or 0 where it says none."""
 
-    return add
+    def of_teacher(one: Any) -> list[Tensor]:
+        seen, known, inputs = one
+        with torch.enable_grad():
+            votes = ballot(teacher.votes(seen, known, inputs, classes), queries, classes)
+        return [torch.where(votes.any(1), votes.argmax(1) + 1, 0)]
+
+    return Asked(given, of_teacher, [torch.empty(queries, dtype=torch.int64, device="meta")], private)
 
 
 def ballot(said: Any, queries: int, classes: int) -> Tensor:
@@ -168,10 +178,8 @@ def ballot(said: Any, queries: int, classes: int) -> Tensor:
 
 def rehearse_votes(teacher: Teacher, x: Tree, y: Tensor, inputs: Tree, classes: int, queries: int) -> None:
     """One teacher on made-up records: what cannot work fails here, before any charge."""
-    in_turn(
-        (teacher,), 1, lambda _: ballot(teacher.votes(x, y, inputs, classes), queries, classes), _nothing, strict=True
-    )
+    in_turn((teacher,), 1, _asked(teacher, lambda _: (x, y, inputs), classes, queries), _nothing, strict=True)
 
 
-def _nothing(place: int, votes: Tensor) -> None:
+def _nothing(place: int, votes: Sequence[Tensor | None]) -> None:
     """Votes on made-up records are thrown away."""

@@ -50,6 +50,14 @@ class Crew:
         """The message of the first member."""
         return message
 
+    def alike(self, code: bytes) -> bool:
+        """Whether all members come with the same code of 32 bytes."""
+        return True
+
+    def everybody(self, message: bytes, what: str) -> list[bytes]:
+        """The messages of all members, in their order, once all agree on what they are about."""
+        return [message]
+
     def share_(self, tensor: Tensor) -> Tensor:
         """Overwritten by the first member's."""
         return tensor

@@ -37,6 +37,8 @@ from confide.data.streaming import MappedRecords
 from confide.data.table import Table
 from confide.data.trees import Tree
 from confide.errors import Refusal
+from confide.mechanism.clipping.apart import keep_out
+from confide.mechanism.clipping.statistics import refuse_silent
 from confide.mechanism.clipping.workspace import keep_pages
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
@@ -60,7 +62,7 @@ from confide.sources.answers import (
 from confide.sources.base import Part, Receipt, Stretch, leased, priced
 from confide.sources.crew import ALONE, Crew, check_alone
 from confide.sources.features import FeatureStore
-from confide.sources.queries import GradientQuery, Query, Release
+from confide.sources.queries import GradientQuery, Query, Release, StatisticQuery
 from confide.sources.records import as_records, as_weights
 
 ROOM_FOR_RANKS = 2.0**-20
@@ -122,11 +124,12 @@ class PrivateData:
         self.__ledger = Ledger() if ledger is None else ledger
         self.__name = name
         self.__read, self.__sketch = read, cast(Sketch | None, None)
-        self.__registered = False
+        self.__registered = self.__sketched = False
         self.seeded = seed is not None
         self.crew, self.assumptions = crew, tuple(vouched)
         self.__features, self.__seen = features, FeatureStore()
         self.__targets = targets
+        keep_out(features, targets, *(() if mapped else (x, y)))
         self.__weights, weighty = as_weights(weights, len(targets))
         self.__valid = valid if weighty is None else valid & weighty
         self.__watch = watch
@@ -166,7 +169,7 @@ class PrivateData:
     def __look_up(self, register: bool) -> None:
         """Find the name of the records, whoever named them; `register`: make them known if they are not."""
         key = key_for(self.ledger, make=register)
-        if key is None:
+        if key is None or (self.crew.size > 1 and self.__sketch is None):  # nobody has asked the other members yet
             return
         if self.__sketch is None:
             self.__sketch = Sketch.of(self.__features, self.__targets, key, self.__read)
@@ -175,6 +178,30 @@ class PrivateData:
             self.__registered = True
         else:
             self.__name = known_name(self.ledger, self.__sketch, key) or self.__name
+
+    def find_name_together(self) -> None:
+        """The name of the records for all members, once each of them has sketched its own, where the ledger has a key.
+
+        A part of them is too little to go by: next time another part may be the first member's, or one of a hundred.
+        """
+        if self.crew.size > 1 and not self.seeded:
+            self.__sketch_together(make=False)
+            self.__name = self.crew.led("name", lambda: self.name)
+
+    def __sketch_together(self, make: bool) -> None:
+        told = self.crew.led("key", lambda: self.__shared_key(make))
+        if told is not None and self.__sketch is None:
+            key = bytes.fromhex(told)
+            own = self.crew.together(lambda: Sketch.of(self.__features, self.__targets, key, self.__read).sealed(key))
+            self.__sketch = Sketch.of_all([Sketch.unsealed(one, key) for one in self.crew.everybody(own, "sketch")])
+        self.__sketched = make or self.__sketch is not None
+
+    def __shared_key(self, make: bool) -> str | None:
+        """The first member's, for all of them: they belong to one owner. None: the ledger recognises nobody."""
+        if not (self.ledger.outlives_the_process if make else self.__recognises()):
+            return None
+        key = key_for(self.ledger, make=make)
+        return None if key is None else key.hex()
 
     def within(self, plan: Plan) -> Plan:
         """As it is: nothing is charged beside a plan."""
@@ -195,6 +222,8 @@ class PrivateData:
         events = priced(parts)
         what = (events, purpose, None if stretch is None else (stretch.claim, stretch.parts, stretch.beside))
         with _DOOR.held():
+            if self.crew.size > 1 and not (self.__sketched or self.seeded):
+                self.__sketch_together(make=True)
             self.crew.led(f"charge {what}", lambda: self.__book(events, purpose, stretch))
             receipt = Receipt(events, leased(parts if stretch is None else stretch.parts))
             self.__issued.add(receipt)
@@ -268,6 +297,9 @@ class PrivateData:
     ) -> Release:
         """One release: pay, then read. An answer that was not paid in advance is charged here. The sum is yours."""
         with _DOOR.held():
+            if isinstance(query, StatisticQuery):
+                x = trees.made_up(self.__features, self.schema.inputs)
+                refuse_silent(query.function, x, self.__targets[:0], query.size)
             self.__pay(mechanism, receipt, purpose)
             query, batch = self.__batch(query, mechanism)
             with drawn_in_secret(self.__masks):

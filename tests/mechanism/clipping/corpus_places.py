@@ -30,9 +30,9 @@ from torch.nn.utils import parametrize
 
 from confide.sources.queries import GradientQuery, StatisticQuery
 from tests.mechanism.clipping.corpus import WIDTH, Around, Attack, plain
+from tests.mechanism.clipping.corpus_ways import Keep, by_a_module, by_a_statistic
 
 FAR = 5.0
-Keep = Callable[[float], float]
 
 
 class Box:
@@ -416,21 +416,9 @@ PLACES_OF_OTHERS: dict[str, Keep] = {
 }
 
 
-def _turned(seen: float) -> float:
-    return 9.0 * math.cos(3.0 * seen)
-
-
-def _by_a_module(keep: Keep) -> Attack:
-    return lambda: GradientQuery(Around(lambda x: x * _turned(keep(float(x.detach().abs().sum())))), plain)
-
-
-def _by_a_statistic(keep: Keep) -> Attack:
-    return lambda: StatisticQuery(lambda x, y: (x + _turned(keep(float(x.abs().sum())))).tanh(), WIDTH)
-
-
 OF_OTHERS: dict[str, Attack] = {
-    **{f"module turns by {name}": _by_a_module(keep) for name, keep in PLACES_OF_OTHERS.items()},
-    **{f"statistic turns by {name}": _by_a_statistic(keep) for name, keep in PLACES_OF_OTHERS.items()},
+    **{f"module turns by {name}": by_a_module(keep) for name, keep in PLACES_OF_OTHERS.items()},
+    **{f"statistic turns by {name}": by_a_statistic(keep) for name, keep in PLACES_OF_OTHERS.items()},
 }
 
 

@@ -46,6 +46,22 @@ CASES: dict[str, tuple[Call, tuple[Any, ...], tuple[Any, ...]]] = {
     "layer_norm_with_own": (lambda x, w: F.layer_norm(x, (3,), w), (each(2, 3), each(3)), ()),
     "group_norm": (lambda x, *w: F.group_norm(x, 2, *w), (each(2, 4, 5, 5),), (normal(4), normal(4))),
     "group_norm_turned": (lambda x: F.group_norm(x.transpose(1, 2), 2), (each(2, 5, 4),), ()),
+    "cell": (
+        lambda x, h, c, *weights: torch.cat(torch.lstm_cell(x, (h, c), *weights)),
+        (each(2, 3), each(2, 4), each(2, 4)), (normal(16, 3), normal(16, 4), normal(16), normal(16)),
+    ),
+    "cell_with_own_weights": (
+        lambda x, w, h, c, other: torch.lstm_cell(x, [h, c], w, other)[1],
+        (each(2, 3), each(16, 3)), (normal(2, 4), normal(2, 4), normal(16, 4)),
+    ),
+    "columns": (lambda a, b: torch.column_stack([a, b, b]), (each(4, 2), each(4)), ()),
+    "gaussian": (lambda a, b, v: F.gaussian_nll_loss(a, b, v.abs(), full=True), (each(3), each(3), each(3)), ()),
+    "gaussian_each": (
+        lambda a, b, v: F.gaussian_nll_loss(a, b, v.square(), reduction="none", eps=0.5), (each(3), each(3)),
+        (normal(3),),
+    ),
+    "pixels_last": (lambda x: x.contiguous(memory_format=torch.channels_last) + 1, (each(1, 2, 3, 3),), ()),
+    "pixels_last_by_to": (lambda x: x.to(torch.float32, memory_format=torch.channels_last), (each(1, 2, 3, 3),), ()),
     "attention": (F.scaled_dot_product_attention, (each(1, 2, 6, 4), each(1, 2, 6, 4), each(1, 2, 6, 4)), ()),
     "attention_rows": (
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
@@ -130,9 +146,9 @@ def test_memory_that_nobody_has_written_to_is_not_shown(name: str) -> None:
     values = each(2, 8)
     with pytest.raises(NotIsolable, match="memory"), Region(RECORDS).entered() as region:
         UNWRITTEN[name](region.wrap(values))
-    alone = lambda place: UNWRITTEN[name](torch.zeros(1, 2, 8))  # noqa: E731
+    asked = one_by_one.Asked(lambda place: torch.zeros(1, 2, 8), lambda one: [UNWRITTEN[name](one)], [torch.zeros(1)])
     with pytest.raises(Refusal, match="memory that others wrote"):
-        one_by_one._in_turn((), 1, alone, lambda place, found: None, strict=True)
+        one_by_one._in_turn((), 1, asked, lambda place, found: None, strict=True)
 
 
 def test_pads_that_write_all_of_their_result_stay() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_full_backward_hook
 
 from confide.errors import SpeedWarning, UnclippableError
-from confide.mechanism.clipping import Recordwise, batching, clipped_sum, engine, isolated_rows, isolation
+from confide.mechanism.clipping import Recordwise, apart, batching, clipped_sum, engine, isolated_rows, isolation
 from confide.mechanism.clipping.engine import engine_of
 from confide.mechanism.clipping.rounding import SHARE
 from confide.mechanism.clipping.sealed import Reachable
@@ -68,6 +68,14 @@ def made(name: str) -> tuple[nn.Module, Any]:
 
 def test_there_are_enough_mixers() -> None:
     assert len(MIXERS) >= 50
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "in processes"], autouse=True)
+def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether records may run in processes of their own: quick without, and then the seal of this process is asked."""
+    if not request.param:
+        monkeypatch.setattr(apart, "is_possible", lambda: False)
+    return bool(request.param)
 
 
 # Where random numbers are drawn for each record, taking one out hands those behind it other ones, as fresh as before.

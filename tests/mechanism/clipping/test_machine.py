@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
-from confide.mechanism.clipping import clipped_sum, one_by_one, watched
+from confide.mechanism.clipping import apart, clipped_sum, one_by_one, watched
 from confide.mechanism.clipping.engine import engine_of
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.private_data import PrivateData
@@ -171,7 +171,8 @@ def test_the_machine_keeps_nothing(attack: Any, tmp_path: Path) -> None:
 
 
 def test_without_the_watch_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: nobody hears what is opened."""
+    """Planted: nobody hears what is opened, and no process is cut off from the machine."""
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
     monkeypatch.setattr(one_by_one, "watched", nullcontext)
     module = made(a_path, tmp_path)
     assert max(moved(module) for _ in range(6)) > ROUNDING

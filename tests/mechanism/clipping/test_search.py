@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.errors import Refusal
-from confide.mechanism.clipping import may_run, one_by_one, origins, sealed
+from confide.mechanism.clipping import apart, may_run, one_by_one, origins, sealed
 from confide.mechanism.clipping.may_run import ANY, ATTRIBUTES, computed_by
 from tests.mechanism.clipping import mixer_state
 from tests.mechanism.clipping.mixers import CLASSES, WIDTH, Net, plain
@@ -237,13 +237,15 @@ CALLED: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_what_python_calls_is_looked_at(name: str) -> None:
+def test_what_python_calls_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
     x, y = records()
     with pytest.raises(Refusal, match="cannot be put back"):
         total(remembering(CALLED[name]), plain, x, y)
 
 
-def test_what_a_layer_of_torch_calls_is_looked_at() -> None:
+def test_what_a_layer_of_torch_calls_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
     x, y = records()
     torch.manual_seed(0)
     with pytest.raises(Refusal, match="counted"):
@@ -382,6 +384,7 @@ def test_nothing_is_said_of_private_records(
     print("heard again")  # noqa: T201
     assert "heard again" in said(capsys, caplog)
     monkeypatch.setattr(one_by_one, "muted", contextlib.nullcontext)
+    monkeypatch.setattr(apart, "is_possible", lambda: False)  # a process of its own has nobody to speak to
     total(module, plain, x, y)
     assert "printed" in said(capsys, caplog)
 

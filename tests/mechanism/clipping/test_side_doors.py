@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
-from confide.mechanism.clipping import engine, isolation, sealed
+from confide.mechanism.clipping import apart, engine, isolation, sealed
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
@@ -94,14 +94,23 @@ CALLED = (type(torch.rand), type(Tensor.normal_), type(lambda: None))
 LATE = {name for name in DOORS if name.startswith(("now_and_then", "loss Last"))}
 
 
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "in processes"], autouse=True)
+def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether records may run in processes of their own: quick without, and then the seal of this process is asked."""
+    if not request.param:
+        monkeypatch.setattr(apart, "is_possible", lambda: False)
+    return bool(request.param)
+
+
 def test_there_are_enough() -> None:
     assert len(DOORS) + len(STATISTICS) >= 40
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_one_record_moves_an_answer_by_at_most_the_clip(name: str) -> None:
+def test_one_record_moves_an_answer_by_at_most_the_clip(name: str, processes: bool) -> None:
     module, loss = made(name)
-    assert moves_or_refused(GradientQuery(module, loss), 4 if name in LATE else 1) <= ROUNDING
+    late = 2 if processes else 4
+    assert moves_or_refused(GradientQuery(module, loss), late if name in LATE else 1) <= ROUNDING
 
 
 @pytest.mark.parametrize("name", [name for name in DOORS if name not in ("weight_with_one_axis",)])
@@ -128,13 +137,13 @@ def numbers_kept(place: Any) -> int:
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_nothing_stays_behind(name: str) -> None:
+def test_nothing_stays_behind(name: str, processes: bool) -> None:
     x, y = records()
     module, loss = made(name)
     before = {key: value.clone() for key, value in module.state_dict().items()}
     attributes = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     try:
-        for _ in range(14 if name in LATE else 1):
+        for _ in range((2 if processes else 14) if name in LATE else 1):
             answer(GradientQuery(module, loss), x, y)
     except Refusal:  # on made-up records, before any other is read
         return
@@ -199,6 +208,7 @@ def test_an_option_that_looks_at_the_batch_set_between_steps_is_refused(layer: A
 
 def test_stacks_that_are_not_emptied_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: nobody empties what outlives a pass, nor asks for counters that nobody can put back."""
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
     monkeypatch.setattr(engine, "forget", lambda: None)
     monkeypatch.setattr(sealed.Reachable, "check", lambda self: None)
     x, y = records()

@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from confide.errors import Refusal
-from confide.mechanism.clipping import clipped_sum, isolated_rows, sealed
+from confide.errors import Refusal, SpeedWarning
+from confide.mechanism.clipping import apart, clipped_sum, isolated_rows, sealed
+from confide.mechanism.clipping.engine import engine_of
 from confide.mechanism.clipping.proven import is_proven, is_proven_loss
 from confide.models.likelihoods import Categorical
 from tests.mechanism.clipping.mixers import CLASSES, WIDTH, Net, plain
@@ -159,7 +160,36 @@ OUTSIDE = (
 )  # fmt: skip
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without forks, or on an accelerator."""
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
+
+
+OUTWARD = ("in_a_number", "in_shared_memory", "in_a_storage")  # lead to memory of others, or out of the process
+
+
+@pytest.mark.parametrize("name", OUTWARD)
+def test_what_leads_out_of_a_process_is_refused(name: str) -> None:
+    x, y = records()
+    with pytest.raises(Refusal, match=r"cannot be put back|gives no answer for made-up ones"):
+        total(remembering(HIDDEN_PLACES[name]), plain, x, y)
+
+
+@pytest.mark.parametrize("name", ["zip", "in_an_exception"])
+def test_what_lies_in_c_runs_in_processes_of_its_own(name: str) -> None:
+    module = remembering(HIDDEN_PLACES[name])
+    with pytest.warns(SpeedWarning, match="each in a process of its own since it reaches an object of type"):
+        assert influence(module) < 1e-12
+    examined = next(iter(engine_of(module).anatomy.examined.values()))  # type: ignore[union-attr]
+    assert (examined.way, examined.apart[:7]) == ("one by one", "reaches")
+    (x, y), place = records(), HIDDEN_PLACES[name]
+    rows = isolated_rows(lambda x, y: x - place(x), x, y, WIDTH)
+    assert torch.equal(rows[1:], isolated_rows(lambda x, y: x - place(x), x[1:], y[1:], WIDTH))
+
+
 @pytest.mark.parametrize("name", HIDDEN_PLACES)
+@pytest.mark.usefixtures("alone")
 def test_what_lies_in_c_is_refused(name: str) -> None:
     x, y = records()
     with pytest.raises(Refusal, match="cannot be put back"):
@@ -169,6 +199,7 @@ def test_what_lies_in_c_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("function", OUTSIDE, ids=lambda function: function.__name__)
+@pytest.mark.usefixtures("alone")
 def test_the_interpreter_and_the_machine_are_refused(function: Callable[[Tensor], Any]) -> None:
     x, y = records()
     with pytest.raises(Refusal, match=function.__name__):
@@ -179,6 +210,7 @@ def test_the_interpreter_and_the_machine_are_refused(function: Callable[[Tensor]
 
 def test_a_hidden_counter_is_found_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the search finds it, and is not listened to."""
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
     monkeypatch.setattr(sealed.Reachable, "check", lambda self: None)
     assert influence(remembering(in_a_number)) > 1e-3
 
@@ -349,6 +381,7 @@ class Counted(nn.Module):
         return x - self.total
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_scripted_module_that_counts_is_refused() -> None:
     net = Net(lambda self, x: self.inner(x), True)
     net.inner = torch.jit.script(Counted())

@@ -76,6 +76,7 @@ class Examined:
     record_bytes   what a step holds of one record until its clip factor is known: inputs and output gradients
     why            what made it slow, where it is
     quiet          it says something at every pass, which is not heard: handlers of logs keep what they hear
+    apart          one by one: why each record runs in a process of its own, if it does
     """
 
     way: Way
@@ -83,6 +84,7 @@ class Examined:
     record_bytes: int = 0
     why: str = ""
     quiet: bool = False
+    apart: str = ""
 
 
 @dataclass

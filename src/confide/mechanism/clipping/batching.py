@@ -1,7 +1,8 @@
 """What runs inside a region in the place of functions of torch that its vmap would do badly: the same functions.
 
-Two kinds. Losses that have no batching rule, written with operations that have one. And the functions in which networks
-spend their time, which vmap takes apart (a product and an addition for a linear map) or loops over (attention): those
+Two kinds. Functions that have no batching rule, written with operations that have one (losses, a recurrent cell,
+columns side by side, memory formats, which change no number). And the functions in which networks spend their time,
+which vmap takes apart (a product and an addition for a linear map) or loops over (attention): those
 treat every entry of their first axis alone, so that all records go through one call with the records on that axis.
 
     linear, addmm      rows of features, each alone             attention      over positions, batch by batch
@@ -54,6 +55,54 @@ def _nll_loss(*args: Any, **kwargs: Any) -> Tensor:
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / weights.sum()
+
+
+def _gaussian_nll_loss(*args: Any, **kwargs: Any) -> Tensor:
+    """torch looks whether any variance is negative, and raises; here its record counts as zero, as it would alone."""
+    given = _given(F.gaussian_nll_loss, args, kwargs)
+    input, target, var, reduction = (given[name] for name in ("input", "target", "var", "reduction"))
+    if not isinstance(var, Tensor) or var.shape != input.shape or reduction not in ("none", "mean", "sum"):
+        return F.gaussian_nll_loss(**given)
+    var = torch.where(var < 0, torch.nan, var)
+    var = var + (var.clamp(min=given["eps"]) - var).detach()
+    loss: Tensor = 0.5 * (var.log() + (input - target).square() / var)
+    if given["full"]:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
+
+
+# other functions without one -------------------------------------------------------------------------------------
+
+
+def _lstm_cell(
+    input: Tensor,
+    hx: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    hidden, cell = hx
+    enter, forget, new, show = (_linear(input, w_ih, b_ih) + _linear(hidden, w_hh, b_hh)).chunk(4, -1)
+    cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(show) * torch.tanh(cell), cell
+
+
+def _column_stack(tensors: tuple[Tensor, ...] | list[Tensor], **more: Any) -> Tensor:
+    if more:
+        return torch.column_stack(tensors, **more)
+    return torch.cat([one.reshape(-1, 1) if one.dim() < 2 else one for one in tensors], 1)
+
+
+def _as_it_lies(function: Any) -> Callable[..., Any]:
+    """Memory formats say how a tensor lies, which vmap cannot do with the records' axis; numbers are the same."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(kwargs.get("memory_format"), torch.memory_format):
+            del kwargs["memory_format"]
+        return function(*(one for one in args if not isinstance(one, torch.memory_format)), **kwargs)
+
+    return called
 
 
 _signature = cache(inspect.signature)
@@ -192,5 +241,9 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     F.group_norm: _group_norm,
     F.cross_entropy: _cross_entropy,
     F.nll_loss: _nll_loss,
+    F.gaussian_nll_loss: _gaussian_nll_loss,
+    torch.lstm_cell: _lstm_cell,
+    torch.column_stack: _column_stack,
+    **{kind: _as_it_lies(kind) for kind in (Tensor.contiguous, Tensor.to, Tensor.clone, torch.clone)},
     F.scaled_dot_product_attention: _attention,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ class Cluster:
     members: list[tuple[Slot, Contribution]]
     anatomy: Anatomy
     space: Workspace
+    known: Tensor | None = None  # the squared norms, where they were taken already
 
     @property
     def group(self) -> int:
@@ -51,7 +53,7 @@ class Cluster:
         if len(self.members) > 1:
             self.merge()
         if len(self.members) == 1:
-            return self.members[0][1].squared_norms()
+            return self.members[0][1].squared_norms() if self.known is None else self.known
         if _disjoint([target for slot, _ in self.members for target in slot.targets.values()]):
             first, *rest = (contribution.squared_norms() for _, contribution in self.members)
             return sum(rest, start=first)
@@ -183,15 +185,18 @@ def _disjoint(targets: list[Target]) -> bool:
 
 
 def clusters_of(
-    contributions: Sequence[tuple[Slot, Contribution]], anatomy: Anatomy, space: Workspace
+    contributions: Sequence[tuple[Slot, Contribution]],
+    anatomy: Anatomy,
+    space: Workspace,
+    norms: Mapping[int, Tensor] | None = None,
 ) -> list[Cluster]:
-    """Contributions grouped by the parameters they share."""
+    """Contributions grouped by the parameters they share; `norms` are known ones by the identity of a contribution."""
     home: dict[int, Cluster] = {}
     clusters: list[Cluster] = []
     for slot, contribution in contributions:
-        joined = Cluster([(slot, contribution)], anatomy, space)
+        joined = Cluster([(slot, contribution)], anatomy, space, None if norms is None else norms.get(id(contribution)))
         for known in {id(home[index]): home[index] for index in slot.parameters if index in home}.values():
-            joined.members = known.members + joined.members
+            joined.members, joined.known = known.members + joined.members, None
             clusters.remove(known)
         clusters.append(joined)
         for member, _ in joined.members:
@@ -199,33 +204,44 @@ def clusters_of(
     return clusters
 
 
-@dataclass
 class Found:
-    """All that a recorded pass and its backward found, from which contributions are made."""
+    """What a recorded pass and its backward found: every call through its rule, once, as its gradients come.
 
-    tape: Tape
-    at_outputs: list[list[Tensor | None]]
-    at_copies: dict[int, Tensor]
+    The norm of a call that shares its parameters with no other is taken at once, and what neither it nor its rule needs
+    any more is let go.
+    """
 
-    def contributions(self, space: Workspace) -> list[tuple[Slot, Contribution]]:
-        """Every call through its rule, once: what a contribution does not keep is let go before the next is made."""
-        found: list[tuple[Slot, Contribution]] = []
-        self.tape.entries.reverse()
-        self.at_outputs.reverse()
-        while self.tape.entries:
-            entry, given = self.tape.entries.pop(), self.at_outputs.pop()
-            if any(gradient is not None for gradient in given):
-                rule = entry.slot.rule
-                assert rule is not None
-                half = _shortened(given, entry.inputs)
-                for call in calls_of(self.tape, entry, given, rule, space, half):
-                    contribution = rule.contribution(call)
-                    contribution.shortened = half
-                    found.append((entry.slot, contribution))
+    def __init__(self, tape: Tape, space: Workspace) -> None:
+        self.tape, self.space = tape, space
+        self.made: list[list[tuple[Slot, Contribution]]] = [[] for _ in tape.entries]
+        self.entries: list[TapedCall | None] = list(tape.entries)
+        users = Counter(index for entry in tape.entries for index in entry.slot.parameters)
+        self.shared = {index for index, count in users.items() if count > 1}
+        self.shared |= {index for slot in tape.anatomy.copied for index in slot.parameters}
+        self.norms: dict[int, Tensor] = {}  # squared ones, by the identity of contributions that are kept
+        tape.entries.clear()
+
+    def take(self, number: int, gradients: Sequence[Tensor | None]) -> None:
+        entry, self.entries[number] = self.entries[number], None
+        assert entry is not None
+        if all(gradient is None for gradient in gradients):
+            return
+        rule, half = entry.slot.rule, _shortened(gradients, entry.inputs)
+        assert rule is not None
+        for call in calls_of(self.tape, entry, gradients, rule, self.space, half):
+            contribution = rule.contribution(call)
+            contribution.shortened = half
+            self.made[number].append((entry.slot, contribution))
+        if len(self.made[number]) == 1 and not entry.slot.parameters & self.shared:
+            self.norms[id(contribution)] = contribution.squared_norms()
+
+    def contributions(self, at_copies: Mapping[int, Tensor]) -> list[tuple[Slot, Contribution]]:
+        """In the order of the calls, and then the parameters that were copied."""
+        found = [one for made in self.made for one in made]
         for slot in self.tape.anatomy.copied:
             (index,) = slot.parameters
-            if index in self.at_copies:
-                found.append((slot, Dense({"value": full_precision(self.at_copies[index])})))
+            if index in at_copies:
+                found.append((slot, Dense({"value": full_precision(at_copies[index])})))
         return found
 
 

@@ -28,6 +28,7 @@ from confide.devices import HOST, free_bytes
 from confide.errors import Refusal, UnclippableError
 from confide.mechanism.clipping import libraries, one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, Slot, anatomy_of, signature_of
+from confide.mechanism.clipping.backward import propagate
 from confide.mechanism.clipping.calls import Cluster, Found, clusters_of
 from confide.mechanism.clipping.certified import add_certified, exact_products, views_of
 from confide.mechanism.clipping.chain import LayerChain
@@ -237,7 +238,8 @@ class Engine:
                 piece.module, anatomy.parameters, piece.loss, piece.x, piece.y, anatomy.draws, part.strict
             )
             parts = [Dense({"value": full_precision(values)}) for values in gradients]
-            return self._add(anatomy, lambda: list(zip(slots, parts, strict=True)), piece.records, part)
+            self.space.begin(part.budget)
+            return self._add(anatomy, list(zip(slots, parts, strict=True)), piece.records, part)
 
         return self._added_up(asked.pieces(max(1, bound.budget // max(1, anatomy.bytes))), bound, answer)
 
@@ -270,25 +272,32 @@ class Engine:
         records = run.losses.shape[0]
         if not run.losses.requires_grad:
             return bound.out.new_zeros(records)
-        found = Found(run.tape, *run.gradients())
-        return self._add(anatomy, lambda: found.contributions(self.space), records, bound)
+        self.space.begin(bound.budget)
+        calls = [entry.edges for entry in run.entries]
+        found = Found(run.tape, self.space)
+
+        def take(number: int, gradients: Sequence[Tensor | None]) -> None:
+            with exact_products():
+                found.take(number, gradients)
+
+        at_copies = propagate(run.losses, calls, run.copies, take)
+        return self._add(anatomy, found.contributions(at_copies), records, bound, found.norms)
 
     def _add(
         self,
         anatomy: Anatomy,
-        contributions: Callable[[], list[tuple[Slot, Contribution]]],
+        found: list[tuple[Slot, Contribution]],
         records: int,
         bound: ClipBound,
+        norms: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """The clipped sum of what was found."""
-        self.space.begin(bound.budget)
+        """The clipped sum of what was found, of which some `norms` may be known."""
+        if not found:  # the loss depends on none of the parameters
+            return bound.out.new_zeros(records)
+        self.adding = True
         with exact_products():
-            found = contributions()
-            if not found:  # the loss depends on none of the parameters
-                return bound.out.new_zeros(records)
-            self.adding = True
             return add_certified(
-                clusters_of(found, anatomy, self.space), anatomy, bound, self._views(anatomy, bound.out)
+                clusters_of(found, anatomy, self.space, norms), anatomy, bound, self._views(anatomy, bound.out)
             )
 
     def _views(self, anatomy: Anatomy, out: Tensor) -> ParameterViews:

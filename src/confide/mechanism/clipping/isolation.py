@@ -23,7 +23,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -46,6 +46,10 @@ from confide.mechanism.clipping.watched import looked_after
 
 class NotIsolable(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
     """The code cannot run on all records at once without a way to see several of them."""
+
+
+INSIDE: list[Callable[[], AbstractContextManager[Any]]] = []
+"""What else holds while a region lasts (`own_functions`, which needs regions itself)."""
 
 
 class Region:
@@ -71,11 +75,13 @@ class Region:
             stack.callback(functorch._vmap_decrement_nesting)
             stack.enter_context(looked_after())
             stack.enter_context(uncompiled())
+            for held in INSIDE:
+                stack.enter_context(held())
             guard = stack.enter_context(_Guard(self.pass_mark, self.stacks))
-            before = _ACTIVE.guard
+            before = _ACTIVE.guard, _ACTIVE.region
             _ACTIVE.passed.append(self.stacks)
-            stack.callback(setattr, _ACTIVE, "guard", before)
-            _ACTIVE.guard = guard
+            stack.callback(lambda: vars(_ACTIVE).update(guard=before[0], region=before[1]))
+            _ACTIVE.guard, _ACTIVE.region = guard, self
             try:
                 yield self
             except Exception:
@@ -137,6 +143,7 @@ outside = temporarily_clear_interpreter_stack
 class _Active(threading.local):
     def __init__(self) -> None:
         self.guard: _Guard | None = None
+        self.region: Region | None = None
         self.passed: list[list[weakref.ref[Tensor]]] = []
 
 
@@ -146,6 +153,14 @@ _ACTIVE = _Active()
 def is_inside() -> bool:
     """Whether this thread is in a region."""
     return _ACTIVE.guard is not None
+
+
+def current_region() -> Region | None:
+    """The region that this thread is in, and in no transform inside of it."""
+    region = _ACTIVE.region
+    if region is not None and functorch.maybe_current_level() != region.level:
+        raise NotIsolable("has a torch.autograd.Function inside of a transform")
+    return region
 
 
 def forget() -> None:
@@ -358,7 +373,7 @@ class _Guard(TorchFunctionMode):
 
 
 def _refused_inside(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Inside a region no torch.autograd.Function: its backward, and a vmap rule of its own, would run outside of it."""
+    """No vmap rule of a function's own runs: it would see all records. `own_functions` has what runs instead."""
 
     def watched(*arguments: Any, **options: Any) -> Any:
         if _ACTIVE.guard is not None:

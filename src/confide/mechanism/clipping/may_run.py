@@ -146,6 +146,19 @@ def calls_a_class(steps: list[dis.Instruction]) -> bool:
 
 
 @functools.cache
+def makes_sets(code: types.CodeType) -> bool:
+    """Whether it may make a set of objects that it was not given as one."""
+    opened = any(step.opname in ("BUILD_SET", "SET_ADD", "SET_UPDATE") for step in steps_of(code))
+    return opened or bool(names_used(code) & {"set", "frozenset"})
+
+
+@functools.cache
+def imported_by(code: types.CodeType) -> frozenset[str]:
+    """Modules that a function, or one inside it, imports when it runs."""
+    return frozenset(str(step.argval) for step in steps_of(code) if step.opname == "IMPORT_NAME" and step.argval)
+
+
+@functools.cache
 def named_for_super(code: types.CodeType) -> frozenset[str]:
     """Classes that are named for nothing but super(Class, self): none of them is made there."""
     steps = [step for step in steps_of(code) if step.opname != "PUSH_NULL"]

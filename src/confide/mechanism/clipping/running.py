@@ -22,9 +22,11 @@ from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.attributes import Attributes
 from confide.mechanism.clipping.isolation import NotIsolable, Region
 from confide.mechanism.clipping.losses import check_losses
+from confide.mechanism.clipping.own_functions import allow_own_functions
 from confide.mechanism.clipping.proven import is_proven_loss
 from confide.mechanism.clipping.tape import Tape, TapedCall, check_unchanged
 
+allow_own_functions()
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Inputs: TypeAlias = Tree
 records_of = size_of
@@ -75,12 +77,12 @@ class Pass:
     def entries(self) -> list[TapedCall]:
         return self.tape.entries
 
-    def gradients(self, keep: bool = False) -> tuple[list[list[Tensor | None]], dict[int, Tensor]]:
-        """The gradient of the summed losses at every recorded output and every copy: one backward, nothing else."""
+    def gradients(self) -> tuple[list[list[Tensor | None]], dict[int, Tensor]]:
+        """The gradient of the summed losses at every recorded output and every copy; the graph is kept."""
         edges = [edge for entry in self.entries for edge in entry.edges if edge is not None]
         wanted: list[Any] = [*edges, *self.copies.values()]
         start = torch.ones_like(self.losses)
-        found = iter(torch.autograd.grad(self.losses, wanted, start, retain_graph=keep, allow_unused=True))
+        found = iter(torch.autograd.grad(self.losses, wanted, start, retain_graph=True, allow_unused=True))
         at_outputs = [[None if edge is None else next(found) for edge in entry.edges] for entry in self.entries]
         at_copies = {index: gradient for index in self.copies if (gradient := next(found)) is not None}
         return at_outputs, at_copies

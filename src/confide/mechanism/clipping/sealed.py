@@ -5,7 +5,8 @@ attributes what the functions of the module and the loss can reach by name (clos
 modules that a function imports), the contents of tensors, arrays and text buffers, and random states. It stops at the
 standard library, torch and numpy: their own state is theirs, but an object of their types that user code holds is put
 back, and so is what is written to their names, or to what is theirs and named (`package_parts`), and settings of the
-process (`settings`). What cannot be put back is refused (`unsealable`).
+process (`settings`). What cannot be put back (`unsealable`), or looked through, runs in a process for each record where
+there can be one (`apart`), and is refused elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ import torch
 from torch import Tensor, nn
 
 from confide.errors import Refusal
+from confide.mechanism.clipping import apart
 from confide.mechanism.clipping.containers import CONTAINERS, contents_of, restore_container
+from confide.mechanism.clipping.may_run import makes_sets
 from confide.mechanism.clipping.origins import (
     MADE_IN_C,
     attribute_of,
@@ -39,6 +42,7 @@ from confide.mechanism.clipping.origins import (
     is_of_a_package,
     names_outside,
     names_used,
+    package_of,
 )
 from confide.mechanism.clipping.package_parts import parts_put_back
 from confide.mechanism.clipping.putting_back import (
@@ -72,11 +76,14 @@ from confide.mechanism.clipping.putting_back import (
 )
 from confide.mechanism.clipping.search import ByName, Kind, NamesOfFile, Search, is_code
 from confide.mechanism.clipping.settings import Settings
+from confide.mechanism.clipping.unsealable import APART, CUT_OFF
 from confide.mechanism.clipping.unwritten import makes_tensors
 
 _CACHE = type(functools.lru_cache(lambda: None))
 HISTORY = frozenset({"detach_", "retain_grad"})  # what changes a tensor with a history so that nobody can put it back
 _APART = (logging.Logger, logging.Handler, torch.jit.ScriptModule)  # with attributes that are dealt with elsewhere
+# Packages whose state is put back where code can write to it. Code that uses others runs in processes of its own.
+_SIMPLE = frozenset({"", "torch", "numpy", "confide"}) | sys.stdlib_module_names
 BARE = frozenset({dict, list, set, deque, bytearray, tuple, frozenset, types.MethodType, types.BuiltinFunctionType})
 _FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
 
@@ -84,16 +91,16 @@ _FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod, functools
 class Reachable:
     """Everything found from `roots`, as it was; `restore` puts it back and says whether a reference had changed.
 
-    Without `contents` tensors and arrays are left alone; so are tensors `apart`, by identity.
+    Without `contents` tensors and arrays are left alone; so are the tensors `left_alone`, by identity.
     """
 
-    def __init__(self, *roots: Any, contents: bool = True, apart: frozenset[int] = frozenset()) -> None:
-        self.contents, self.apart = contents, apart
+    def __init__(self, *roots: Any, contents: bool = True, left_alone: frozenset[int] = frozenset()) -> None:
+        self.contents, self.left_alone = contents, left_alone
         self.undo: list[Callable[[], bool]] = [Settings().restore]
         self.onwards: list[Callable[[], object]] = []
         self.storages: set[int] = set()
         self.owners: dict[int, Any] = {}
-        self.histories = self.views = False
+        self.histories = self.views = self.elsewhere = False
         self.search = Search(self._kept)
         self.search.go((*roots, *_hooks_on_all_modules()))
         named = frozenset[str]().union(*(names_used(one.__code__) for one in self.search.running_functions()))
@@ -107,7 +114,9 @@ class Reachable:
         try:
             found = [*self._keep(value), *self._keep_beside(value)]
         except Exception:
-            self.search.objects.append(f"an object of type {type(value).__name__}, which cannot be looked at")
+            self.search.objects.append(
+                (f"an object of type {type(value).__name__}, which cannot be looked at", lambda level: False)
+            )
             found = []
         if again:
             del self.undo[places:], self.onwards[draws:]
@@ -115,15 +124,47 @@ class Reachable:
 
     @property
     def unsealable(self) -> str:
-        """What code that may run with these roots reaches and nobody can put back; empty if there is nothing."""
+        """What code that may run with these roots reaches and may not; empty if there is nothing."""
+        return self.window if self.lasting and self.may_be_apart else self.lasting
+
+    @functools.cached_property
+    def lasting(self) -> str:
+        """What nobody can put back in this process."""
         names = self.search.running.names
         if self.histories and names & HISTORY:
             return f"{min(names & HISTORY)}, and holds a tensor with a history of its own"
         if self.views and "release" in names:
             return "memoryview.release"
-        if "use_deterministic_algorithms" in names and self.makes_tensors:
+        return self.window or self.search.reason()
+
+    @functools.cached_property
+    def window(self) -> str:
+        """What shows other records, or leads out of a process of its own."""
+        if "use_deterministic_algorithms" in self.search.running.names and self.makes_tensors:
             return "torch.use_deterministic_algorithms, and makes tensors that nobody has written to"
-        return self.search.reason()
+        return self.search.reason(CUT_OFF if apart.is_cut_off() else APART)
+
+    @functools.cached_property
+    def may_be_apart(self) -> bool:
+        """Whether a record can run in a process of its own."""
+        return not self.elsewhere and apart.is_possible()
+
+    @functools.cached_property
+    def why_apart(self) -> str:
+        """Why records that run one by one do so in processes of their own: what this seal cannot vouch for."""
+        why = f"reaches {self.lasting}, which nobody can put back" if self.lasting else self._unsure()
+        return why if why and self.may_be_apart else ""
+
+    def _unsure(self) -> str:
+        running, functions = self.search.running, self.search.running_functions()
+        if running.computed:
+            return "puts names together (getattr, vars, globals)"
+        if "__repr__" in running.names:
+            return "shows objects as text, in which they may have an address"
+        if any(makes_sets(function.__code__) for function in functions):
+            return "makes sets, whose order may follow addresses"
+        packages = {*self.search.packages, *map(package_of, self.owners.values())} - _SIMPLE
+        return f"uses {min(packages)}, which may keep something for itself" if packages else ""
 
     @property
     def makes_tensors(self) -> bool:
@@ -202,18 +243,23 @@ class Reachable:
         if is_functorch_wrapped(value):
             return [value.__dict__]
         self.histories |= not value.is_leaf
+        self.elsewhere |= value.device.type not in ("cpu", "meta")
         if value.device.type == "meta":
             self.undo.append(partial(meta_put_back, value, tuple(value.shape), value.stride()))
             return [value.__dict__]
         spread = sys.modules.get("torch.distributed.tensor")
         if spread is not None and type(value) is spread.DTensor:  # its numbers are in another tensor, of this rank
             self._keep_gradient(value)
+            self.elsewhere = True  # other processes have a part in what is done with it
             return [value.__dict__, value._local_tensor]  # type: ignore[attr-defined]
         if value.layout != torch.strided:
             if value.layout == torch.sparse_coo:
                 self.undo.append(partial(sparse_put_back, value, value.is_coalesced()))
-            return [value.__dict__, *(parts_of_sparse(value) if self.contents and id(value) not in self.apart else ())]
-        if id(value) not in self.apart:
+            return [
+                value.__dict__,
+                *(parts_of_sparse(value) if self.contents and id(value) not in self.left_alone else ()),
+            ]
+        if id(value) not in self.left_alone:
             self._keep_gradient(value)
             if self.contents:
                 self._keep_storage(value)
@@ -318,7 +364,9 @@ class Reachable:
     def _keep_script(self, value: Any) -> Iterable[Any]:
         """Compiled code: its numbers are tensors that are put back, its attributes are out of reach."""
         if "prim::SetAttr" in str(value.inlined_graph):
-            self.search.objects.append(f"{value.original_name}, a scripted module that sets its attributes")
+            self.search.objects.append(
+                (f"{value.original_name}, a scripted module that sets its attributes", lambda level: False)
+            )
         return [*value.parameters(), *value.buffers()]
 
     def _keep_function(self, value: types.FunctionType) -> Iterator[Any]:

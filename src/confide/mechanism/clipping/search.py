@@ -14,15 +14,23 @@ import builtins
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from confide.errors import Refusal
 from confide.mechanism.clipping.may_run import ANY, ATTRIBUTES, AskedNames, makers, making
-from confide.mechanism.clipping.origins import is_foreign, is_known, is_of_a_package, package_of
+from confide.mechanism.clipping.origins import is_foreign, is_known, package_of
 from confide.mechanism.clipping.putting_back import is_functorch_wrapped
-from confide.mechanism.clipping.unsealable import has_hidden_state, held_part, loose_part, unsealable_in
+from confide.mechanism.clipping.unsealable import (
+    HERE,
+    has_hidden_state,
+    held_part,
+    leads_out,
+    loose_part,
+    unsealable_in,
+)
 
 # Beyond this many places a search takes longer than anybody would wait for at every step.
 MOST_PLACES = 2_000_000
@@ -83,7 +91,7 @@ class Search:
     def __init__(self, keep: Callable[[Any, bool], list[Any]]) -> None:
         self.keep = keep
         self.running = AskedNames()
-        self.objects: list[str] = []
+        self.objects: list[tuple[str, Callable[[int], object]]] = []  # what it is, and at which level it is refused
         self.held: list[types.ModuleType] = []
         self.seen: dict[int, _Reached] = {}  # alive, so that no identity is used twice
         self.functions: dict[int, tuple[types.FunctionType, set[str | None]]] = {}
@@ -151,14 +159,16 @@ class Search:
         code = is_code(value)
         kind: Any = type(value)
         if found.data and not code and has_hidden_state(kind) and not is_functorch_wrapped(value):
-            self.objects.append(f"an object of type {kind.__name__}, which keeps what it is given")
+            self.objects.append(
+                (f"an object of type {kind.__name__}, which keeps what it is given", partial(leads_out, kind))
+            )
         if found.data and found.near and found.name is None and not found.kind and loose_part(value):
-            self.objects.append(loose_part(value))
+            self.objects.append((loose_part(value), partial(loose_part, value)))
         if found.data and found.near and found.name is None and isinstance(value, types.ModuleType):
             self.held.append(value)
-        ours = found.ours and not is_foreign(value)
-        data = found.data and not (is_foreign(value) if code else is_of_a_package(kind))
-        near = found.near and not (code and is_foreign(value))
+        theirs = code and is_foreign(value)  # an object of theirs holds whatever user code hangs on it
+        ours, data = found.ours and not theirs, found.data and not theirs
+        near = found.near and not theirs
         inside = found.name if isinstance(value, property | staticmethod | classmethod) else None
         for one in self.keep(value, before is not None):
             if isinstance(one, ByName):
@@ -208,13 +218,18 @@ class Search:
                     found += self.running.beside(name, one.__code__)
         return found
 
-    def reason(self) -> str:
-        """What is used by a function of the user's that may run and cannot be put back; else an empty text."""
-        if self.objects:
-            return self.objects[0]
+    def keeps(self, text: str) -> None:
+        """Found, and cannot be put back; it ends with a process."""
+        self.objects.append((text, lambda level: False))
+
+    def reason(self, level: int = HERE) -> str:
+        """What is used by a function of the user's that may run and is refused at this level; else an empty text."""
+        for text, is_refused in self.objects:
+            if level == HERE or is_refused(level):
+                return text
         for function in self.running_functions():
-            parts = (held_part(module, function) for module in self.held)
-            found = unsealable_in(function) or next(filter(None, parts), "")
+            parts = (held_part(module, function, level) for module in self.held)
+            found = unsealable_in(function, level) or next(filter(None, parts), "")
             if found:
                 return f"{found} (in {function.__qualname__})"
         return ""

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import Tree
+from confide.data.trees import Tree, tensors_in
 from confide.errors import Refusal, SpeedWarning
-from confide.mechanism.clipping import libraries, one_by_one
+from confide.mechanism.clipping import libraries, one_by_one, randomness
 from confide.mechanism.clipping.collection import no_collection
 from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
+from confide.mechanism.clipping.made_up import FEW, made_up
+from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.proven import is_proven
 from confide.mechanism.clipping.sealed import Reachable
 
 Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
+_RUN: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     with no_collection():
         region, seal = Region(len(y)), Reachable(function)
         seal.check()
+        if seal.lasting:
+            raise NotIsolable(f"reaches {seal.lasting}, which nobody can put back")
         if seal.makes_tensors:
             raise NotIsolable("calls torch.Tensor, whose numbers nobody has written")
         try:
@@ -87,15 +94,48 @@ def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
 def _rows_one_by_one(function: Statistic, x: Tree, y: Tensor, size: int, strict: bool) -> Tensor:
     found = torch.zeros(len(y), size, dtype=torch.float64, device=y.device)
 
-    def store(record: int, row: Tensor) -> None:
-        found[record] = row
+    def of_record(one_x: Any, one_y: Tensor) -> list[Tensor]:
+        return [_row(function(one_x, one_y), size)]
 
-    def of_record(one_x: Any, one_y: Tensor) -> Tensor:
-        return _row(function(one_x, one_y), size).detach()
-
+    if not strict:
+        refuse_silent(function, x, y, size)
     with torch.no_grad():
-        one_by_one.for_each((function,), of_record, store, x, y, strict)
+        one_by_one.for_each((function,), of_record, [found], x, y, strict)
     return found
+
+
+def refuse_silent(function: Statistic, x: Tree, y: Tensor, size: int) -> None:
+    """Refuse a statistic that answers for made-up records of this form, and for none in a process of its own.
+
+    It would be paid for and be noise, and nobody may say so: whether no record answers depends on all of them. What it
+    raises here is not heard, for it may well be made for other records than these.
+    """
+    if type(function) is Recordwise or not len(tensors_in((x, y))) or not _is_new(function, x):
+        return
+    few_x, few_y = made_up((x, y), FEW, False, "uniform", (0, 1), None)
+    with torch.no_grad(), muted(), randomness.restored():
+        with suppress(Exception):
+            rows_at_once(function, few_x, few_y, size)
+            return
+        if one_by_one.why_apart(function):  # also for what it loads: in a process of its own no file can be opened
+            few = torch.zeros(FEW, size, dtype=torch.float64, device=y.device)
+            try:
+                one_by_one.for_each(
+                    (function,), lambda *one: [_row(function(*one), size)], [few], few_x, few_y, strict=True
+                )
+            except one_by_one.SilentApart:
+                raise
+            except Exception:
+                return
+
+
+def _is_new(function: Statistic, x: Tree) -> bool:
+    """Whether it has not run on records of this form before, by its code."""
+    known = _RUN.setdefault(getattr(function, "__code__", None) or type(function), set())
+    form = tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors_in(x))
+    fresh = form not in known
+    known.add(form)
+    return fresh
 
 
 def _row(row: Tensor, size: int) -> Tensor:
@@ -114,8 +154,11 @@ def _whole(rows: Tensor, records: int, size: int) -> Tensor:
 
 def _warn(function: Statistic, error: Exception) -> None:
     text = (str(error).strip().splitlines() or [repr(error)])[0]
+    apart = one_by_one.why_apart(function)
+    where = f", each in a process of its own since it {apart}" if apart else ""
     warnings.warn(
-        f"{getattr(function, '__name__', 'statistic')}: its records run one by one, which is slow, because of: {text}; "
+        f"{getattr(function, '__name__', 'statistic')}: its records run one by one{where}, which is slow, because of: "
+        f"{text}; "
         "keep to torch operations that give tensors of the same shape for every record",
         SpeedWarning,
         stacklevel=3,

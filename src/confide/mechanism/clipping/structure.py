@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from confide.data.trees import tensors_in
 from confide.errors import SpeedWarning, UnclippableError
-from confide.mechanism.clipping import one_by_one
+from confide.mechanism.clipping import apart, one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of
 from confide.mechanism.clipping.calls import Found
 from confide.mechanism.clipping.chain import LayerChain, chain_of
@@ -62,9 +62,9 @@ def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) 
     """The anatomy, with parameters copied where needed, and the way for batches of this shape."""
     proven = is_proven(module, x), is_proven_loss(loss, y)
     parameters = list(module.parameters())
-    apart = frozenset(map(id, (*parameters, *module.buffers())))
+    of_module = frozenset(map(id, (*parameters, *module.buffers())))
     with no_collection():
-        outside = Reachable(*(() if proven[0] else (module,)), *(() if proven[1] else (loss,)), apart=apart)
+        outside = Reachable(*(() if proven[0] else (module,)), *(() if proven[1] else (loss,)), left_alone=of_module)
         before = _checksums(parameters)
         try:
             return _examined(module, anatomy, loss, x, y, proven, outside)
@@ -83,6 +83,8 @@ def _examined(
     outside: Reachable,
 ) -> tuple[Anatomy, Examined]:
     outside.check()
+    if outside.lasting:
+        return _lasting(module, anatomy, loss, x, y, outside)
     with undisturbed(module):
         try:
             asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside)
@@ -163,16 +165,42 @@ def _covered(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
         anatomy.examined.update(examined)
 
 
+def _lasting(
+    module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any, outside: Reachable
+) -> tuple[Anatomy, Examined]:
+    """What keeps something that nobody can put back is examined in a process of its own too."""
+
+    def rehearse() -> None:
+        with undisturbed(module):
+            asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside)
+            _check_meaning(asked, anatomy)
+            _rehearse(asked, anatomy)
+
+    apart.rehearsed(rehearse)
+    return anatomy, _slow(module, loss, f"it reaches {outside.lasting}, which nobody can put back")
+
+
 def _one_by_one(asked: Question, anatomy: Anatomy, why: str) -> tuple[Anatomy, Examined]:
+    _rehearse(asked, anatomy)
+    return anatomy, _slow(asked.module, asked.loss, why)
+
+
+def _rehearse(asked: Question, anatomy: Anatomy) -> None:
     few = asked.few
     one_by_one.gradients(asked.module, anatomy.parameters, asked.loss, few.x, few.y, anatomy.draws, strict=True)
+
+
+def _slow(module: nn.Module, loss: Loss, why: str) -> Examined:
+    """One by one, and said so."""
+    because = one_by_one.why_apart(module, loss)
+    where = f", each in a process of its own since it {because}" if because else ""
     warnings.warn(
-        f"{type(asked.module).__name__}: its records run one by one, which is slow, because {why}; "
+        f"{type(module).__name__}: its records run one by one{where}, which is slow, because {why}; "
         "keep to torch operations that give tensors of the same shape for every record (torch.where, masks)",
         SpeedWarning,
         stacklevel=2,
     )
-    return anatomy, Examined("one by one", None, 0, why)
+    return Examined("one by one", None, 0, why, apart=because)
 
 
 def _reason(module: nn.Module, error: Exception) -> str:
@@ -199,11 +227,14 @@ def _missed(run: Pass, anatomy: Anatomy) -> frozenset[int]:
     """Parameters whose gradients the recorded calls and the copies do not account for; the calls are used up."""
     if not run.losses.requires_grad:
         return frozenset()
-    found = Found(run.tape, *run.gradients(keep=True))
+    at_outputs, at_copies = run.gradients()
     space = Workspace()
     space.begin(BUDGET)
+    found = Found(run.tape, space)
     with torch.no_grad():
-        contributions = found.contributions(space)
+        for number, gradients in enumerate(at_outputs):
+            found.take(number, gradients)
+        contributions = found.contributions(at_copies)
     return missed_parameters(run.losses, anatomy, contributions, space, run.copies)
 
 

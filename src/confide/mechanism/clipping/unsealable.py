@@ -1,8 +1,11 @@
-"""What cannot be put back after a record, and so may not be used by code that reads records.
+"""What cannot be put back after a record, and so may not be used by code that reads records in this process.
 
 `sealed` puts back what it finds. Some things keep what it cannot find: objects whose state lies in C (iterators,
-queues, memory maps, locks), the interpreter (environment, frames, modules by a computed name), the machine (files,
-clocks, processes, threads). Code that can reach one of these is refused, with the name of what it reaches.
+queues, locks), settings and counters in C, tables of the standard library. Code that reaches one of these runs in a
+process for each record (`apart`), or is refused where there can be none. So does code that asks for the machine (files,
+clocks, the environment, numbers of processes), if such a process is cut off from it (`confined`). Refused everywhere is
+what shows other records: frames, addresses, all objects, foreign functions, memory that nobody has written to; and
+threads, of which such a process has none. How far a process is from others is its `level`: HERE, APART or CUT_OFF.
 
 Only code that may run counts (`may_run`). Installed packages are not looked through: their state is theirs, and the
 pages say so.
@@ -38,6 +41,24 @@ _PLAIN_WORDS = (
     "queue random re reprlib statistics string struct textwrap types typing unicodedata warnings zlib"
 )
 _PLAIN_MODULES = frozenset(_PLAIN_WORDS.split())
+# Those whose state ends with a process: they neither look at other objects than they are given nor at the machine.
+_ENDING_WORDS = (
+    "ast bz2 calendar codecs configparser copyreg csv decimal difflib encodings fnmatch gettext graphlib html locale "
+    "lzma plistlib quopri secrets shlex string stringprep token tokenize xml"
+)
+_ENDING_MODULES = frozenset(_ENDING_WORDS.split())
+# Those that ask the machine, which says nothing to a process that is cut off from it.
+_MACHINE_WORDS = (
+    "argparse datetime errno genericpath getpass glob grp ntpath os pathlib platform posix posixpath pwd resource "
+    "shutil stat tempfile time uuid zoneinfo"
+)
+_MACHINE_MODULES = frozenset(_MACHINE_WORDS.split())
+HERE, APART, CUT_OFF = 0, 1, 2  # how far a process is from others
+_KNOWN_MODULES = (
+    _PLAIN_MODULES,
+    _PLAIN_MODULES | _ENDING_MODULES,
+    _PLAIN_MODULES | _ENDING_MODULES | _MACHINE_MODULES,
+)
 # What is harmless in the others: constants, and looking at functions.
 _PLAIN_PARTS = {
     "sys": frozenset({"float_info", "maxsize", "version_info", "platform", "byteorder", "int_info"}),
@@ -55,12 +76,20 @@ _PLAIN_PARTS = {
         | {"WeakKeyDictionary", "WeakSet"}
     ),
 }
+# What ends with a process: locks, which nobody else holds there, and what is called when an object goes.
+_LOCKS = frozenset({"Lock", "RLock", "Event", "Semaphore", "BoundedSemaphore", "Condition", "allocate_lock", "lock"})
+_ENDING_PARTS = {"threading": _LOCKS, "thread": _LOCKS, "_thread": _LOCKS, "weakref": frozenset({"finalize"})}
 # What is not harmless in plain ones: records of logging have the time.
 _LOOSE_PARTS = {"logging": frozenset({"LogRecord", "makeLogRecord", "Formatter"})}
 # (an interrupt is the curator's: a record that raised one would end the run)
 _BUILTINS = frozenset(
     {"open", "exec", "eval", "compile", "__import__", "globals", "id", "hash", "input", "breakpoint", "__builtins__"}
     | {"KeyboardInterrupt"}
+)
+_REFUSED_BUILTINS = (
+    _BUILTINS,
+    _BUILTINS - {"globals", "KeyboardInterrupt"},
+    _BUILTINS - {"globals", "KeyboardInterrupt", "open", "input"},
 )
 # Ways around the guard of a region, counters inside tensors and generators, frames, registers of subclasses, code of
 # computed names, sizes in memory, who refers to an object, clocks.
@@ -88,6 +117,17 @@ _KEPT_SETTINGS = frozenset(
 )
 _SETTINGS = frozenset(name for name in dir(torch) if name.startswith(("set_", "_set_"))) - _KEPT_SETTINGS
 _ATTRIBUTES = frozenset(_ATTRIBUTE_WORDS.split()) | _WINDOWS | _SETTINGS | _FILE_WORDS | STORAGES
+# Of these, what ends with a process: counters inside of what a record holds, registers, settings.
+_ENDING_ATTRIBUTES = _SETTINGS | frozenset(
+    {"_version", "register", "loggerDict", "set_config", "set_option", "cache_info", "spawn", "seed_seq", "_seed_seq"}
+    | {"register_pytree_node", "add_safe_globals", "clear_safe_globals"}
+)
+_CLOCK_WORDS = "now utcnow today datetime64 relativeCreated msecs formatTime timeit blocked_autorange"
+_REFUSED_ATTRIBUTES = (
+    _ATTRIBUTES,
+    _ATTRIBUTES - _ENDING_ATTRIBUTES,
+    _ATTRIBUTES - _ENDING_ATTRIBUTES - _FILE_WORDS - frozenset(_CLOCK_WORDS.split()),
+)
 # Of torch.backends: what sets something.
 _SWITCH_WORDS = (
     "enabled benchmark deterministic allow_tf32 flags set_flags fp32_precision enable_flash_sdp enable_math_sdp"
@@ -115,6 +155,18 @@ _OPEN = frozenset(
     | set(random.Random.__mro__)
     | set(torch.Tensor.__mro__)
 )
+# Where the types live that lead to any memory of a process, to other processes or to threads; and those that lead to
+# files and connections, which are closed in a process that is cut off, or to shared pages, which it can only read.
+_OUTWARD_WORDS = (
+    "_ctypes ctypes _cffi_backend _multiprocessing multiprocessing _posixshmem _sqlite3 sqlite3 _ssl ssl _asyncio "
+    "asyncio subprocess concurrent"
+)
+_OUTWARD_MODULES = frozenset(_OUTWARD_WORDS.split())
+_CLOSED_MODULES = frozenset({"_socket", "socket", "mmap", "select", "selectors"})
+_OUTWARD = (threading.Thread, types.FrameType, torch.UntypedStorage, torch.TypedStorage)
+_CLOSED = (
+    io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair, io.TextIOWrapper
+)  # fmt: skip
 _CONTAINERS = (dict, list, set, deque, bytearray, tuple, frozenset, str, bytes, int, float)  # and what is made of them
 _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of a type, as CPython's headers have them
 
@@ -125,6 +177,15 @@ def has_hidden_state(kind: type) -> bool:
     if _behind(kind) or issubclass(kind, torch.TypedStorage):
         return True
     return any(_is_of_c(base) and not _is_open(base) for base in kind.__mro__)
+
+
+@functools.cache
+def leads_out(kind: type, level: int) -> bool:
+    """Whether instances lead to what is not the record's own, in a process that is so far from others."""
+    homes = {str(base.__module__).partition(".")[0] for base in kind.__mro__}
+    if _behind(kind) or issubclass(kind, _OUTWARD) or homes & _OUTWARD_MODULES:
+        return True
+    return level < CUT_OFF and (issubclass(kind, _CLOSED) or bool(homes & _CLOSED_MODULES))
 
 
 def _is_of_c(kind: type) -> bool:
@@ -190,48 +251,60 @@ def _uses(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str, ..
     return frozenset(names), frozenset(chains), frozenset(attributes)
 
 
-def unsealable_in(function: types.FunctionType) -> str:
-    """What the function uses that cannot be put back; nothing: an empty text."""
+def unsealable_in(function: types.FunctionType, level: int = HERE) -> str:
+    """What the function uses that may not be used in a process so far from others; nothing: an empty text."""
     names, chains, attributes = _uses(function.__code__)
+    builtin = _REFUSED_BUILTINS[level]
     space = function.__globals__
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     for name in sorted(names):
         value = closed[name].cell_contents if _is_filled(closed.get(name)) else space.get(name, _ABSENT)
-        if value is _ABSENT and name in _BUILTINS and not (name == "hash" == function.__name__.strip("_")):
+        if value is _ABSENT and name in builtin and not (name == "hash" == function.__name__.strip("_")):
             return name  # (a class's own __hash__ may ask for others: nobody can ask for it)
         imported = sys.modules.get(name) if value is _ABSENT and (name, "") in chains else value
         if isinstance(imported, types.ModuleType):
             onwards = {chain[1:] for chain in chains if chain[0] == name}
-            found = _in_module(imported, {chain[0] for chain in onwards}, attributes)
-            found = found or next(filter(None, (_behind_module(imported, chain) for chain in sorted(onwards))), "")
+            found = _in_module(imported, {chain[0] for chain in onwards}, attributes, level)
+            found = found or next(
+                filter(None, (_behind_module(imported, chain, level) for chain in sorted(onwards))), ""
+            )
             if not found and imported.__name__.partition(".")[0] == "numpy":
                 found = makes_arrays(function.__code__, {part for chain in onwards for part in chain})
             if not found and value is _ABSENT:  # it may have another name here
-                found = next(filter(None, (_behind_module(imported, (one,)) for one in sorted(attributes))), "")
+                found = next(filter(None, (_behind_module(imported, (one,), level) for one in sorted(attributes))), "")
         else:
-            found = loose_part(value)
+            found = loose_part(value, level)
         if found:
             return found
-    return next(iter(sorted(attributes & _ATTRIBUTES)), "")
+    return next(iter(sorted(attributes & _REFUSED_ATTRIBUTES[level])), "")
 
 
-def loose_part(value: Any) -> str:
+def loose_part(value: Any, level: int = HERE) -> str:
     """The name of a function or a class of the standard library that cannot be put back; else an empty text."""
     if not isinstance(value, types.FunctionType | types.BuiltinFunctionType | type):
         return ""
     if value is KeyboardInterrupt:
-        return "KeyboardInterrupt"
+        return "" if level else "KeyboardInterrupt"
     if _behind(value) or gives_arrays(value):
         return f"{value.__module__}.{value.__name__}"
     home = value.__self__ if isinstance(value, types.BuiltinFunctionType) else sys.modules.get(value.__module__ or "")
     if isinstance(value, types.BuiltinFunctionType) and not isinstance(home, types.ModuleType):
         return ""
     name, module = value.__name__, getattr(home, "__name__", "")
-    if isinstance(value, types.BuiltinFunctionType) and name in _BUILTINS and module in ("builtins", "io", "_io"):
+    if (
+        isinstance(value, types.BuiltinFunctionType)
+        and name in _REFUSED_BUILTINS[level]
+        and (module in ("builtins", "io", "_io"))
+    ):
         return name
-    loose = module != "builtins" and is_loose(home) and name not in _PLAIN_PARTS.get(module.lstrip("_"), ())
+    loose = module != "builtins" and is_loose(home, level) and name not in _plain_parts(module.lstrip("_"), level)
     loose = loose or name in _LOOSE_PARTS.get(module, ())
     return f"{module}.{name}" if loose else ""
+
+
+def _plain_parts(module: str, level: int) -> frozenset[str]:
+    plain = _PLAIN_PARTS.get(module, frozenset())
+    return plain | _ENDING_PARTS.get(module, frozenset()) if level else plain
 
 
 def _behind(value: Any) -> bool:
@@ -255,11 +328,11 @@ def _behind(value: Any) -> bool:
     return home.startswith(("torch._functorch", "torch._C._functorch"))
 
 
-def held_part(module: types.ModuleType, function: types.FunctionType) -> str:
+def held_part(module: types.ModuleType, function: types.FunctionType, level: int = HERE) -> str:
     """What a function may ask of a standard module that it holds under a name of its own, in an attribute or a list."""
-    if not is_loose(module):
+    if not is_loose(module, level):
         return ""
-    harmless = _PLAIN_PARTS.get(module.__name__, frozenset())
+    harmless = _plain_parts(module.__name__, level)
     used = _uses(function.__code__)[2].difference(harmless).intersection(vars(module))
     return f"{module.__name__}.{min(used)}" if used else ""
 
@@ -271,9 +344,9 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[str]) -> str:
+def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[str], level: int) -> str:
     name = module.__name__
-    if name == "torch" and "ops" in parts and "aten" not in attributes:
+    if name == "torch" and "ops" in parts and "aten" not in attributes and not level:
         return "torch.ops, an operator that may keep something"
     if name == "torch" and "save" in attributes:
         return "torch.save"
@@ -281,38 +354,39 @@ def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[
         return "torch.profiler"
     if name.startswith(_BEHIND_OURS) and parts - {""}:
         return f"{name}.{min(parts - {''})}"
-    if name == "torch" and "backends" in parts and attributes & _SWITCHES:
+    if name == "torch" and "backends" in parts and attributes & _SWITCHES and not level:
         return "torch.backends"
     wrong = sorted(parts & _LOOSE_PARTS.get(name, frozenset()))
     if wrong:
         return f"{name}.{wrong[0]}"
-    if not is_loose(module):
-        private = sorted(part for part in parts if part[:1] == "_" and part[:2] != "__")
+    if not is_loose(module, level):
+        private = [] if level else sorted(part for part in parts if part[:1] == "_" and part[:2] != "__")
         standard = name.partition(".")[0] in sys.stdlib_module_names and is_known(module)
         return f"{name}.{private[0]}" if private and standard else ""
-    wrong = sorted(part for part in parts - {""} if part not in _PLAIN_PARTS.get(name, ()))
+    wrong = sorted(part for part in parts - {""} if part not in _plain_parts(name, level))
     return f"{name}.{wrong[0]}" if wrong else ("" if parts - {""} else name)
 
 
-def _behind_module(module: types.ModuleType, chain: tuple[str, ...]) -> str:
+def _behind_module(module: types.ModuleType, chain: tuple[str, ...], level: int) -> str:
     """What a chain of attributes reaches by way of a module that another one holds for itself (logging.sys)."""
     for place, part in enumerate(chain):
         value = vars(module).get(part)
         if not isinstance(value, types.ModuleType):
-            return loose_part(value) if is_installed(module) else ""
-        if is_loose(value):
+            return loose_part(value, level) if is_installed(module) else ""
+        if is_loose(value, level):
             then = chain[place + 1] if place + 1 < len(chain) else ""
-            return "" if then in _PLAIN_PARTS.get(value.__name__, ()) else f"{module.__name__}.{value.__name__}"
+            return "" if then in _plain_parts(value.__name__, level) else f"{module.__name__}.{value.__name__}"
         module = value
     return ""
 
 
-def is_loose(module: Any) -> bool:
+def is_loose(module: Any, level: int = HERE) -> bool:
     """A standard module whose state is the interpreter's or the machine's."""
     if not isinstance(module, types.ModuleType):
         return False
     first = module.__name__.partition(".")[0]
-    plain = first in _PLAIN_MODULES or first.lstrip("_") in _PLAIN_MODULES
+    known = _KNOWN_MODULES[level]
+    plain = first in known or first.lstrip("_") in known
     return first in sys.stdlib_module_names and not plain and is_known(module)
 
 

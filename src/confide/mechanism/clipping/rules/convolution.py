@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -58,10 +59,12 @@ class PatchSum(Contribution):
     """
 
     def __init__(self, left: Tensor, images: Tensor, cut: Cut, space: Workspace) -> None:
-        self.left, self.images, self.cut, self.space = left, images, cut, space
+        self.left, self.cut, self.space = left, cut, space
+        self.images: Tensor | None = images  # None once every gradient is stored: neither side is needed any more
         self.records, self.groups, self.channels, self.positions = left.shape
         self.width: int = math.prod(cut.kernel) * images.shape[1] // self.groups
         self.stored: Tensor | None = None
+        self.squares: Tensor | None = None  # of what is stored
         self.spreads: Tensor | None = None  # as far as they are known
         self.buffer: Tensor | None = None
 
@@ -71,6 +74,7 @@ class PatchSum(Contribution):
         if self.buffer is None or self.buffer.shape[0] < count:
             self.buffer = self.left.new_empty(count, self.groups, self.positions, self.width)
         columns = self.buffer[:count]
+        assert self.images is not None
         part = self.cut(self.images[start:stop])
         columns.view(part.shape).copy_(part)
         return columns
@@ -86,6 +90,8 @@ class PatchSum(Contribution):
 
     def _gradients(self, start: int, stop: int) -> Tensor:
         """(records, groups, channels, width)"""
+        if self.images is None and self.stored is not None:
+            return self.stored[start:stop].view(-1, self.groups, self.channels, self.width)
         return torch.matmul(self.left[start:stop], self._columns(start, stop))
 
     def squared_norms(self, scales: Tensor | None = None) -> Tensor:
@@ -93,6 +99,8 @@ class PatchSum(Contribution):
 
         scales (groups, channels, width): of gradients whose entries are multiplied by these, which no Gram matrix knows
         """
+        if self.squares is not None:
+            return self.squares
         try:
             return self._norms(scales)
         finally:
@@ -116,7 +124,9 @@ class PatchSum(Contribution):
             columns = self._columns(start, stop).flatten(0, 1)
             torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=piece.view(-1, self.channels, self.width))
             norms[start:stop] = squared_norms_of(piece if scales is None else piece * scales.reshape(-1))
-        self.spreads = norms.sqrt()
+        self.squares, self.spreads = norms, norms.sqrt()
+        if bool(norms.isfinite().all()):  # else records that are no numbers in this type are formed anew in a wider one
+            self.left, self.images = self.left.new_empty(0), None
         return norms
 
     def _scaled_norms(self, scales: Tensor) -> Tensor:
@@ -168,15 +178,24 @@ class PatchSum(Contribution):
         return found
 
     def chosen(self, where: Where) -> PatchSum:
-        found = PatchSum(self.left[where], self.images[where], self.cut, self.space)
-        found.stored = None if self.stored is None else self.stored[where]
-        found.spreads = None if self.spreads is None else self.spreads[where]
+        found = copy(self)
+        if self.images is not None:
+            found.left, found.images = self.left[where], self.images[where]
+        found.stored, found.squares, found.spreads = (
+            None if values is None else values[where] for values in (self.stored, self.squares, self.spreads)
+        )
+        found.records = len(found.left if found.stored is None else found.stored)
+        found.buffer = None
         return found
 
     def widened(self) -> PatchSum:
         """The patches are widened as they are written out."""
-        found = PatchSum(self.left.double(), self.images, self.cut, self.space)
-        found.stored = None if self.stored is None else self.stored.double()
+        found = copy(self)
+        found.left = self.left.double()
+        found.stored, found.squares, found.spreads = (
+            None if values is None else values.double() for values in (self.stored, self.squares, self.spreads)
+        )
+        found.buffer = None
         return found
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
