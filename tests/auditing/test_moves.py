@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ from confide.auditing.hostile_records import RECORDS
 from confide.auditing.moves import Move, MovesBench, _examples
 from confide.cli.audit import FAILED
 from confide.errors import Refusal
+from confide.mechanism.clipping import apart
 from confide.mechanism.clipping.rounding import SHARE
+from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
 from tests.auditing.mixers import CLASSES, MIXERS, SOUND, WIDTH, Believing
 from tests.cli.conftest import Result, is_refusal, run
@@ -49,6 +52,21 @@ def first_breach(query: Any, sizes: tuple[int, ...] = QUICK) -> Move | str | Non
             if not move.passed:
                 return move
     return None
+
+
+COUNTED = itertools.count()
+
+
+def counting(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.full((len(y), 1), float(next(COUNTED)))
+
+
+@pytest.mark.skipif(not apart.is_cut_off(), reason="no process here can be cut off from the machine")
+def test_it_is_said_where_records_run_in_processes_of_their_own() -> None:
+    asked = (StatisticQuery(counting, 1), StatisticQuery(lambda x, y: x[:, :1], 1))
+    said = [MovesBench(query, _examples(*examples(), CLASSES), PrivateData, 0).slow() for query in asked]
+    assert "each in a process of its own since it reaches" in said[0]
+    assert said[1] == ""
 
 
 @pytest.mark.parametrize("names", SOME, ids=len)
@@ -220,6 +238,7 @@ number = 3
 """
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_file(run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("confide.auditing.moves.SIZES", (2,))
     (tmp_path / "own.py").write_text(OWN)

@@ -11,7 +11,8 @@ used twice cancels in the score while a canary adds up:
 
     score_i = sum over t of w_t s_t <R_t, u_i> / std_t,
 
-where w_t is 1, and more for a step that is quieter than it can be if its noise is what it should be.
+where w_t is 1 unless the steps are quieter than they can be if their noise is what it should be, alone or together:
+then they are weighed so that the noise which they share falls out (`combined`).
 
 A canary that is left out of the game is a row that is not finite: the boundary counts it as zero, which under Poisson
 and full-batch sampling is the same as a data set without it, and every row keeps its place. Which rows are canaries,
@@ -35,9 +36,11 @@ from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, Loss, Query, Release, StatisticQuery
 
 RAW = 10.0  # So far beyond the clip that a clip which fails shows at once.
-# Scores of one step have a variance of 1 at least, if the noise is right. Far below, the step says more than others,
-# and counts by its variance. Guesses may go by everything that is released, so this costs no confidence.
+# Scores of one step, and of any mean of steps, have a variance of 1 per step at least, if the noise is right. Far
+# below, these steps say more than others. Guesses may go by everything that is released, so this costs no confidence.
 QUIET, SILENT = 0.5, 1e-6
+# Canaries per step that it takes to see what noise steps share.
+_PER_STEP = 8
 ORDINARY = -1.0
 
 
@@ -155,7 +158,7 @@ class CanarySource(Wrapper):
         modules: dict[int, Marked] | None = None,
     ) -> None:
         super().__init__(data)
-        self.scores = np.zeros(canaries)
+        self.by_step: list[np.ndarray[Any, Any]] = []
         self.in_order_scores = np.zeros(canaries)
         self._shape, self._seed, self._rows = shape, seed, rows
         self._places = np.arange(rows - canaries, rows)
@@ -174,16 +177,20 @@ class CanarySource(Wrapper):
         marked = self._marked(query, directions, sign * RAW * mechanism.clip)
         release = super().answer(marked, mechanism, receipt, purpose)
         found = (directions @ release.sum).double().numpy() * (sign / (release.noise_std or 1.0))
-        found *= _weight(found)
-        self.scores += found
-        self.in_order_scores += np.where(self._due(mechanism), found, 0.0)
+        self.by_step.append(found)
+        self.in_order_scores += np.where(self._due(mechanism), found * _weight(found), 0.0)
         self._step += 1
         return release
+
+    @property
+    def scores(self) -> np.ndarray[Any, Any]:
+        """One row per canary, one column per step."""
+        return np.stack(self.by_step, 1)
 
     def directions(self, size: int, dtype: torch.dtype) -> Tensor:
         key = (size, dtype)
         if key not in self._directions:
-            self._directions[key] = unit_directions(len(self.scores), size, dtype, self._seed)
+            self._directions[key] = unit_directions(len(self.in_order_scores), size, dtype, self._seed)
         return self._directions[key]
 
     def _due(self, mechanism: SampledGaussian) -> np.ndarray[Any, Any]:
@@ -200,6 +207,24 @@ class CanarySource(Wrapper):
             known = self._modules[id(query.module)] = Marked(query.module, directions, self._shape)
         known.length = length
         return GradientQuery(known, _marked_loss(query.loss))
+
+
+def combined(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """One score per canary out of those of its steps: their sum, or the mean in which shared noise falls out.
+
+    A canary adds the same to every step. Of all means that leave it as it is, the one with the least variance has
+    weights S^-1 1, where S is the covariance of the steps.
+    """
+    canaries, steps = scores.shape
+    alone = bool((scores.var(0) < QUIET).any())  # a step that is too quiet by itself counts for more by itself
+    if canaries < _PER_STEP * steps or alone:
+        return np.asarray(sum(column * _weight(column) for column in scores.T))
+    covariance = np.cov(scores.T).reshape(steps, steps)
+    # Of so many canaries the least eigenvalue of pure noise is about this.
+    if np.linalg.eigvalsh(covariance)[0] >= QUIET * (1 - np.sqrt(steps / canaries)) ** 2:
+        return np.asarray(scores.sum(1))
+    weights = np.linalg.solve(covariance + SILENT * np.eye(steps), np.ones(steps))
+    return np.asarray(scores @ weights * (steps / weights.sum()))
 
 
 def _weight(scores: np.ndarray[Any, Any]) -> float:

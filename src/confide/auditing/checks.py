@@ -40,6 +40,8 @@ ROUNDING = 1e-4  # In units of the clip: far more than single precision loses, f
 STEPS = 4  # Enough for a state that is not the first one any more; every step costs several answers.
 # A fault may come late, and chances per coordinate need steps.
 RUN_STEPS = 24
+# Numbers of noise without which a size that is half as large in every second release might be chance.
+FEWEST_NUMBERS = 2048
 # Noise that is kept of one run; of longer ones every step still gives its size.
 KEPT = 1 << 22
 SIZES = (1.0, 1e6)
@@ -134,7 +136,8 @@ class Bench:
         nobody = torch.full_like(self.given.x, torch.nan)
         source = self.source(nobody, self.given.y, canary=False)
         mechanism, query = self.plan.mechanism, next(self.queries())
-        released = torch.stack([source.answer(query, mechanism).sum.clone() for _ in range(RUN_STEPS)])
+        steps = max(RUN_STEPS, -(-FEWEST_NUMBERS // query.size))
+        released = torch.stack([source.answer(query, mechanism).sum.clone() for _ in range(steps)])
         return all_at_once("empty batch", released.double().numpy() / mechanism.noise_std, bits_of(released))
 
     def no_trace(self) -> Check:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from confide.auditing.canaries import CanarySource, marked_rows
+from confide.auditing.canaries import CanarySource, combined, marked_rows
 from confide.auditing.checks import run_checks
 from confide.auditing.faults import FaultyData
 from confide.auditing.lower_bound import correct_guesses, epsilon_lower_bound, guesses_for
@@ -113,6 +113,7 @@ def audit(
     results = []
     for name in names:
         scores = np.concatenate([found[name] for _, found in rounds])
+        scores = combined(scores) if scores.ndim == 2 else scores
         correct = correct_guesses(scores, included, guesses)
         results.append((epsilon_lower_bound(correct, guesses, canaries, delta, 1 - risk), correct, name))
     lower, correct, name = max(results)
@@ -193,7 +194,7 @@ class _Game(ABC):
 
     @abstractmethod
     def fit(self, included: Any, seed: int | None, progress: Progress | None) -> dict[str, Any]:
-        """One run with these canaries in: the scores of all of them, by name."""
+        """One run with these canaries in: the scores of all of them, by name; one for each step, or one altogether."""
 
     def play(self, group: int, progress: Progress | None) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
         """Toss the coins, fit once, and give the coins with the scores."""

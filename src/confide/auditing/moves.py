@@ -17,6 +17,7 @@ as written  the same query without the boundary: whether records keep apart by t
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -31,7 +32,7 @@ from confide.auditing.hostile_records import RECORDS, TABLES, UNUSABLE, HostileT
 from confide.auditing.kept_state import KeptState, evaluation, same_start
 from confide.auditing.results import Check
 from confide.data.schema import Schema
-from confide.errors import Refusal
+from confide.errors import Refusal, SpeedWarning
 from confide.mechanism.gaussian import SampledGaussian
 from confide.running.fit import default_likelihood
 from confide.sources.private_data import PrivateData
@@ -80,6 +81,7 @@ class QueryAudit:
 
     refused  why the boundary gives no answer even to ordinary records, so that nothing can be released; "" if it does
     left     how many of `tables` were left out for lack of time, the largest ones
+    slow     what the boundary says of records that cannot run at once: one by one or in processes of their own, and why
     """
 
     name: str
@@ -89,6 +91,7 @@ class QueryAudit:
     refused: str = ""
     tables: int = 0
     left: int = 0
+    slow: str = ""
 
     @property
     def caught_by(self) -> tuple[str, ...]:
@@ -147,11 +150,11 @@ def audit_query(
     examples = _examples(x, y, classes)
     bench = MovesBench(query, examples, make_data, seed)
     title = name or (type(query.module).__name__ if isinstance(query, GradientQuery) else "statistic")
-    written = check_as_written(query, examples, seed)
+    slow, written = bench.slow(), check_as_written(query, examples, seed)
     refused = bench.refusal()
     if refused:
         check = Check("moves", True, f"refused, so that nothing is released: {refused}", "at most 1 C")
-        return QueryAudit(title, (check, written), (), 0, refused)
+        return QueryAudit(title, (check, written), (), 0, refused, slow=slow)
     # Other seeds are for the sizes where most is found: neither for the smallest nor for the largest, which are slow
     # and come last.
     settings = [(size, seed) for size in sizes[:4]]
@@ -160,7 +163,7 @@ def audit_query(
     memory, state = bench.memory(seed)
     moves = list(bench.all_moves(settings, progress, seconds))
     checks = (_moved(moves), memory, state, _errors(moves), written)
-    return QueryAudit(title, checks, _worst(moves), len(moves), "", len(settings) * len(TABLES), bench.left)
+    return QueryAudit(title, checks, _worst(moves), len(moves), "", len(settings) * len(TABLES), bench.left, slow)
 
 
 def _examples(x: Any, y: Any, classes: int | None) -> HostileTable:
@@ -179,6 +182,14 @@ class MovesBench:
         self.module = query.module if isinstance(query, GradientQuery) else None
         self.kept = None if self.module is None else KeptState(self.module)
         self.seed, self.exchange, self.left = seed, False, 0
+
+    def slow(self) -> str:
+        """What is said of the way that records take, where the query is seen for the first time."""
+        with warnings.catch_warnings(record=True) as said, suppress(Exception):  # an error comes up again
+            warnings.simplefilter("always")
+            schema = Schema(classes=self.examples.classes, records=len(self.examples.x))
+            self.make_data(self.examples.x, self.examples.y, schema=schema, seed=self.seed).rehearse(self.query)
+        return next((str(one.message) for one in said if issubclass(one.category, SpeedWarning)), "")
 
     def refusal(self) -> str:
         """Why the boundary refuses ordinary records; empty if it does not. Then it is known whether chance is in it."""

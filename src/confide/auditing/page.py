@@ -152,7 +152,7 @@ def render_moves(found: QueryAudit) -> str:
     text = (
         f"{found.tried} tables got one record more, or another one: huge, equal, opposite, out of range, first or last "
         "in order and others. The sum may move by 1 C, the clip; by 2 C where one record takes another's place. A "
-        f"claim that survives is not proven by this.{left}"
+        f"claim that survives is not proven by this.{left}{' ' if found.slow else ''}{found.slow}"
     )
     rows = [
         (move.record, move.error or f"{move.size:.4g} C", f"{move.allowed:g} C", move.table, f"{move.batch}")

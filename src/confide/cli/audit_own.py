@@ -22,6 +22,7 @@ SHOWN = 6  # Moves in the table: what fits on a screen beside the verdict.
 def run_own(given: str, loss: str, features: str, classes: int, tokens: int, page: Path | None, as_json: bool) -> bool:
     """Audit it, show what was found, and say whether the claim survives."""
     from confide.auditing import audit_module, audit_query
+    from confide.auditing.moves import SECONDS
     from confide.auditing.page import render_moves
 
     started = time.perf_counter()
@@ -32,6 +33,8 @@ def run_own(given: str, loss: str, features: str, classes: int, tokens: int, pag
         raise CommandError(f"--module={given}: must be a torch module or a query, or a function that gives one")
     x, y = made_up(chosen, features, classes, tokens)
     options: dict[str, Any] = {"classes": classes or None, "name": given}
+    if not as_json:
+        sys.stderr.write(f"takes a few seconds to about {SECONDS / 60:g} min of processor time; small tables first\n")
     with progress_bar(f"auditing {given}") as progress:
         if isinstance(chosen, nn.Module):
             own_loss = load("--loss", loss) if loss else None
@@ -100,6 +103,8 @@ def _show(found: Any) -> None:
     console = output()
     left = f", {found.left} of {found.tables} tables left out for lack of time" if found.left else ""
     console.print(f"[bold]{found.name}[/bold]: {found.verdict}; {found.tried} moves tried{left}")
+    if found.slow:
+        console.print(found.slow, markup=False)
     for check in found.checks:
         state = "passed" if check.passed else "[bold]FAILED[/bold]"
         console.print(f"{check.name}: {state}, {check.measured}; expected {check.expected}")
