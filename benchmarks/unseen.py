@@ -1,6 +1,6 @@
 """Tables of other shapes: `python -m benchmarks.unseen [--quick] [--sets NAME ...] [--epsilons E ...] [--json]`.
 
-confide's defaults on twenty-one made-up tables whose shapes no default was settled on: many levels, many classes, rare
+confide's defaults on thirty made-up tables whose shapes no default was settled on: many levels, many classes, rare
 ones, heavy tails, constant columns, duplicates, far too wide bounds, counts, noise that differs from record to
 record. A line says the score over that of no learning (log loss of the classes' shares, deviation of the target),
 calibration error, coverage and width of 90 % intervals over the declared range, the worst ratio of a predicted to a
@@ -23,7 +23,8 @@ from confide.data.schema import Column, Schema
 from confide.data.table import Table
 
 Array = Any
-TEST = 3000
+TEST = 20_000
+"""Of the public part: the calibration error of a perfect predictor is .010 on 3000 records and .004 on these."""
 EPSILONS = (0.1, 1.0, 8.0)
 QUICK = ("ground", "small")
 
@@ -228,11 +229,83 @@ def places(random: np.random.Generator) -> Race:
     return _race(columns, _drawn(logits, random), classes=2)
 
 
+def words(random: np.random.Generator) -> Race:
+    """Three classes by how often sixty words occur in texts of very different lengths."""
+    y = random.integers(0, 3, 3000 + TEST)
+    rates = random.gamma(0.4, 0.5, 60) * np.exp(random.normal(0, 0.7, (3, 60)))
+    length = random.gamma(2.0, 0.5, len(y))
+    x = random.poisson(rates[y] * length[:, None]).astype(float)
+    return _race(_numbers(x.clip(0, 100), 0, 100), y, classes=3)
+
+
+def thirty(random: np.random.Generator) -> Race:
+    """Thirty classes of uneven shares in twelve numbers."""
+    y = random.choice(30, 9000 + TEST, p=random.dirichlet(np.full(30, 2.0)))
+    middles = random.normal(0, 1.2, (30, 12))
+    return _race(_numbers(middles[y] + random.normal(size=(len(y), 12)), -8, 8), y, classes=30)
+
+
+def handful(random: np.random.Generator) -> Race:
+    """Two hundred records: four numbers and a category."""
+    x, kind = random.normal(size=(200 + TEST, 4)), random.integers(0, 3, 200 + TEST)
+    columns = [*_numbers(x, -4, 4), (Column("kind", categories=(0, 1, 2)), kind)]
+    return _race(columns, _drawn(1.5 * x[:, 0] + np.array([-1.0, 0.0, 1.0])[kind], random), classes=2)
+
+
+def marks(random: np.random.Generator) -> Race:
+    """Whole numbers from 0 to 10, of which most are 5 to 8."""
+    x = random.normal(size=(2500 + TEST, 6))
+    y = np.rint(6.3 + 0.9 * x[:, 0] - 0.6 * x[:, 1] + 0.4 * x[:, 2] ** 2 - 0.4 + 0.8 * random.normal(size=len(x)))
+    return _race(_numbers(x, -5, 5), y.clip(0, 10), target_bounds=(0, 10))
+
+
+def ends(random: np.random.Generator) -> Race:
+    """A share between 0 and 1 that is piled up at both ends."""
+    x = random.uniform(-1, 1, (4000 + TEST, 7))
+    logit = 3 * x[:, 0] + 2 * np.sin(3 * x[:, 1]) + 1.5 * random.normal(size=len(x))
+    return _race(_numbers(x, -1, 1), 1 / (1 + np.exp(-1.5 * logit)), target_bounds=(0, 1))
+
+
+def twins(random: np.random.Generator) -> Race:
+    """Twenty numbers, of which fifteen are copies of five with a hundredth of noise."""
+    x = np.repeat(random.normal(size=(3000 + TEST, 5)), 4, 1)
+    x = x + 0.01 * random.normal(size=x.shape)
+    return _race(_numbers(x, -5, 5), _drawn(1.2 * x[:, 0] - x[:, 4] + 0.8 * x[:, 8] ** 2 - 0.8, random), classes=2)
+
+
+def gaps(random: np.random.Generator) -> Race:
+    """A third of all cells missing, more often where the number is large; one column has a single value."""
+    x = random.normal(size=(5000 + TEST, 6))
+    logits = 1.3 * x[:, 0] - x[:, 1] + 0.7 * x[:, 2]
+    seen = np.where(random.random(x.shape) < 1 / (1 + np.exp(0.8 - x)), np.nan, x)
+    seen[:, 5] = 2.0
+    columns = [
+        (Column(f"x{place}", bounds=(-5, 5), missing="category" if place % 2 else "middle"), seen[:, place])
+        for place in range(6)
+    ]
+    return _race(columns, _drawn(logits, random), classes=2)
+
+
+def tangled(random: np.random.Generator) -> Race:
+    """A number that two products of three columns make, twenty thousand records."""
+    x = random.uniform(-1, 1, (20_000 + TEST, 8))
+    y = 4 * x[:, 0] * x[:, 1] * x[:, 2] + 2 * x[:, 3] * (x[:, 4] > 0) + 0.3 * random.normal(size=len(x))
+    return _race(_numbers(x, -1, 1), y, target_bounds=(-6, 6))
+
+
+def rarest(random: np.random.Generator) -> Race:
+    """One record in five hundred of a hundred thousand, heavy tails, bounds of thousands."""
+    z = random.normal(size=(100_000 + TEST, 8))
+    y = _drawn(-8 + 1.5 * z[:, 0] + 1.2 * np.abs(z[:, 1]), random)
+    return _race(_numbers(np.exp(1.5 * z), 0, 5000), y, classes=2)
+
+
 TABLES: dict[str, Callable[[np.random.Generator], Race]] = {
     made.__name__: made
     for made in (
         levels, twenty, seven, small, broad, ground, prices, copies, fraud, steps, line, rings, rides, five,
         counts, tails, rare, tiny, ordinal, flat, places,
+        words, thirty, handful, marks, ends, twins, gaps, tangled, rarest,
     )
 }  # fmt: skip
 

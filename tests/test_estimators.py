@@ -738,3 +738,30 @@ class TestForeignTables:
         steps = make_pipeline(FunctionTransformer(np.sqrt), model).set_output(transform="pandas")
         steps.fit(frame, (frame["a"] > 0.5).astype(int))
         assert list(steps[-1].feature_names_in_) == ["a", "b"]
+
+
+def test_an_interrupted_fit_goes_on_from_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same estimator, fitted again: it does not begin anew, and states what the ledger was charged for both."""
+    x, y = make_blobs(120, 3, centers=3, random_state=0)
+    ledger = Ledger(tmp_path / "b.db")
+    facts = {**BLOBS, "seed": None, "steps": 20, "ledger": ledger, "name": "blobs", "checkpoint": tmp_path / "kept"}
+    answered, answer = [], PrivateData.answer
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        release = answer(self, *arguments)
+        answered.append(release)
+        if len(answered) == 15:
+            raise KeyboardInterrupt
+        return release
+
+    monkeypatch.setattr(PrivateData, "answer", counted)
+    with pytest.raises(KeyboardInterrupt):
+        PrivateBayesClassifier("sgld", epsilon=5.0, **facts).fit(x, y)
+    paid = sum(event.count for event in ledger.events("blobs"))
+    again = PrivateBayesClassifier("sgld", epsilon=5.0, **facts).fit(x, y)
+    assert 20 <= len(answered) < 15 + 20  # it went on
+    booked = sum(event.count for event in ledger.events("blobs"))
+    assert booked >= max(paid, len(answered))
+    stated = sound_epsilon(again.privacy_.events, again.privacy_.delta)
+    assert stated == pytest.approx(ledger.spent(again.privacy_.delta, "blobs"), rel=1e-6)
+    ledger.close()

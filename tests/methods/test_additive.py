@@ -19,9 +19,10 @@ from confide.evaluate.plots_effects import effect_plots
 from confide.methods import _additive as parts
 from confide.methods import _additive_target
 from confide.methods import additive as module
+from confide.methods._additive_columns import MOMENTS, column_laws, moments
 from confide.methods.additive import Additive
 from confide.models import networks
-from confide.models.additive import AdditiveNetwork, additive, bin_of, blocks_of, edges, heights_of, smoothed
+from confide.models.additive import AdditiveNetwork, additive, bin_of, bins, blocks_of, edges, heights_of, smoothed
 from confide.models.likelihoods import Bernoulli, Gaussian
 from confide.posteriors.additive import AdditiveGaussian
 from confide.running.fit import make_problem
@@ -105,8 +106,46 @@ class TestScale:
         recipe = additive([0] * 10 + [3]).recipe
         query = parts.histogram(recipe, 2, 2.0)
         x = torch.cat([torch.rand(50, 10) * 2 - 1, torch.nn.functional.one_hot(torch.arange(50) % 3, 3).float()], 1)
-        rows = query.function(x, torch.arange(50) % 2)
-        assert torch.allclose(rows.norm(dim=1), torch.full((50,), 2.0).double())
+        x[0, :10], x[1, :10] = -1.0, 1.0  # where both cosines are as large as they can be
+        lengths = query.function(x, torch.arange(50) % 2).norm(dim=1)
+        assert lengths[:2].tolist() == pytest.approx([2.0, 2.0])
+        assert 1.6 < float(lengths.min()) <= float(lengths.max()) < 2.0 + 1e-9
+
+    @pytest.mark.parametrize("epsilon", [1.0, 3.0])
+    def test_columns_that_fill_a_fifth_of_their_bounds_have_waves_of_known_size(self, epsilon: float) -> None:
+        """Eight numbers, 500 records, noise that drowns every bin, or nearly: variances were taken for five times too
+        large, and effects of columns for as much too small."""
+        generator = torch.Generator().manual_seed(0)
+        recipe, records = additive([0] * 8).recipe, 500
+        x = (torch.randn(records, 8, generator=generator) / 5).clamp(-1, 1)
+        noise = 20 / epsilon
+        share = parts.target_share(recipe, records / noise)
+        query = parts.histogram(recipe, 2, 1.0, share)
+        exact = query.function(x, torch.arange(records) % 2).sum(0)
+        ratios = []
+        for _ in range(20):
+            counts = exact + noise * torch.randn(len(exact), generator=generator, dtype=torch.float64)
+            scale = parts.scale_of(recipe, 2, counts, noise, records, share)
+            network = additive([0] * 8)
+            network.features.heights.copy_(scale.heights)
+            first = network.features.cosines(network.features.quantiles(x))[:, :, 0].double()
+            ratios.append(scale.variances[1:].view(8, -1)[:, 0] / first.var(0))
+        ratio = torch.stack(ratios).log()
+        assert abs(float(ratio.mean())) < 0.35
+        assert float(ratio.std()) < 0.6
+        plain = additive([0] * 8).features
+        assert float(0.5 / plain.cosines(plain.quantiles(x))[:, :, 0].var(0).mean()) > 4, "a test that can fail"
+
+    def test_columns_that_lie_evenly_keep_the_plain_scale(self) -> None:
+        """Means of the laws that two means tell: no part of the range is given away."""
+        generator = torch.Generator().manual_seed(0)
+        x = 2 * torch.rand(2000, 4, generator=generator) - 1
+        means = moments(x).mean(0).view(4, MOMENTS)
+        for noise in (0.02, 0.1):
+            laws = column_laws(means, noise, 4)
+            assert torch.allclose(laws.sum(1), torch.ones(4, dtype=torch.float64))
+            off = (heights_of(laws) - (edges(4)[1:] + edges(4)[:-1]) / 2).abs()
+            assert float(off.max()) < 0.12
 
     def test_categories_without_a_record_keep_finite_steps(self) -> None:
         x = torch.zeros(RECORDS, 40)
@@ -162,11 +201,12 @@ class TestNoise:
 
     def test_a_small_budget_asks_for_the_target_and_a_large_one_for_all_columns(self) -> None:
         recipe = additive([0] * 10).recipe
-        assert parts.target_share(recipe, 20.0) > 0.8 > parts.target_share(recipe, 2000.0)
-        assert parts.target_share(additive([0] * 10 + [3]).recipe, 20.0) < 0.5
-        query = parts.histogram(recipe, 2, 2.0, 0.9)
+        assert parts.target_share(recipe, 20.0) == 0.5 > parts.target_share(recipe, 2000.0)
+        assert parts.target_share(additive([3] * 10).recipe, 20.0) < 0.5, "categories are single counts"
+        query = parts.histogram(recipe, 2, 2.0, 0.5)
         rows = query.function(torch.rand(50, 10) * 2 - 1, torch.arange(50) % 2)
-        assert torch.allclose(rows.norm(dim=1), torch.full((50,), 2.0).double())
+        assert float(rows.norm(dim=1).max()) < 2.0 + 1e-9
+        assert not rows[:, : 10 * bins(10)].any(), "bins that nobody could read are not asked for"
 
     def test_nothing_to_learn_costs_nearly_nothing(self) -> None:
         """Columns that fill a part of their range and say nothing, at small budgets: the odds of no learning."""

@@ -121,6 +121,30 @@ class TestFit:
         assert bool(((widths > 0.75) & (widths < 1.3)).all())  # of 100 draws
 
 
+def rate_of_a_coin(share: float) -> float:
+    """What is said of class 1 where nothing but its share of the records is to be learnt, without noise."""
+    generator = torch.Generator().manual_seed(2)
+    x = 0.01 * torch.randn(RECORDS, 2, generator=generator)
+    y = (torch.arange(RECORDS) < share * RECORDS).long()
+    data = PrivateData(x, y, schema=Schema(classes=2, records=RECORDS), seed=3)
+    run: Any = confide.fit(LastLayer(), confide.networks.linear(2), data, plan(private=False, steps=40), seed=1)
+    return float(run.posterior.predict(x[:1]).probabilities[0, 1])
+
+
+class TestClippedResiduals:
+    """They are cut most where a class came that was not expected, which must not make the others sure."""
+
+    @pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+    def test_a_rate_is_learnt_as_it_is(self, share: float) -> None:
+        assert abs(rate_of_a_coin(share) - share) < 0.02
+
+    def test_scores_as_they_come_are_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            "confide.methods.last_layer.expected_scores", lambda problem, known, mean: torch.zeros_like(mean)
+        )
+        assert rate_of_a_coin(0.7) > 0.75
+
+
 class TestQueries:
     def test_the_gradient_of_the_features_is_their_second_moment(self, backbone: Backbone) -> None:
         module = last_layer(backbone, CLASSES, 8)

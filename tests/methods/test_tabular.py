@@ -220,8 +220,8 @@ def test_what_a_record_has_moved_its_own_odds_by_is_taken_off(known: bool) -> No
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_a_slope_that_nobody_measured_leaves_a_rare_class_its_rate(classes: int) -> None:
-    """Of every class but the first one record in a hundred: the slope that is expected beforehand, 1.2 times all
-    logits, would take a half of them away (the broken variant: no levels)."""
+    """Of every class but the first one record in a hundred: the slope that is expected beforehand, 1.1 times all
+    logits, would take a third of them away (the broken variant: no levels)."""
     shares = torch.tensor([1 - 0.01 * (classes - 1)] + [0.01] * (classes - 1), dtype=torch.float64)
     x = torch.zeros(500, classes)
     draws = torch.cat([torch.zeros(classes * classes), shares.log().float()])[None]
@@ -235,7 +235,7 @@ def test_a_slope_that_nobody_measured_leaves_a_rare_class_its_rate(classes: int)
         nothing = Release(torch.zeros(query.size), 1e6, plan.mechanism.event(), 500.0)
         rates[known] = float(closing.tell(posterior, nothing).predict(x).probabilities[:, -1].mean())
     assert rates[True] == pytest.approx(0.01, rel=0.02)
-    assert rates[False] < 0.006
+    assert rates[False] < 0.007
 
 
 def test_states_are_kept_and_taken_up(tmp_path: Path) -> None:

@@ -252,6 +252,56 @@ def test_one_record_moves_a_sum_by_the_clip_at_most() -> None:
     assert float(one.norm()) == pytest.approx(0.5, rel=1e-3)
 
 
+def _as_many_as_it_likes(p: Any, x: Tensor, y: Tensor) -> Tensor:
+    drawn = torch.randn(3 if float(x[0]) > 0 else 1).sum()
+    return Normal(p["slope"] @ x + 3 * drawn, 1.0).log_prob(y)
+
+
+DRAWING: dict[str, Callable[..., Tensor]] = {
+    "a number each": lambda p, x, y: Normal(p["slope"] @ x + 2 * torch.randn(1)[0], 1.0).log_prob(y),
+    "a law": lambda p, x, y: Normal(p["slope"] @ x + Normal(0.0, 3.0).sample(), 1.0).log_prob(y),
+    "as many as it likes": _as_many_as_it_likes,
+}
+
+
+MANY = 60  # records, so that what all others draw moves a sum by several clips
+
+
+def moves_by_another_record(drawing: str, other_draws: bool = False) -> float:
+    """In clips: another record in the place of one, everybody else drawing the same. Without one of them all later ones
+    would draw other numbers, as they do when the same records are asked twice, and a sum moves by several clips."""
+    from confide.mechanism.gaussian import SampledGaussian
+    from confide.sources.queries import GradientQuery
+
+    model = confide.models.program(DRAWING[drawing], SLOPES)
+    query = GradientQuery(model, confide.models.programs.ProgramLikelihood().loss)
+    x, y = (values[:MANY] for values in records())
+    other_x, other_y = x.clone(), y.clone()
+    other_x[0], other_y[0] = -50 * x[0], -30.0
+    whole = SampledGaussian(0.0, 1.0, 1.0, MANY, "full-batch", private=False)
+    asked = [(x, y, 3), (other_x, other_y, 4 if other_draws else 3)]
+    found = [
+        confide.PrivateData(features, targets, schema=confide.Schema(records=MANY), seed=seed).answer(query, whole).sum
+        for features, targets, seed in asked
+    ]
+    return float((found[0] - found[1]).norm()) / 2
+
+
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("drawing", DRAWING)
+def test_what_one_record_draws_moves_no_other(drawing: str) -> None:
+    assert moves_by_another_record(drawing) <= 1.0 + 1e-5
+    assert moves_by_another_record("a law", other_draws=True) > 1.0 + 1e-5, "what the draws alone do"
+
+
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_records_that_go_on_drawing_where_another_ended_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("confide.mechanism.clipping.randomness.start_from", lambda seed: None)
+    assert moves_by_another_record("as many as it likes") > 1.0 + 1e-5
+
+
 # what comes out ----------------------------------------------------------------------------------------------------
 
 

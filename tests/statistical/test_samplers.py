@@ -36,7 +36,11 @@ NEEDED = 2 * FRICTION * ETA
 CREDITED = NEEDED**0.5 / ETA / 1e3  # the noise multiplier at which the release brings all of the noise, at clip 1000
 
 
-@pytest.mark.parametrize("noise_multiplier", [1e-6, 0.7 * CREDITED, CREDITED], ids=["topped up", "partly", "credited"])
+@pytest.mark.parametrize(
+    "noise_multiplier",
+    [pytest.param(1e-6, marks=pytest.mark.slow), 0.7 * CREDITED, pytest.param(CREDITED, marks=pytest.mark.slow)],
+    ids=["topped up", "partly", "credited"],
+)
 def test_sghmc_has_the_posterior(conjugate: Conjugate, noise_multiplier: float) -> None:
     run = conjugate.chain(SGHMC(step_size=ETA, friction=FRICTION, **SETTINGS), 3000, noise_multiplier)
     off, ratio = deviations(conjugate, run)
@@ -65,7 +69,9 @@ def test_a_sampler_that_ignores_the_releases_noise_is_caught(conjugate: Conjugat
     assert deviations(conjugate, run)[1] > 1.6
 
 
-@pytest.mark.parametrize("excess", [0.5, 3.0], ids=["topped up", "more noise than needed"])
+@pytest.mark.parametrize(
+    "excess", [0.5, pytest.param(3.0, marks=pytest.mark.slow)], ids=["topped up", "more noise than needed"]
+)
 def test_sgnht_holds_the_temperature_whatever_the_noise(conjugate: Conjugate, excess: float) -> None:
     h, diffusion = 0.02, 10.0
     credited = (2 * diffusion * h) ** 0.5 / h / 1e3

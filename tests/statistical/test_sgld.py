@@ -29,7 +29,11 @@ def sampler(**options: object) -> SGLD:
 
 @pytest.mark.parametrize(
     "noise_multiplier",
-    [1e-6, 1e-3 * 0.6 * 2 / ETA**0.5, 1e-3 * 2 / ETA**0.5],
+    [
+        pytest.param(1e-6, marks=pytest.mark.slow),
+        1e-3 * 0.6 * 2 / ETA**0.5,
+        pytest.param(1e-3 * 2 / ETA**0.5, marks=pytest.mark.slow),
+    ],
     ids=["all topped up", "partly credited", "all credited"],
 )
 def test_mean_and_covariance_are_the_posterior(conjugate: Conjugate, noise_multiplier: float) -> None:

@@ -92,7 +92,10 @@ def test_the_reference_is_skewed_and_converged() -> None:
     assert reference()["effective_draws"].min() > 50_000
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+# The quick run takes the simplest sampler and one with a velocity; all of them are among the slow tests.
+@pytest.mark.parametrize(
+    "name", [name if name in ("sgld", "sgnht") else pytest.param(name, marks=pytest.mark.slow) for name in SAMPLERS]
+)
 def test_quantiles_and_skewness_are_those_of_nuts(name: str) -> None:
     """Half of the noise comes with the release, half is topped up."""
     method, needed = SAMPLERS[name]
@@ -101,7 +104,7 @@ def test_quantiles_and_skewness_are_those_of_nuts(name: str) -> None:
     assert skewness < SKEWNESS
 
 
-@pytest.mark.parametrize("name", ["sgld", "psgld", "sghmc"])
+@pytest.mark.parametrize("name", ["sgld", *(pytest.param(name, marks=pytest.mark.slow) for name in ("psgld", "sghmc"))])
 def test_noise_that_is_not_credited_is_caught(name: str) -> None:
     """A sampler that tops up all of its noise, whatever the release brings, samples too hot."""
     method, needed = SAMPLERS[name]
@@ -126,6 +129,7 @@ def test_a_thermostat_that_does_not_act_is_caught() -> None:
     assert distance(draws(method, hot))[0] < QUANTILES
 
 
+@pytest.mark.slow
 def test_a_thermostat_that_wants_unit_velocities_is_caught() -> None:
     """Steps of friction f leave velocities of variance 1 / (1 - f/2) at the right temperature of theta."""
     method, needed = SAMPLERS["sgnht"]

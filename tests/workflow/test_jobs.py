@@ -96,6 +96,7 @@ def test_two_at_a_time_cost_what_one_by_one_costs(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_ledger_in_memory_is_a_file_for_the_while() -> None:
     reopen = partial(opened, None)
     assert compare(*reopen(), ["sgd"], jobs=2, reopen=reopen).fits == 1

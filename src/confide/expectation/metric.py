@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from confide.expectation.moments import jacobians
+from confide.expectation.natural import signed_axes
 from confide.expectation.sites import NetworkSites
 
 MEDIAN = 0.6744897501960817  # of |N(0, 1)|: the median norm of an answer, in units of sqrt(d / n)
@@ -81,7 +82,7 @@ def gauss_newton(
         output, slopes = jacobians(sites.layout, mean, variance, part)
         curved = torch.einsum("iod,ior->ird", slopes, evidence.curvature_root(output)).flatten(0, 1) * scale
         curvature.addmm_(curved.mT, curved, alpha=records / count)
-    values, vectors = torch.linalg.eigh(curvature)
+    values, vectors = signed_axes(curvature)
     values, vectors = values[-directions:], vectors[:, -directions:]
     # Answers keep one size over a run: weak directions are there, and count for nothing.
     values = torch.where(values > RIDGE, values, 0.0)

@@ -33,6 +33,15 @@ def packed_size(dimension: int, covariance: Covariance) -> int:
     return {"full": dimension * (dimension + 1) // 2, "diagonal": dimension, "scalar": 1}[covariance]
 
 
+def signed_axes(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors whose signs no machine decides: libraries give either, and with a seed what is drawn
+    along them would follow. Each points the way of one fixed vector, to which none is orthogonal but by chance."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    way = torch.cos(torch.arange(1.0, matrix.shape[-1] + 1, dtype=matrix.dtype, device=matrix.device))
+    signs = torch.where((way[:, None] * vectors).sum(-2, keepdim=True) < 0, -1.0, 1.0).to(vectors)
+    return values, vectors * signs
+
+
 def pack_symmetric(matrix: Tensor) -> Tensor:
     """A symmetric matrix as a vector of the same norm: the diagonal, then the upper triangle times sqrt 2."""
     rows, columns = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], 1)

@@ -102,5 +102,6 @@ def standardiser(total: Tensor, centre: Tensor, error: float) -> tuple[Tensor, T
     ridge = max(LEAST_VARIANCE, error * (1 + kept * math.sqrt(features)))
     values = values.clamp(min=0)
     matrix = (vectors * (values + ridge).rsqrt()) @ vectors.mT
-    spread = vectors * ((values + ridge / 2) / (values + ridge)).sqrt()
+    # symmetric, so that it does not depend on which axes and signs a machine gives
+    spread = (vectors * ((values + ridge / 2) / (values + ridge)).sqrt()) @ vectors.mT
     return torch.cat([matrix, -(matrix @ centre)[:, None]], 1), spread

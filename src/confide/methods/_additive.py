@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from confide.expectation.evidence import standard_normals
 from confide.mechanism.clipping import Recordwise
+from confide.methods._additive_columns import MOMENTS, column_laws, moments
 from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, legible, normal_shares
 from confide.models.additive import (
+    EVEN_SHARE,
     NUMBER,
     REACH,
     AdditiveNetwork,
@@ -37,8 +39,11 @@ LEAST_STEPS = 8
 TARGET_SHARE = 0.25
 """Of the square of a record's norm in the histogram belongs to the target: everything starts from its shares, and among
 many columns they would drown in noise."""
-LARGEST_TARGET_SHARE = 0.9
-"""The same where the histogram of the columns would show nothing anyway."""
+LARGEST_TARGET_SHARE = 0.5
+"""The same where no bin of a column could be read, and columns tell two means of themselves alone."""
+MOMENTS_SHARE = 0.25
+"""Of the square of what a number adds to that norm belongs to these means, where bins can be read: means say where to
+begin and need little, for a mean over all bins has eight times the noise of one."""
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """Of absolute residuals of a target scaled to [-1, 1], from a thousandth of its range up to all of it."""
 
@@ -97,7 +102,8 @@ class Schedule:
 
 
 def histogram_size(recipe: AdditiveRecipe, answers: int) -> int:
-    return len(recipe.numbers) * bins(len(recipe.numbers)) + len(recipe.categories) + answers
+    each = bins(len(recipe.numbers)) + MOMENTS
+    return len(recipe.numbers) * each + len(recipe.categories) + answers
 
 
 def column_unit(recipe: AdditiveRecipe, share: float) -> float:
@@ -105,38 +111,48 @@ def column_unit(recipe: AdditiveRecipe, share: float) -> float:
     return math.sqrt((1 - share) / len(recipe.blocks))
 
 
+def number_units(recipe: AdditiveRecipe, share: float) -> tuple[float, float]:
+    """What the bin of a number and its means add to a record's norm; bins nothing where they could not be read."""
+    unit = column_unit(recipe, share)
+    part = MOMENTS_SHARE if share < LARGEST_TARGET_SHARE else 1.0
+    return unit * math.sqrt(1 - part), unit * math.sqrt(part)
+
+
 def target_share(recipe: AdditiveRecipe, budget: float) -> float:
     """Of the square of a record's norm in the histogram: what belongs to the target, by a histogram's n mu.
 
-    Where noise is larger than any difference between halves of a number's range, no scale would be believed (see
-    `smoothed`), and all but a rest goes to the target. Categories are single counts, which show earlier.
+    Where noise is larger than any difference between halves of a number's range, no bin would be believed (see
+    `smoothed`), and none is asked for: `LARGEST_TARGET_SHARE` stands for that. Categories are single counts, which show
+    earlier.
     """
-    if recipe.categories or budget <= 0:
+    if budget <= 0 or not recipe.numbers:
         return TARGET_SHARE
-    noise = REACH / (budget * column_unit(recipe, TARGET_SHARE))
+    noise = REACH / (budget * number_units(recipe, TARGET_SHARE)[0])
     return TARGET_SHARE if noise * math.sqrt(bins(len(recipe.numbers))) / 2 < 0.5 else LARGEST_TARGET_SHARE
 
 
 def histogram(recipe: AdditiveRecipe, classes: int | None, clip: float, share: float = TARGET_SHARE) -> StatisticQuery:
-    """Of one record: the bin of every number, its categories, and the bin or class of its target, in norm the clip.
+    """Of one record: bin and `moments` of every number, its categories, and the bin or class of its target.
 
-    Every column adds the same to the square of a record's norm at most, and the target adds that share.
+    In norm the clip at most: every column adds the same to its square, or less, and the target adds that share.
     """
     numbers, categories = torch.tensor(recipe.numbers), torch.tensor(recipe.categories)
     answers = classes or TARGET_BINS
     unit, weight = clip * column_unit(recipe, share), clip * math.sqrt(share)
+    bin_unit, moment_unit = (clip * part for part in number_units(recipe, share))
     each = bins(len(numbers))
     wide = len(numbers) * each
+    first = wide + MOMENTS * len(numbers)  # of the categories
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
         x = x.flatten(1)
         rows = torch.zeros(len(x), histogram_size(recipe, answers), dtype=torch.float64)
-        places = [torch.arange(len(numbers)) * each + bin_of(x[:, numbers])] if len(numbers) else []
         if len(categories):
-            rows[:, wide:-answers] = x[:, categories].double().clamp(0, 1) * unit
-        if places:
-            rows = rows.scatter(1, places[0], unit)
-        return rows.scatter(1, (wide + len(categories) + answer_of(y, classes))[:, None], weight)
+            rows[:, first:-answers] = x[:, categories].double().clamp(0, 1) * unit
+        if len(numbers):
+            rows[:, wide:first] = moment_unit * moments(x[:, numbers])
+            rows = rows.scatter(1, torch.arange(len(numbers)) * each + bin_of(x[:, numbers]), bin_unit)
+        return rows.scatter(1, (first + len(categories) + answer_of(y, classes))[:, None], weight)
 
     return StatisticQuery(Recordwise(answer), histogram_size(recipe, answers))
 
@@ -171,16 +187,16 @@ def scale_of(
     answers = classes or TARGET_BINS
     numbers = len(recipe.numbers)
     width = edges(numbers).diff()
-    parts = [numbers * bins(numbers), len(recipe.categories), answers]
+    parts = [numbers * bins(numbers), numbers * MOMENTS, len(recipe.categories), answers]
     if counts is None:
         shares, found = width.repeat(numbers, 1), None
         told = answers_told(torch.zeros(answers, dtype=torch.float64), math.inf, records, classes)
     else:
-        cells, found, last = counts.double().split(parts)
+        cells, means, found, last = counts.double().split(parts)
         told = answers_told(last / math.sqrt(share), noise / math.sqrt(share), records, classes)
+        shares = _column_shares(recipe, cells, means, noise, records, share)
         unit = column_unit(recipe, share)
-        cells, found, noise = cells / unit, found / unit, noise / unit
-        shares = smoothed(cells.view(numbers, -1), noise, records, width) if numbers else width.repeat(0, 1)
+        found, noise = found / unit, noise / unit
     heights = heights_of(shares)
     mean, variance = wave_moments(shares, heights, recipe.waves)
     present = _present(recipe, found, noise / records, records)
@@ -189,6 +205,22 @@ def scale_of(
     centres = torch.cat([torch.zeros(1, dtype=torch.float64), mean.flatten(), present])
     spread = (present * (1 - present)).clamp(min=max(doubt, 1 / records))
     return Scale(heights, centres, torch.cat([torch.ones(1, dtype=torch.float64), variance.flatten(), spread]), told)
+
+
+def _column_shares(
+    recipe: AdditiveRecipe, cells: Tensor, means: Tensor, noise: float, records: float, share: float
+) -> Tensor:
+    """Of the bins of every number: what its two means say, and from there what its bins do, where they were asked."""
+    numbers = len(recipe.numbers)
+    width = edges(numbers).diff()
+    if not numbers:
+        return width.repeat(0, 1)
+    bin_unit, moment_unit = number_units(recipe, share)
+    error = noise / (moment_unit * records)
+    laws = column_laws(means.view(numbers, MOMENTS) / (moment_unit * records), error, numbers)
+    if bin_unit == 0:
+        return (1 - EVEN_SHARE) * laws + EVEN_SHARE * width
+    return smoothed(cells.view(numbers, -1) / bin_unit, noise / bin_unit, records, width, laws)
 
 
 def answers_told(counts: Tensor, noise: float, records: float, classes: int | None) -> Tensor:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,9 +31,11 @@ RESIDUAL_CLIP = 2.5
 """In deviations of a real target's noise: 1 % of a Gaussian's slope is lost."""
 RESIDUAL = 0.35
 """Length to which residuals of classes are clipped, of at most 1.41. Most of them get shorter than that soon, and noise
-shrinks with it; much less would push probabilities to their ends."""
+shrinks with it; what that does to probabilities is taken off again (`expected_scores`)."""
 IMAGINED = 512
 """Made-up features under which second derivatives are averaged: a share known to some per cent is enough for a step."""
+BATCHES = 64
+"""Of them, under which scores are averaged: these are set off against the noise of a release, and stay below it."""
 USUAL_OUTPUT = 3.0
 """Standard deviation of an output under a prior that was not given: from one class to another, with some doubt left."""
 FACTORS = torch.logspace(-4, 1, 51, dtype=torch.float64)
@@ -283,31 +286,87 @@ def across_outputs(problem: Problem, known: Curvature, mean: Tensor) -> tuple[Te
     if isinstance(given, Gaussian):
         one = torch.eye(len(mean), dtype=torch.float64) / given.noise_scale**2
         return one, one
-    outputs = _imagined(problem, known) @ mean.mT
+    (features,) = _imagined(problem, known, 1)
+    outputs = features @ mean.mT
     # Half of them without any weights: where all is sure the curvature seems to vanish, and a step would go anywhere.
     outputs[: IMAGINED // 2] = 0
-    single = outputs.shape[1] == 1
-    shares = torch.cat([outputs.sigmoid(), 1 - outputs.sigmoid()], 1) if single else outputs.softmax(1)
+    shares = _shares(outputs)
     slope, square = torch.zeros(2, shares.shape[1], shares.shape[1], dtype=torch.float64)
+    for share, residual, clipped in _residuals(shares, _reaches(problem, features), outputs.shape[1] == 1):
+        slope += (clipped * share).mT @ residual / IMAGINED
+        square += (clipped * share).mT @ clipped / IMAGINED
+    return (slope[:1, :1], square[:1, :1]) if outputs.shape[1] == 1 else (slope, square)
+
+
+def expected_scores(problem: Problem, known: Curvature, mean: Tensor) -> Tensor:
+    """What all records' clipped scores would come to if the present mean were the truth: (outputs, inputs).
+
+    Unclipped that is zero. A residual is long where a class came that was not expected, so the clip takes most from
+    what says that a class was not sure, and scores that are set to zero leave probabilities nearer to their ends than
+    they should be (.85 where .7 is right). Less what they would come to anyway, they are zero where the mean is right.
+    """
+    found = torch.zeros_like(mean)
+    if isinstance(problem.likelihood, Gaussian):  # its noise is symmetric
+        return found
+    for features in _imagined(problem, known, BATCHES):
+        outputs = features @ mean.mT
+        single = outputs.shape[1] == 1
+        expected = torch.zeros(IMAGINED, max(2, outputs.shape[1]), dtype=torch.float64)
+        for share, _, clipped in _residuals(_shares(outputs), _reaches(problem, features), single):
+            expected += share * clipped
+        found += (expected[:, :1] if single else expected).mT @ features
+    return found * (problem.records / (BATCHES * IMAGINED))
+
+
+def _shares(outputs: Tensor) -> Tensor:
+    """Probabilities of the classes, that of class 1 first where there is one logit for it."""
+    if outputs.shape[1] > 1:
+        return outputs.softmax(1)
+    return torch.cat([outputs.sigmoid(), 1 - outputs.sigmoid()], 1)
+
+
+def _reaches(problem: Problem, features: Tensor) -> Tensor:
+    """How long a residual may be: gradients are clipped, so that those of short features keep more of it."""
+    head = head_of(problem)
+    found: Tensor = RESIDUAL * math.hypot(head.length, head.biased) / features.norm(dim=1).clamp(min=1e-12)
+    return found
+
+
+def _residuals(shares: Tensor, reaches: Tensor, single: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For every class: its share, the residual if it comes, and that clipped to its reach."""
     for label in range(shares.shape[1]):
         residual = -shares
         residual[:, label] += 1
         length = residual[:, 0].abs() if single else residual.norm(dim=1)
-        kept = (RESIDUAL / length.clamp(min=1e-12)).clamp(max=1)
-        slope += (residual * (shares[:, label] * kept)[:, None]).mT @ residual / IMAGINED
-        square += (residual * (shares[:, label] * kept.square())[:, None]).mT @ residual / IMAGINED
-    return (slope[:1, :1], square[:1, :1]) if single else (slope, square)
+        kept = (reaches / length.clamp(min=1e-12)).clamp(max=1)
+        yield shares[:, label : label + 1], residual, residual * kept[:, None]
 
 
-def _imagined(problem: Problem, known: Curvature) -> Tensor:
-    """Gaussian features with the moments that were released."""
-    scaled = known.vectors * (known.values / problem.records).sqrt()
-    around = scaled @ scaled.mT - torch.outer(known.mean, known.mean)
-    values, vectors = torch.linalg.eigh((around + around.mT) / 2)
-    noise = torch.randn(IMAGINED, len(values), generator=problem.generator, dtype=torch.float64)
-    # The symmetric root: the same on every machine, whichever sign its axes come with.
-    features: Tensor = known.mean + noise @ (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
-    return features
+def _imagined(problem: Problem, known: Curvature, batches: int) -> Iterator[Tensor]:
+    """Gaussian features with the moments that were released, each batch in the place of the one before."""
+    level, axes, more = _symmetric_root(known.values, known.vectors, known.mean, problem.records)
+    features = torch.empty(IMAGINED, len(known.values), dtype=torch.float64)
+    for _ in range(batches):  # all in one place, for to fetch memory takes longer than to compute
+        features.normal_(generator=problem.generator)
+        along = features @ axes * more
+        yield features.mul_(level).add_(known.mean).addmm_(along, axes.mT)
+
+
+@lru_cache(maxsize=2)  # every step asks for it twice, and the moments are released seldom
+def _symmetric_root(values: Tensor, vectors: Tensor, mean: Tensor, records: int) -> tuple[float, Tensor, Tensor]:
+    """Of the features' covariance, as level * I + axes diag(more) axes^T, where most axes are at one level.
+
+    Being symmetric it is the same on every machine, whichever signs its axes come with.
+    """
+    scaled = vectors * (values / records).sqrt()
+    around = scaled @ scaled.mT - torch.outer(mean, mean)
+    found, axes = torch.linalg.eigh((around + around.mT) / 2)
+    roots = found.clamp(min=0).sqrt()
+    level = float(roots.median())
+    # Beyond rounding errors of what was subtracted, whose roots are 1e-8 of it.
+    apart = (roots - level).abs() > 1e-6 * math.sqrt(float(values.max()) / records)
+    # Numbers below those that a processor has in full make products many times as slow.
+    return level, torch.where(axes.abs() > 1e-30, axes, 0.0)[:, apart], roots[apart] - level
 
 
 def prior_variances(prior: GaussianPrior | None, known: Curvature, outputs: int, records: int) -> Tensor:

@@ -23,11 +23,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from confide.expectation.natural import signed_axes
+
 Energy: TypeAlias = Callable[[Tensor], Tensor]
 DRAWS, MOST_CURVATURES = 1000, 200
 """Draws of the belief, and curvatures drawn from their error for them; of many parameters fewer, which take long."""
 RIDGE = 1e-3
 """Weight of the guess that nothing bends, in observations at a usual distance: what no point explored stays flat."""
+UNSEEN = 1e-10
+"""Of the most explored direction: what is explored less, having fewer points than parameters, is known by rounding."""
 DOUBT = 2.0
 """Variances of the curvature's error that are taken off its square."""
 LEAST_PRECISION = 1e-2
@@ -108,17 +112,18 @@ def _weighted(trace: Trace, excess: Tensor) -> Line:
     across = (trace.gradients - gradient).mT @ (away * weights[:, None])
     explored = scatter + RIDGE * total * trace.usual
     values, vectors = torch.linalg.eigh(explored)
-    values = values.clamp(min=1e-12 * float(values.max()) + 1e-300)
-    both = vectors.mT @ (across + across.mT) @ vectors
-    curvature = vectors @ (both / (values[:, None] + values[None])) @ vectors.mT
+    both, sums = vectors.mT @ (across + across.mT) @ vectors, values[:, None] + values[None]
+    seen = sums > UNSEEN * values.max()  # else nothing is divided by nothing
+    curvature = vectors @ torch.where(seen, both / sums, 0.0) @ vectors.mT
     return Line(point, gradient, curvature, scatter, explored, float(total), excess)
 
 
 def drawn_curvatures(line: Line, count: int, generator: torch.Generator) -> Tensor:
     """Curvatures as likely as the noise allows, none of them negative; where no point went they stay flat."""
-    values, vectors = torch.linalg.eigh(line.explored)
+    values, vectors = signed_axes(line.explored)
     values = values.clamp(min=1e-12 * float(values.max()) + 1e-300)
     share = ((vectors.mT @ line.scatter @ vectors).diagonal() / values).clamp(0, 1).sqrt()
+    share = torch.where(values > UNSEEN * values.max(), share, 0.0)
     deviation = (values[:, None] + values[None]).rsqrt() * share[:, None] * share[None]
     noise = torch.randn(count, *deviation.shape, generator=generator, dtype=torch.float64)
     upper = torch.triu(noise, 1)

@@ -114,10 +114,11 @@ class AdditiveState:
 class Additive(Method):
     """A Bayesian additive model: f(x) = constant + an effect of every column, each with its credible band.
 
-    The first releases are one histogram of all columns and of the target, a few per cent of mu^2. It gives every number
-    a quantile scale u, so that heavy tails and wide bounds do no harm, and says how often every category occurs. On
-    that scale an effect is a sum of cosines with amplitudes k^-smoothness (a Sobolev prior), or one level per
-    category. All features are centred and have known variances, so that every step is divided by its curvature:
+    The first releases are one histogram of all columns and of the target, a few per cent of mu^2, with two means of
+    every number, which say where it lies where bins drown in noise. It gives every number a quantile scale u, so that
+    heavy tails and wide bounds do no harm, and says how often every category occurs. On that scale an effect is a sum
+    of cosines with amplitudes k^-smoothness (a Sobolev prior), or one level per category. All features are centred and
+    have known variances, so that every step is divided by its curvature:
 
         g = clipped, noisy gradient of all records,    v' = v / 2 + g / D,    theta' = theta - rate v'.
 

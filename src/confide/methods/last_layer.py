@@ -14,6 +14,7 @@ from confide.errors import Refusal
 from confide.methods._last_layer import (
     Curvature,
     across_outputs,
+    expected_scores,
     feature_query,
     gained,
     head_of,
@@ -64,7 +65,8 @@ class LastLayer(Method):
     ask        first the features' second moments A, which no weight moves; then the gradient at the present mean
     tell       after the moments: the curvature H = S x A, with S what a clipped residual tells of the outputs, expected
                under the features' released mean and covariance. After a step with scores G (the gradient of the
-               log-likelihood, with noise of variance R), in the axes of H, where all of it is diagonal,
+               log-likelihood, with noise of variance R, less what clipped residuals would come to if theta were the
+               truth), in the axes of H, where all of it is diagonal,
 
                    theta' = theta + K G,      K = P h / (P h h' + R),      P' = P (1 - K h),
 
@@ -120,7 +122,8 @@ class LastLayer(Method):
         sizes, across = torch.linalg.eigh(slope)
         sizes = sizes.clamp(min=0)
         gains, variances = gained(known, sizes, state.variances, noise)
-        scores = across.mT @ (head.matrix(release.sum).double() * -whole) @ known.vectors
+        scores = head.matrix(release.sum).double() * -whole - expected_scores(problem, known, state.mean)
+        scores = across.mT @ scores @ known.vectors
         mean = state.mean + across @ (gains * scores) @ known.vectors.mT
         problem.position[-head.weights :].copy_(head.flat(mean).to(problem.position.dtype))
         told = self._information(problem, known, sizes, (across.mT @ square @ across).diagonal().clamp(min=0), noise)

@@ -240,14 +240,16 @@ def additive(blocks: Sequence[int], outputs: int = 1, waves: int = WAVES) -> Add
     return AdditiveNetwork(AdditiveRecipe(tuple(blocks), outputs, waves))
 
 
-def smoothed(counts: Tensor, noise: float, records: float, width: Tensor) -> Tensor:
+def smoothed(counts: Tensor, noise: float, records: float, width: Tensor, known: Tensor | None = None) -> Tensor:
     """Shares of all bins, from noisy counts (columns, bins) of a release whose every count has that noise.
 
     A tree over the bins, from all records down: a part is divided between its halves as the counts say if that is
-    more than noise, else in proportion to their widths (what is known beforehand). What lies in between is shrunk, by a
-    factor 1 - (REACH noise / deviation)^2. Halves add up to their whole, and no share is negative.
+    more than noise, else as is known beforehand. What lies in between is shrunk, by a factor
+    1 - (REACH noise / deviation)^2. Halves add up to their whole, and no share is negative.
+
+    known   (columns, bins): shares that are expected beforehand; None: in proportion to the widths
     """
-    shares = torch.zeros_like(counts)
+    shares, known = torch.zeros_like(counts), width.expand_as(counts) if known is None else known
 
     def divide(first: int, last: int, mass: Tensor) -> None:
         if last - first == 1:
@@ -256,7 +258,7 @@ def smoothed(counts: Tensor, noise: float, records: float, width: Tensor) -> Ten
         middle = (first + last) // 2
         left, right = counts[:, first:middle].sum(1), counts[:, middle:last].sum(1)
         many, few = middle - first, last - middle
-        expected = mass * float(width[first:middle].sum() / width[first:last].sum())
+        expected = mass * (known[:, first:middle].sum(1) / known[:, first:last].sum(1).clamp(min=1e-300))
         # The whole is known better than the sum of its noisy parts: the difference is spread over them.
         found = (left + (mass * records - left - right) * many / (many + few)) / records
         error = REACH * noise / records * (many * few / (many + few)) ** 0.5

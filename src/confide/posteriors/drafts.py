@@ -38,6 +38,14 @@ def _last_touched(draft: Path) -> float:
     return max(path.lstat().st_mtime for path in (draft, *inside))
 
 
+def make_folder(folder: Path) -> None:
+    """With all its parents, and their names on the disk: a power cut takes a new folder with all that is in it."""
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync(made.absolute().parent)
+
+
 def sync(path: Path) -> None:
     """A file's bytes, or a directory's names, on the disk: a power cut after this leaves what was written."""
     flags = os.O_RDONLY | (getattr(os, "O_DIRECTORY", 0) if path.is_dir() else 0)

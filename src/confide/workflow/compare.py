@@ -28,6 +28,7 @@ from confide.data.schema import Task
 from confide.data.table import Table
 from confide.errors import BudgetExceeded, DataError, Refusal, Unfinished
 from confide.mechanism.plan import Plan
+from confide.posteriors.drafts import make_folder, sync
 from confide.privacy.accountants import sound_epsilon
 from confide.privacy.events import Adjacency, Event
 from confide.privacy.ledger import Ledger
@@ -172,8 +173,6 @@ def compare(
     with _workers(jobs, reopen) as workers:
         settled = settle(request)
         check_test(test, settled.encoder)
-        if workers is not None:
-            workers.ready()
         with _directory(out) as directory:
             if workers is not None and request.ledger is None:  # processes share a file; it goes when they are done
                 request = replace(request, ledger=directory.parent / "budget.db")
@@ -181,6 +180,8 @@ def compare(
                 request = replace(request, ledger=Ledger())
             shown = progress or (lambda *_: None)
             contest = _Contest(Opened(request, settled, test), test_source, repeats, shown, config or {})
+            if workers is not None:  # the noise that all fits share is found while they open the records
+                workers.ready()
             found = contest.run(*contest.fitting(methods), directory, workers)
             if out is not None:
                 _save(found, {**found.to_dict(), "out": str(out)}, settled, directory)
@@ -360,18 +361,20 @@ def _directory(out: Path | None) -> Iterator[Path]:
             if out is None or not any(draft.iterdir()):
                 raise
             draft.rename(out)
+            sync(out.absolute().parent)
             if isinstance(error, BudgetExceeded) or not isinstance(error, Exception):
                 raise
             message = f"out={str(out)!r}: could not be finished ({error}); the runs that were paid for are in it"
             raise Unfinished(message, out) from error
         if out is not None:
             draft.rename(out)
+            sync(out.absolute().parent)
 
 
 @contextmanager
 def _beside(out: Path) -> Iterator[Path]:
     base = out.absolute().with_name(f"{out.name}{UNFINISHED}")
-    base.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(base.parent)
     try:
         base.mkdir()
     except FileExistsError:

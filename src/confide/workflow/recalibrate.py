@@ -79,10 +79,13 @@ EDGES = tuple(
 ones are empty unless a fit has gone astray, such as one of hundreds of columns whose sum nobody could centre."""
 MIDDLES = (-45.0, *(_middle(low, high) for low, high in pairwise(EDGES)), 45.0)
 """Of the bins, for which they stand; of the far ones odds seldom go much further than their nearer edge."""
-STEEPER, EXPECTED, LEAST_SLOPE, LARGEST_SLOPE = 0.2, 0.5, 0.02, 6.0
-"""Mean of the slope's logarithm that is expected beforehand, for what shrinkage and clipping take off a fit is seldom
-too little; its standard deviation and that of a shift; and what a slope may be. By the logarithm, for else noise in a
-few counts would now and then wipe out all that a fit has learnt."""
+STEEPER, EXPECTED, TAILS, LEAST_SLOPE, LARGEST_SLOPE = 0.1, 0.15, 3.0, 0.02, 6.0
+"""Of the slope's logarithm that is expected beforehand: its middle, for what shrinkage and clipping take off a fit is
+seldom too little; its scale, which is that of a shift as well; and what a slope may be. By the logarithm, for else
+noise in a few counts would now and then wipe out all that a fit has learnt. Both have Student's law of so many degrees:
+most fits are nearly right, and those that are not may be far off, as counts then show."""
+EXPECTED_SHIFT = 0.3
+"""Of a shift of several classes, the standard deviation."""
 FLOORS, EXPECTED_FLOOR = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4), 0.02
 """Floors that are tried, and what is expected beforehand: exponential, so that there is none unless counts show it."""
 LARGEST_SHIFT, POINTS, ZOOMS = 2.5, 41, 3
@@ -269,7 +272,7 @@ def sure_enough(found: Tensor, noise: float, records: int, classes: int) -> tupl
     parts = _pieces(steep)
     spread = 1 + parts.square().sum(1)  # of the noise of what is right and of how much surer
     sure = (found[0, -1] / LEVEL_WEIGHT + records / 2).clamp(records / classes, records)
-    chance = -(((steep - STEEPER) / EXPECTED).square() / 2)[:, None].repeat(1, len(floors))
+    chance = _expected((steep - STEEPER) / EXPECTED)[:, None].repeat(1, len(floors))
     for row, weight, total in ((found[0], 1.0, float(records)), (found[1], FLOOR_WEIGHT, float(2 * sure - records))):
         right, surer, level = row[0] / weight, parts @ (row[1:-1] / weight), row[-1] / weight / LEVEL_WEIGHT
         if weight == 1:
@@ -282,6 +285,11 @@ def sure_enough(found: Tensor, noise: float, records: int, classes: int) -> tupl
         chance = chance - (off.square() / variance[:, None] + variance.log()[:, None]) / 2
     best = int((chance.logsumexp(0) - floors / EXPECTED_FLOOR).argmax())
     return float((chance[:, best].softmax(0) * steep).sum().exp()), FLOORS[best]
+
+
+def _expected(off: Tensor) -> Tensor:
+    """Log density of Student's law, up to a constant."""
+    return -(TAILS + 1) / 2 * (1 + off.square() / TAILS).log()
 
 
 def _pieces(steep: Tensor) -> Tensor:
@@ -312,7 +320,7 @@ def fitted(
         straight = torch.sigmoid(steep.exp()[:, None, None] * middles + level + shift[:, None])
         floors = torch.tensor(FLOORS, dtype=torch.float64)[:, None, None, None]
         chance = _evidence(counts, noise, present, (1 - floors) * straight + floors / 2)
-        chance = chance - ((steep[:, None] - STEEPER) / EXPECTED).square() / 2 - (shift / EXPECTED).square() / 2
+        chance = chance + _expected((steep[:, None] - STEEPER) / EXPECTED) + _expected(shift / EXPECTED)
         best = int(
             (chance.flatten(1).logsumexp(1) - torch.tensor(FLOORS, dtype=torch.float64) / EXPECTED_FLOOR).argmax()
         )
@@ -359,7 +367,7 @@ def shifts_of(sums: Tensor, noise: float, slope: float) -> tuple[float, ...]:
     noise = noise * math.hypot(1 - part, part)
     steep = COUPLED * steep.clamp(min=0)
     variance = noise**2 + steep
-    found = steep * off / (steep.square() + variance / EXPECTED**2).clamp(min=1e-12)
+    found = steep * off / (steep.square() + variance / EXPECTED_SHIFT**2).clamp(min=1e-12)
     found = found.clamp(-1, 1)  # a Newton step from far away may overshoot
     return _centred(found.tolist())
 
