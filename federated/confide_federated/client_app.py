@@ -25,13 +25,14 @@ def relay(message: Message, context: Context) -> Message:
     frame = message.content["frame"]["bytes"]
     content = {"name": str(context.node_config["name"])}
     if frame:
-        content["bytes"] = exchanged(str(context.node_config["socket"]), frame)
+        content["bytes"] = exchanged(str(context.node_config["socket"]), frame, float(context.run_config["timeout"]))
     return Message(RecordDict({"frame": ConfigRecord(content)}), reply_to=message)
 
 
-def exchanged(path: str, frame: bytes) -> bytes:
+def exchanged(path: str, frame: bytes, seconds: float) -> bytes:
     try:
         with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as stream:
+            connection.settimeout(seconds)  # a party that stands still does not hold its node up for ever
             connection.connect(path)
             connection.sendall(frame)
             return read_frame(stream)

@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
@@ -86,11 +85,11 @@ def main(grid: Grid, context: Context) -> None:
         listeners = []
         for name in names:
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(Path(folder) / name))
+            listener.bind(f"{folder}/{name}")
             listener.listen()
             listeners.append(listener)
             threading.Thread(target=served, args=(nodes, name, listener), daemon=True).start()
-        words = [f"{name}={Path(folder) / name}" for name in names]
+        words = [f"{name}={folder}/{name}" for name in names]
         options = ["method", "epsilon", "delta", "trust", "level", "spare", "local", "steps", "hidden", "out"]
         for option in ["timeout", *options] + ["missing"] * (given["trust"] == "nobody"):  # else the peers file says it
             words += [f"--{option}", str(given[option])]

@@ -165,6 +165,14 @@ def test_what_a_small_file_becomes_is_limited(tmp_path, name: str, monkeypatch: 
         load_dataset(path, "y")
 
 
+def test_short_cells_count_for_what_they_become(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four megabytes of text are two million cells."""
+    path = bomb(tmp_path / "t.csv.gz")
+    monkeypatch.setenv("CONFIDE_LARGEST_TABLE", "20000000")
+    with pytest.raises(DataError, match="becomes more than 20000000 bytes"):
+        load_dataset(path, "y")
+
+
 def test_members_of_an_npz_that_are_no_arrays(tmp_path) -> None:
     import zipfile
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import math
 import os
 import pickle
@@ -18,6 +19,7 @@ from pyarrow import parquet
 import confide
 from confide.data import streaming
 from confide.data.streaming import MappedRecords, from_parquet
+from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.queries import StatisticQuery
 
@@ -157,3 +159,14 @@ pa.default_memory_pool().release_unused()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon")))
 """
     return 1024 * float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+
+
+def test_a_disk_that_is_full_when_a_file_is_closed_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system did not take at once is written then, past the place where writing is watched."""
+
+    def closed(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(streaming, "_copied", closed)
+    with pytest.raises(Refusal, match=r"directory='/some': cannot hold the records \(No space left"):
+        from_parquet(file, target="label", features=["a", "b"], schema=schema(3), directory="/some")

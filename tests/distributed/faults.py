@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor
 
+from confide.data.fingerprint import Sketch
 from confide.distributed import Ranks
 from confide.mechanism.noise import NoiseStream
 from confide.mechanism.sampling import BatchSampler
 from confide.sources import answers, private_data
 
+fit = import_module("confide.running.fit")  # the module, whose function has the same name
 FAULTS = (
     "noise on every rank",
     "noise on none",
@@ -24,6 +27,8 @@ FAULTS = (
     "empty batch skipped",
     "every rank charges",
     "divided by a local batch",
+    "one rank is sketched",
+    "nobody looks at states",
 )
 
 
@@ -72,4 +77,8 @@ def _patch(fault: str, ranks: Ranks) -> Any:
         "empty batch skipped": lambda: patch.object(Ranks, "add_up", skipping),
         "every rank charges": lambda: patch.multiple(Ranks, led=charging, leads=True),
         "divided by a local batch": lambda: patch.object(private_data, "add_answers", divided),
+        "nobody looks at states": lambda: patch.object(
+            fit, "kept_alike", lambda crew, problem, state, last=False: state
+        ),
+        "one rank is sketched": lambda: patch.object(Sketch, "of_all", staticmethod(lambda parts: parts[0])),
     }[fault]()

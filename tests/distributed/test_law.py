@@ -33,6 +33,10 @@ WANTED: Wanted = {
     "fit SEP": ("fit", {"method": "SEP"}),
     "fit SGD on a lattice": ("fit", {"method": "SGD", "secure": True}),
     "fit: every rank charges": ("fit", {"method": "SGD", "fault": "every rank charges"}),
+    **{f"drifting {method}": ("drifting", {"method": method}) for method in ("SEP", "SGLD")},
+    "drifting: nobody looks": ("drifting", {"method": "SEP", "fault": "nobody looks at states"}),
+    "renamed": ("renamed", {}),
+    "renamed: one rank is sketched": ("renamed", {"fault": "one rank is sketched"}),
     "chains": ("chains", {}),
     "resumed": ("resumed", {}),
     "closed": ("closed", {}),
@@ -152,6 +156,17 @@ class TestRuns:
 
     def test_a_charge_by_every_rank_is_caught(self, said: list[Any]) -> None:
         assert [steps for _, steps in said[0]["fit: every rank charges"][2]] == [12, 12]
+
+    @pytest.mark.parametrize("method", ["SEP", "SGLD"])
+    def test_ranks_that_compute_otherwise_end_in_the_same_bits(self, said: list[Any], method: str) -> None:
+        """Else each would ask its records something else, and their sum would be the answer to nothing."""
+        assert said[0][f"drifting {method}"] == said[1][f"drifting {method}"]
+        assert said[0]["drifting: nobody looks"] != said[1]["drifting: nobody looks"]
+
+    def test_records_are_known_by_the_parts_of_all_ranks(self, said: list[Any]) -> None:
+        """Whichever rank holds which of them: a copy under another name has no second budget."""
+        assert [each["renamed"] for each in said] == [["before", "before"]] * 2
+        assert said[0]["renamed: one rank is sketched"] == ["before", "again"], "the fault is seen"
 
     def test_chains_are_paid_for_together(self, said: list[Any]) -> None:
         assert said[0]["chains"][0] == said[1]["chains"][0]

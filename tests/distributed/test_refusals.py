@@ -43,6 +43,8 @@ WANTED: Wanted = {
     **{label: (name, options) for label, (name, options, _, _) in REFUSED.items()},
     "own shards": ("same_shard", {"shared": 0.0}),
     "parquet": ("parquet", {}),
+    "a damaged row group": ("parquet", {}),
+    "in step after it": ("parquet", {}),
     "overspent": ("overspent", {}),
     "empty batch skipped": ("batches", {"fault": "empty batch skipped"}),
 }
@@ -65,6 +67,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ranks")
     write(made / "parquet", [1300, 500, 200])
     write(made / "other files", [1000, 1000])
+    write(made / "a damaged row group", [1850, 150])
+    damaged = made / "a damaged row group" / "1.parquet"  # one row group, which is one rank's alone
+    damaged.write_bytes(b"PAR1" + bytes(2000) + damaged.read_bytes()[2004:])
+    write(made / "in step after it", [1000, 0, 1000, 0])
     return made
 
 
@@ -97,6 +103,14 @@ def test_a_budget_refuses_on_all_ranks_and_nothing_is_spent(said: list[Any]) -> 
 def test_ranks_that_lose_step_find_out(said: list[Any]) -> None:
     """A skipped step makes one rank a call ahead: both learn it, at the latest when they next do something else."""
     assert [told["empty batch skipped"]["error"] for told in said] == ["RanksDisagree"] * 2
+
+
+def test_files_that_one_rank_cannot_read_are_refused_on_all(said: list[Any], folder: Path) -> None:
+    """Only one of them has met what is damaged; all say so, and go on together. Two files without a row are no copy."""
+    texts = [told["a damaged row group"]["text"] for told in said]
+    assert all("not a readable Parquet file" in text for text in texts)
+    assert sum(text.startswith("rank ") for text in texts) == 1
+    assert sum(told["in step after it"][1] for told in said) == problems.RECORDS
 
 
 def test_row_groups_are_dealt_out_once(said: list[Any], folder: Path) -> None:

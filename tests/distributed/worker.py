@@ -167,6 +167,35 @@ def fit(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
 
 
 @case
+def drifting(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """Rank 1 computes otherwise than rank 0, as another processor or another number of threads does."""
+    kind = getattr(confide.methods, options["method"])
+    tell = kind.tell
+
+    def otherwise(self: Any, problem: Any, state: Any, release: Any) -> Any:
+        found = tell(self, problem, state, release)
+        problem.position.mul_(1 + 1e-3 * ranks.rank)
+        return replace(found, theta=found.theta * (1 + 1e-3 * ranks.rank)) if "theta" in vars(found) else found
+
+    network = networks.mlp(problems.FEATURES, 3, hidden=(8,))
+    with patch.object(kind, "tell", otherwise):
+        return bits(confide.fit(kind(), network, private(ranks, folder), problems.plan(steps=20)))
+
+
+@case
+def renamed(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """Records that were fitted before, under another name and with each part on another rank; the name of each fit."""
+    x, y = problems.records(torch.float32)
+    names = []
+    for turn, name in enumerate(("before", "again")):
+        own = problems.shard((ranks.rank + turn) % ranks.size, ranks.size)
+        data = ranks.private(x[own], y[own], schema=problems.SCHEMA, ledger=ledger_of(ranks, folder), name=name)
+        names.append(data.name)
+        confide.fit(confide.methods.SGD(), networks.linear(problems.FEATURES, 3), data, problems.plan(steps=2))
+    return names
+
+
+@case
 def chains(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     """Two chains that are paid for together."""
     network = networks.mlp(problems.FEATURES, 3, hidden=(8,))

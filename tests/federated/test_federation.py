@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
 
 import confide
 from confide.errors import PartyLost, Refusal
-from confide.federated import Federation, InProcess, Party
+from confide.federated import Federation, InProcess, Party, wire
+from confide.federated.wire import Message
 from confide.mechanism.gaussian import SampledGaussian
 from confide.privacy.accountants import sound_epsilon
 from confide.sources.replay import Recorder
@@ -64,6 +66,27 @@ class Replaying(Failing):
 
     def changed(self, replies: dict[str, bytes]) -> dict[str, bytes]:
         return {**replies, "p1": self.kept}
+
+
+class Lying(Failing):
+    """One party says something else than it should, properly sealed."""
+
+    def __init__(self, parties: Mapping[str, Party], step: int, header: dict[str, Any], tensors: Any = None) -> None:
+        super().__init__(parties, step)
+        self.header, self.tensors = header, tensors
+
+    def exchange(self, frames: Mapping[str, bytes]) -> dict[str, bytes]:
+        self.asked = frames
+        return super().exchange(frames)
+
+    def changed(self, replies: dict[str, bytes]) -> dict[str, bytes]:
+        answers = wire.digest(self.asked["p1"])
+        told = wire.unpacked(replies["p1"], answers=answers)
+        header = {**told.header, **self.header}
+        if "facts" in self.header:
+            header["facts"] = {**told.header["facts"], **self.header["facts"]}
+        sent = told.tensors if self.tensors is None else {"sum": self.tensors(told.tensors["sum"])}
+        return {**replies, "p1": wire.packed(Message(header, sent), answers=answers)}
 
 
 class TestFit:
@@ -168,6 +191,53 @@ class TestFailures:
     def test_replies_that_were_changed_or_kept_are_found(self, courier: type[Failing]) -> None:
         with pytest.raises(Refusal, match="party p1: message: its seal"):
             fitted(Federation(courier(parties_of(3, 100))))
+
+    @pytest.mark.parametrize(
+        "facts",
+        [
+            {"shape": [10**9, 10**9]},
+            {"shape": [-3]},
+            {"shape": [3.7]},
+            {"protocol": "\x1b[2J"},
+            {"schema": {"records": 10**30}},
+            {"schema": None},
+            {"peers": 5},
+            {"least_noise": "much"},
+        ],
+        ids=str,
+    )
+    def test_facts_that_are_none_are_one_sentence_with_a_name(self, facts: dict[str, Any]) -> None:
+        with pytest.raises(Refusal, match=r"^party p1: [ -~]*$"):
+            Federation(Lying(parties_of(3, 50), -2, {"facts": facts}))
+
+    @pytest.mark.parametrize(
+        "header",
+        [{"refused": "no", "budget": ["a", 1, []]}, {"refused": {"a": 1}}, {"refused": "\x1b[31mred\nand new lines"}],
+        ids=str,
+    )
+    def test_a_refusal_that_is_none_is_one_sentence_with_a_name(self, header: dict[str, Any]) -> None:
+        with pytest.raises(Refusal, match=r"^party p1: [ -~]*$"):
+            Federation(Lying(parties_of(3, 50), -2, header))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda value: value * math.nan,
+            lambda value: value * math.inf,
+            lambda value: value[:-1],
+            lambda value: value[None],
+            lambda value: torch.cat([value, value]),
+            lambda value: value.double(),
+        ],
+    )
+    def test_answers_that_are_none_end_the_run_with_a_name(self, change: Any) -> None:
+        with pytest.raises(Refusal, match=r"^party p1: "):
+            fitted(Federation(Lying(parties_of(3, 50), 2, {}, change)))
+
+    @pytest.mark.parametrize("std", [0.0, -1.0, 1e9, "1", None, True])
+    def test_noise_that_is_none_of_what_was_asked_ends_the_run(self, std: Any) -> None:
+        with pytest.raises(Refusal, match=r"^party p1: says that its noise"):
+            fitted(Federation(Lying(parties_of(3, 50), 2, {"std": std})))
 
     def test_without_the_seal_they_would_not_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Planted: seals are not compared. The tampered number is then learnt from."""

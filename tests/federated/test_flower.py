@@ -53,7 +53,7 @@ class Post:
     def __init__(self, relay: Any, sockets: dict[str, Path]) -> None:
         self.relay = relay
         self.nodes = {
-            number: types.SimpleNamespace(node_config={"name": name, "socket": str(path)})
+            number: types.SimpleNamespace(node_config={"name": name, "socket": str(path)}, run_config={"timeout": 20.0})
             for number, (name, path) in enumerate(sockets.items(), start=1)
         }
         self.replies: dict[str, Letter] = {}

@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from confide.errors import PartyLost, Refusal
 from confide.federated import Federation, Sockets, serving
 from confide.federated.couriers import read_frame
 from confide.federated.serving import PartyServer
-from confide.federated.wire import MAGIC, unpacked
+from confide.federated.wire import MAGIC, Message, packed, unpacked
 from confide.privacy.ledger import Ledger
 from tests.federated.problems import parties_of, plan_for, write_table
 
@@ -167,6 +169,25 @@ class TestServing:
                     connection.sendall(sent)
             with Sockets({"p0": folder / "a"}, timeout=20) as courier:
                 Federation(courier)
+
+    def test_a_reply_that_comes_byte_by_byte_is_not_waited_for_longer(self, folder: Path) -> None:
+        """Each byte is in time, and the reply is not."""
+        reply = packed(Message({"facts": {}}))
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                for byte in reply:
+                    connection.sendall(bytes([byte]))
+                    time.sleep(0.1)
+
+        with socket.socket(socket.AF_UNIX) as listener, Sockets({"p0": folder / "a"}, timeout=0.5) as courier:
+            listener.bind(str(folder / "a"))
+            listener.listen()
+            threading.Thread(target=drip, daemon=True).start()
+            begun = time.monotonic()
+            assert courier.exchange({"p0": reply}) == {}
+            assert time.monotonic() - begun < 2.5
 
     def test_a_party_that_is_not_there(self, folder: Path) -> None:
         with pytest.raises(PartyLost, match="p0: did not reply"):

@@ -385,6 +385,11 @@ def predict_alike(made: Task, folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    from tests.running import architectures, more_architectures, unusual_architectures  # noqa: F401 - one table
+    from tests.running import (  # noqa: F401 - one table
+        architectures,
+        further_architectures,
+        more_architectures,
+        unusual_architectures,
+    )
 
     sys.exit(0 if architectures.same_predictions(sys.argv[1], Path(sys.argv[2])) else 1)

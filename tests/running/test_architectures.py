@@ -19,7 +19,11 @@ from confide.errors import Refusal, SpeedWarning
 from confide.methods import BBP, SEP, SGLD, MCDropout
 from confide.methods.base import Method
 from confide.running.fit import Run
-from tests.running import more_architectures, unusual_architectures  # noqa: F401 - their networks join the table
+from tests.running import (  # noqa: F401 - their networks join the table
+    further_architectures,
+    more_architectures,
+    unusual_architectures,
+)
 from tests.running.architectures import RECORDS, TASKS, Task, same_predictions
 
 QUICK = ("gpt2", "lstm-on-tokens", "ft-transformer", "set-transformer", "gru-on-series")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from confide.data.separators import header_line, separator_of, with_decimal_commas
+from confide.data.separators import SEPARATORS, header_line, separator_of, with_decimal_commas
 from confide.data.table import MISSING_TOKENS, Array, attempt, quoted
 from confide.errors import DataError
 
@@ -41,6 +41,7 @@ NPZ_FAULTS = (
     TypeError,
 )
 _BLOCK_BYTES = 1 << 24  # one line must fit into a block; wide tables have long lines
+_CELL_BYTES = 16  # of one cell in memory, as Arrow has it and as the table does: "1," is two bytes of text
 _CELLS_AT_ONCE = 1 << 21  # decoded before they are counted
 _RAGGED = re.compile(r"\ACSV parse error: Row #([0-9]+): Expected ([0-9]+) columns, got ([0-9]+)")
 
@@ -63,18 +64,20 @@ def _too_large(path: Path, limit: int) -> DataError:
 
 
 class _Counted(io.RawIOBase):
-    """What a compressed file becomes, up to a limit."""
+    """What a compressed file becomes, up to a limit: its text, or its cells if they take more, as short ones do."""
 
     def __init__(self, source: gzip.GzipFile, limit: int) -> None:
-        self._source, self._left, self.exceeded = source, limit, False
+        self._source, self._limit, self.exceeded = source, limit, False
+        self._text = self._cells = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         piece = self._source.read(len(buffer))
-        self._left -= len(piece)
-        if self._left < 0:
+        self._text += len(piece)
+        self._cells += piece.count(b"\n") + max(piece.count(sign.encode()) for sign in SEPARATORS)
+        if max(self._text, _CELL_BYTES * self._cells) > self._limit:
             self.exceeded = True
             raise OSError("too large")
         buffer[: len(piece)] = piece

@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -214,6 +214,14 @@ class Sketch:
     def as_read(cls, table: Table, key: bytes) -> Sketch:
         """Of a table that nothing has encoded yet."""
         return cls(_NONE, *_as_read(table, key))
+
+    @classmethod
+    def of_all(cls, parts: Sequence[Sketch]) -> Sketch:
+        """Of a table whose parts were sketched one by one. Equal rows of two parts count as one."""
+        encoded, read, columns = (
+            np.unique(np.concatenate(codes)) for codes in zip(*(astuple(part) for part in parts), strict=True)
+        )
+        return cls(encoded[:KEPT], read[:KEPT], columns[:KEPT_COLUMNS])
 
     def is_of_the_same(self, other: Sketch) -> bool:
         """Whether the two tables share records, or all the rows of most of their columns."""

@@ -15,6 +15,7 @@ counts as zero like any other that cannot answer.
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import glob
 import hashlib
@@ -25,7 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, Protocol
+from typing import IO, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ from torch import Tensor
 from confide.data.schema import Schema
 from confide.errors import Refusal
 
+T = TypeVar("T")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, or somebody's share of it, has no room
 ROWS_AT_ONCE = 1 << 17  # a hundred columns of it in double precision are about 100 MB
 
 
@@ -62,6 +65,9 @@ class Share(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Work that every rank does for itself: where it fails for one, it fails for all."""
 
 
 @dataclass(frozen=True)
@@ -101,15 +107,20 @@ def from_parquet(
     """
     from pyarrow import ArrowException
 
-    files = _files(path)
-    try:
-        columns, deck, dealt = _deck(files, target, features)
-        mine = deck if shard is None else _share(deck, shard)
-        whose = None if shard is None else Dealt(shard.rank, shard.size, dealt)
-        return replace(_copied(mine, columns, target, schema, directory, progress), dealt=whose)
-    except (OSError, ArrowException) as error:
-        said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise Refusal(f"path={_shown(path)}: not a readable Parquet file ({said})") from None
+    def read() -> MappedRecords:
+        try:
+            columns, deck, dealt = _deck(_files(path), target, features)
+            mine = deck if shard is None else _share(deck, shard)
+            whose = None if shard is None else Dealt(shard.rank, shard.size, dealt)
+            return replace(_copied(mine, columns, target, schema, directory, progress), dealt=whose)
+        except (OSError, ArrowException) as error:
+            if isinstance(error, OSError) and error.errno in _FULL:  # also when what is left is written on closing
+                raise Refusal(f"directory={directory!r}: cannot hold the records ({error.strerror})") from None
+            said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            raise Refusal(f"path={_shown(path)}: not a readable Parquet file ({said})") from None
+
+    # A damaged row group, or a disk that is full, is one rank's alone; the others would wait for it at the next call.
+    return read() if shard is None else shard.together(read)
 
 
 def _shown(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str:
@@ -142,11 +153,15 @@ def _deck(files: Sequence[Path], target: str, features: Sequence[str] | None) ->
             own = _columns(source.schema_arrow, target, features, path)
             columns = own if columns is None else columns
             if own != columns:
-                raise Refusal(f"path={str(path)!r}: has columns {own}, but {str(files[0])!r} has {columns}")
+                raise Refusal(
+                    f"path={str(path)!r}: has columns {own}, but {str(files[0])!r} has {columns}; where all files have "
+                    "those you need, name them in features"
+                )
             facts = source.metadata
             groups += [_Group(path, each, facts.row_group(each).num_rows) for each in range(facts.num_row_groups)]
         footer = _footer(path)
-        if footer in seen and filecmp.cmp(path, seen[footer], shallow=False):
+        # Files without a row, as parallel writers leave them, are all alike.
+        if facts.num_rows and footer in seen and filecmp.cmp(path, seen[footer], shallow=False):
             raise Refusal(f"path={str(path)!r}: is a copy of {str(seen[footer])!r}, and its records would count twice")
         seen[footer] = path
         code.update(path.name.encode() + b"\0" + footer)
@@ -193,8 +208,8 @@ def _copied(
             done += len(good)
             if progress is not None:
                 progress(done, rows)
-        rows_file.flush()
-        targets_file.flush()
+        _write(rows_file, None, directory)
+        _write(targets_file, None, directory)
         # A mapping outlives the handle it was made from.
         x = _mapped(rows_file, np.dtype(np.float32), (done, len(columns)))
         y = _mapped(targets_file, kind, (done,))
@@ -210,9 +225,10 @@ def _batches(deck: Sequence[_Group], columns: Sequence[str]) -> Iterator[Any]:
             yield from source.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=numbers, columns=list(columns))
 
 
-def _write(file: IO[bytes], numbers: np.ndarray[Any, Any], directory: str | os.PathLike[str] | None) -> None:
+def _write(file: IO[bytes], numbers: np.ndarray[Any, Any] | None, directory: str | os.PathLike[str] | None) -> None:
+    """Numbers into a file; None: what the system has not taken yet."""
     try:
-        file.write(numbers.data)
+        file.flush() if numbers is None else file.write(numbers.data)
     except OSError as error:
         raise Refusal(f"directory={directory!r}: cannot hold the records ({error.strerror})") from None
 

@@ -111,7 +111,9 @@ class Ranks(Crew):
             vouched = ("no record is held by two of the ranks, which were compared by keyed codes",)
         options: dict[str, Any] = {"schema": schema, "name": name, "seed": seed, "crew": self, "vouched": vouched}
         options.update(read=read, weights=weights)
-        return self.together(lambda: PrivateData(x, y, ledger=ledger if self.leads else None, **options))
+        data = self.together(lambda: PrivateData(x, y, ledger=ledger if self.leads else None, **options))
+        data.find_name_together()
+        return data
 
     def _check_dealt(self, records: MappedRecords) -> None:
         """Records from files: every rank must have been dealt its own share of the same files."""
@@ -269,8 +271,11 @@ class Ranks(Crew):
                 _gather(total, padded, group)
         return total[: sum(part)]
 
+    def alike(self, code: bytes) -> bool:
+        with self._lock:
+            return self._meet("alike", code)
+
     def everybody(self, message: bytes, what: str) -> list[bytes]:
-        """The messages of all ranks, in their order."""
         with self._lock:
             self._meet(what)
             sizes = self._gathered(torch.tensor([len(message)]))[:, 0].tolist()
@@ -289,17 +294,19 @@ class Ranks(Crew):
 
     # -- the wire --------------------------------------------------------------------------------------------------
 
-    def _meet(self, what: str) -> None:
-        """All ranks are about to do the same, or all of them refuse."""
+    def _meet(self, what: str, code: bytes = b"") -> bool:
+        """All ranks are about to do the same, or all of them refuse; whether they come with the same code."""
         self._calls += 1
         digest = hashlib.sha256(f"{self._calls} {what}".encode()).digest()
-        found = self._gathered(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
-        odd = (found != found[0]).any(1).nonzero().flatten().tolist()
+        found = self._gathered(torch.frombuffer(bytearray(digest + code.ljust(32, b"\0")), dtype=torch.uint8))
+        differs = found != found[0]
+        odd = differs[:, : len(digest)].any(1).nonzero().flatten().tolist()
         if odd:
             raise RanksDisagree(
                 f"rank {odd[0]}: asks for something else than rank 0 at call {self._calls}; nothing was released. Run "
                 "the same script on every rank, and use threads alike or not at all"
             )
+        return not bool(differs.any())
 
     def _theirs(self, own: Tensor, lengths: list[int]) -> Tensor:
         """All ranks' sums on this rank's coordinates, a row for each."""

@@ -5,8 +5,10 @@ A party that does not reply in time is left out of what comes back: the federati
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,7 +48,7 @@ class Sockets:
     """Parties behind Unix sockets on this machine, all asked at once.
 
     paths     of the sockets, by the names of the parties
-    timeout   seconds within which a party must reply
+    timeout   seconds within which a party must have replied
     """
 
     def __init__(self, paths: Mapping[str, str | Path], timeout: float = 60.0) -> None:
@@ -85,11 +87,12 @@ class Sockets:
 
         A frame that was sent whole is not sent again: the party may have answered it, and answers a step once.
         """
+        until = time.monotonic() + self._timeout
         connection = self._sent(name, frame)
         if connection is None:
             return None
         try:
-            reply = read_frame(connection)
+            reply = read_frame(connection, until)
         except (OSError, Refusal):
             reply = None
         if reply is None:
@@ -107,6 +110,7 @@ class Sockets:
             except OSError:
                 continue
             try:
+                connection.settimeout(self._timeout)
                 connection.sendall(frame)
             except OSError:
                 connection.close()
@@ -125,24 +129,29 @@ class Sockets:
         return connection
 
 
-def read_frame(connection: socket.socket) -> bytes | None:
-    """A whole frame, bounded before it is read; None where the other side has closed before its first byte."""
-    prefix = _read(connection, PREFIX_BYTES)
+def read_frame(connection: socket.socket, until: float = math.inf) -> bytes | None:
+    """A whole frame, bounded before it is read; None where the other side has closed before its first byte.
+
+    until   by the monotonic clock; a frame that comes byte by byte must be there in time, too
+    """
+    prefix = _read(connection, PREFIX_BYTES, until)
     if not prefix:
         return None
     if len(prefix) < PREFIX_BYTES:
         raise ConnectionError
     rest = sum(lengths(prefix))
-    body = _read(connection, rest)
+    body = _read(connection, rest, until)
     if len(body) < rest:
         raise ConnectionError
     return prefix + body
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def _read(connection: socket.socket, size: int, until: float) -> bytes:
     """So many bytes, or fewer where the other side has closed."""
     parts, left = [], size
     while left:
+        if math.isfinite(until):
+            connection.settimeout(max(1e-3, until - time.monotonic()))
         part = connection.recv(min(left, 1 << 20))
         if not part:
             break

@@ -345,22 +345,23 @@ class Federation:
 
     def _summed(self, query: Query, mechanism: SampledGaussian, shares: Shares) -> Release:
         """A secure sum over those who are there; where one of them fails in between, once more with a spare step."""
-        own = self._own[mechanism]
+        own, lost = self._own[mechanism], list[str]()
         while True:
             roster = self._roster()
             self._step += 1
             if self._step > self._last:
                 raise PartyLost(
-                    f"step {self._step}: {self.spare} spare steps are used up, each spoilt by a missing party; nothing "
-                    "was released, and what was charged stays charged"
+                    f"step {self._step}: {self.spare} spare steps are used up, each spoilt by a missing party "
+                    f"(last {', '.join(lost)}); nothing was released, and what was charged stays charged"
                 )
             request = self._request(query)
             asked = Message({**request.header, "roster": roster}, request.tensors)
             replies = self._answers_to(dict.fromkeys(roster, asked))
-            self._absent |= set(roster) - set(replies)
-            if len(replies) == len(roster):
+            lost = [name for name in roster if name not in replies]
+            self._absent |= set(lost)
+            if not lost:
                 break
-        parts = [reply.tensor("sum", query.size, torch.int64) for reply in replies.values()]
+        parts = [_sum_of(name, reply, query.size, torch.int64) for name, reply in replies.items()]
         lattice = lattice_for(own, query.size)
         return self._release(summed(parts, lattice), shares.std(lattice, len(roster)), query, mechanism, roster)
 
@@ -434,10 +435,17 @@ class Federation:
 
 
 def _checked(name: str, reply: Message, query: Query, steps: int) -> Tensor:
-    total = reply.tensor("sum", steps * query.size, query.dtype)
+    total = _sum_of(name, reply, steps * query.size, query.dtype)
     if not bool(torch.isfinite(total).all()):
         raise Refusal(f"party {name}: its answer is not finite")
     return total
+
+
+def _sum_of(name: str, reply: Message, size: int, dtype: torch.dtype) -> Tensor:
+    try:
+        return reply.tensor("sum", size, dtype)
+    except Refusal as error:
+        raise Refusal(f"party {name}: {error}") from None
 
 
 def _deviation(name: str, reply: Message, own: SampledGaussian) -> float:

@@ -9,9 +9,12 @@ from typing import Any
 
 from confide.data.schema import Schema
 from confide.errors import BudgetExceeded, Refusal
-from confide.federated.party import PROTOCOL
+from confide.federated.party import LONGEST_COMPLAINT, PROTOCOL
+from confide.federated.question import MOST_PARAMETERS
 from confide.federated.wire import Message
 from confide.mechanism.secure_sum import Shares
+
+LONGEST_WORD = 200  # signs of what a party vouches for; a statement repeats it
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,29 @@ def member_of(name: str, reply: Message) -> Member:
     try:
         facts = reply.table("facts")
         if facts["protocol"] != PROTOCOL:
-            raise Refusal(f"party {name}: speaks version {facts['protocol']}; this is {PROTOCOL}")
-        schema, shape = Schema.from_dict(facts["schema"]), tuple(int(size) for size in facts["shape"])
-        vouched = tuple(str(said)[:200] for said in facts["vouched"])
+            raise Refusal(f"speaks version {_in_words(facts['protocol'], 20)}; this is {PROTOCOL}")
+        schema, shape = Schema.from_dict(facts["schema"]), _shape(facts["shape"])
+        vouched = tuple(_in_words(said, LONGEST_WORD) for said in facts["vouched"])
         peers = dict(facts["peers"]) if facts["peers"] is not None else None
         own = None if peers is None else str(peers.pop("own"))
         found = Member(schema, shape, float(facts["least_noise"]), vouched, bool(facts["seeded"]), own, peers)
-    except (KeyError, TypeError, ValueError) as error:
-        raise Refusal(str(error) if isinstance(error, Refusal) else f"party {name}: its facts cannot be read") from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        said = _in_words(error, LONGEST_COMPLAINT) if isinstance(error, Refusal) else "its facts cannot be read"
+        raise Refusal(f"party {name}: {said}") from None
     if not found.records:
         raise Refusal(f"party {name}: declares no number of records")
     return found
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    if not all(type(size) is int and size > 0 for size in given) or math.prod(given) > MOST_PARAMETERS:
+        raise Refusal(f"shape: must be sizes of at most {MOST_PARAMETERS} numbers in all")
+    return tuple(given)
+
+
+def _in_words(said: Any, longest: int) -> str:
+    """What a party says, as it can be shown: nobody else's terminal is told what to do."""
+    return "".join(sign if sign.isprintable() else " " for sign in str(said)[:longest])
 
 
 def agreed_facts(members: Mapping[str, Member]) -> Schema:
@@ -89,8 +104,13 @@ def raise_refusal(name: str, reply: Message) -> None:
     said = reply.header.get("refused")
     if said is None:
         return
+    words = f"party {name}: {_in_words(said, LONGEST_COMPLAINT)}"
     budget = reply.header.get("budget")
-    if isinstance(budget, list) and len(budget) == 3:
+    if isinstance(budget, list) and len(budget) == 3 and all(_is_number(value) for value in budget):
         after, limit, delta = (math.inf if value is None else float(value) for value in budget)
-        raise BudgetExceeded(f"party {name}: {said}", after, limit, delta)
-    raise Refusal(f"party {name}: {said}")
+        raise BudgetExceeded(words, after, limit, delta)
+    raise Refusal(words)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 1e18)

@@ -36,7 +36,7 @@ from confide.evaluate.metrics import refuse_private
 from confide.models.likelihoods import Likelihood
 from confide.posteriors.base import Posterior
 from confide.posteriors.description import one_sentence
-from confide.posteriors.drafts import clean_up, sync
+from confide.posteriors.drafts import clean_up, make_folder, sync
 from confide.posteriors.files import POSTERIOR as POSTERIOR
 from confide.posteriors.files import load_posterior
 from confide.privacy.events import Event, event_from_dict, event_to_dict
@@ -366,7 +366,7 @@ def _draft_of(target: Path) -> Iterator[Path]:
     draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
     try:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             draft.mkdir()
         except OSError as error:
             raise Refusal(f"directory={str(target)!r}: cannot be written ({error.strerror})") from None

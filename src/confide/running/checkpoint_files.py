@@ -21,6 +21,7 @@ from torch import Tensor
 
 from confide.devices import HOST
 from confide.errors import Refusal
+from confide.posteriors.drafts import make_folder
 
 TENSORS, LOCK = "tensors", "lock"
 
@@ -66,9 +67,13 @@ class Tensors:
         """The state of a method; its tensors are written."""
         if not is_dataclass(state) or isinstance(state, type):
             raise TypeError(f"state={type(state).__name__}: the state of a method must be a dataclass to be kept")
-        known, self._known = self._known, {}
-        inside = {field.name: self._packed(getattr(state, field.name), field.name, known) for field in fields(state)}
+        inside = self.packed_fields({field.name: getattr(state, field.name) for field in fields(state)})
         return {"type": type(state).__qualname__, "fields": inside}
+
+    def packed_fields(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Some or all fields of a state, by their names."""
+        known, self._known = self._known, {}
+        return {name: self._packed(value, name, known) for name, value in values.items()}
 
     def _packed(self, value: Any, where: str, known: dict[int, tuple[Tensor, str]], inside: bool = False) -> Any:
         """A value as JSON, tensors by the names of their files."""
@@ -200,7 +205,7 @@ def write(path: Path, content: bytes) -> None:
 def locked(directory: Path) -> Iterator[None]:
     """Held as long as the run lives; the operating system lets go of it when the process dies."""
     try:
-        (directory / TENSORS).mkdir(parents=True, exist_ok=True)
+        make_folder(directory / TENSORS)
     except OSError as error:
         raise Refusal(f"checkpoint={str(directory)!r}: cannot be written ({error.strerror})") from None
     if os.name != "posix":

@@ -38,7 +38,7 @@ from confide.privacy.ledger.position import position_of
 from confide.privacy.statement import Privacy
 from confide.running.callbacks import CallbackWatch, Moment, Validation, check_callbacks, so_far
 from confide.running.closing import Closing
-from confide.running.crews import check_whole, shared_journal, start_alike
+from confide.running.crews import check_whole, kept_alike, shared_journal, start_alike, steps_between_looks
 from confide.running.dress_rehearsal import Cast, dress_rehearsal
 from confide.running.interrupts import held_back
 from confide.running.journal import Attempt, CheckpointPlace, journal
@@ -148,14 +148,17 @@ def fit(
         state = book.state
         for step, mechanism in book.left():
             book.moving()
-            release = data.answer(asked(method, problem, state), mechanism, book.receipt)
-            state = method.tell(problem, state, release)
+            query = asked(method, problem, state)
+            state = method.tell(problem, state, data.answer(query, mechanism, book.receipt))
+            if step % steps_between_looks(query) == 0:
+                state = kept_alike(data.crew, problem, state)
             book.keep(step, state)
             if progress is not None:
                 progress(step, plan.steps)
             interrupted()
             if watch.after(step, state):
                 break
+        state = kept_alike(data.crew, problem, state, last=True)
         posterior = with_mixing(method.posterior(_moved(public, problem), on_host(state)), method.noise_in_width)
         put_back_(posterior.module, module)
         if watch.ended:
@@ -163,8 +166,8 @@ def fit(
                 posterior.likelihood, {**posterior.facts, "stopped_after": watch.ended, "planned_steps": plan.steps}
             )
         if closing is not None:
-            query = closing.ask(posterior)
-            release = book.closed(lambda: data.answer(query, closing.mechanism, book.receipt))
+            last = closing.ask(posterior)
+            release = book.closed(lambda: data.answer(last, closing.mechanism, book.receipt))
             posterior = closing.tell(posterior, release)
     assumed = (*data.assumptions, *_coarse(problem))
     privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, assumed), data)

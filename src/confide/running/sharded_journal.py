@@ -17,6 +17,7 @@ from typing import Any
 
 from confide.distributed.spread import SpreadNetwork
 from confide.errors import Refusal
+from confide.posteriors.drafts import make_folder
 from confide.running.checkpoint_files import (
     TENSORS,
     Kept,
@@ -117,7 +118,7 @@ class SpreadFollowing(FollowingJournal):
         super().keep(step, state)
 
     def _write(self, kept: Kept, mark: str) -> None:
-        (self.folder / TENSORS).mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder / TENSORS)
         write(
             self.folder / name_of(kept.step),
             sealed({"what": self.what, "mark": mark, **packed_state(self.tensors, kept)}),
