@@ -42,9 +42,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# One thread per worker: two workers share the cores, and small tensors do not gain from more.
+# One thread per worker: two workers share the cores, and small tensors do not gain from more. Tests start many processes:
+# what these import is compiled once.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow" -rf
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow" -rf
 
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow

@@ -59,6 +59,7 @@ def test_a_script_of_the_gallery_runs(script: Path, tmp_path: Path) -> None:
     assert run(script, tmp_path).strip(), f"{script.name} prints nothing"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """A dead link, a page outside the navigation or a reference to nothing is a warning, and strict makes it fatal."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -86,6 +86,10 @@ def logarithmic(axes: Any, low: float, high: float) -> None:
 
 
 def plot(name: str, title: str, alt: str, reading: str, draw: Callable[[Any], None], height: float) -> Plot:
+    return Plot(title, _inline(_drawn(draw, height), name, alt), alt, reading)
+
+
+def _drawn(draw: Callable[[Any], None], height: float) -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -96,7 +100,7 @@ def plot(name: str, title: str, alt: str, reading: str, draw: Callable[[Any], No
         draw(figure)
         canvas: Any = FigureCanvasSVG(figure)
         canvas.print_svg(buffer, metadata={"Date": None})
-    return Plot(title, _inline(buffer.getvalue(), name, alt), alt, reading)
+    return buffer.getvalue()
 
 
 def _inline(svg: str, name: str, alt: str) -> str:

@@ -36,7 +36,7 @@ from confide.export.stacked_draws import StackedDraws, stacked_draws
 from confide.models.flat import flatten_
 from confide.models.likelihoods import likelihood_to_dict
 from confide.posteriors.base import Posterior
-from confide.posteriors.drafts import sync
+from confide.posteriors.drafts import make_folder, sync
 from confide.posteriors.variational import DropoutNetwork
 
 FORMAT = 2  # raised when files that were written before could be misread
@@ -100,7 +100,7 @@ def _written(directory: str | os.PathLike[str], card: str, write: Callable[[Path
     target = Path(directory)
     if os.path.lexists(target):
         raise Refusal(f"directory={str(target)!r}: exists already; name a new one")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     with tempfile.TemporaryDirectory(prefix=".confide-export-", dir=target.parent) as base:
         draft = Path(base) / "export"
         draft.mkdir()

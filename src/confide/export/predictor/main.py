@@ -110,7 +110,8 @@ def main(words: list[str]) -> int:
     header, cells = _written(found, model)
     with open(words[2], "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(header)
+        # A name that a spreadsheet would take for a formula stays text.
+        writer.writerow([f"'{name}" if name.lstrip().startswith(("=", "+", "-", "@")) else name for name in header])
         writer.writerows(cells.tolist())
     return 0
 

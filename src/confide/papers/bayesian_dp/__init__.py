@@ -58,7 +58,12 @@ PAPER = Paper(
             run_examples,
             minutes=0.02,
         ),
-        Experiment("weibull", "Figures 1-4: noise, composition and orders on gradients with heavy tails", run_weibull),
+        Experiment(
+            "weibull",
+            "Figures 1-4: noise, composition and orders on gradients with heavy tails",
+            run_weibull,
+            minutes=0.13,
+        ),
         Experiment("images", "Table I and Figures 5-8: MNIST; CIFAR-10 and SVHN if files are there", run_images),
         Experiment("images-cnn", "the same for MNIST with a CNN learnt throughout", run_cnn, quick=False),
         Experiment("scan", "where the sound Bayesian epsilon is below the DP one, by clip and noise", run_scan),
