@@ -43,9 +43,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 # One thread per worker: two workers share the cores, and small tensors do not gain from more. Tests start many processes:
-# what these import is compiled once.
+# what these import is compiled once. Files of tests are taken in the order of tests/conftest.py.
 test: lint
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not slow" -rf
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" -rf
 
 test-slow: $(VENV)/.test
 	$(BIN)/pytest -m slow

@@ -12,6 +12,15 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 ABOUT_DRAWINGS = ("report", "evaluate", "docs")
 IN_MEMORY = "/dev/shm"
+# What takes long in one piece begins first, so that no worker waits for another at the end; then what searches all that
+# a process has loaded, which is little at the beginning.
+FIRST = (
+    "tests/devices/test_pretended.py",
+    "tests/mechanism/clipping/",
+    "tests/sources/",
+    "tests/auditing/",
+    "tests/docs/",
+)
 
 
 def _has_room(place: str) -> bool:
@@ -28,3 +37,10 @@ def _drawings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Where a test is not about pages their drawings are empty: the real ones take a third of the time of its fit."""
     if request.node.path.parent.name not in ABOUT_DRAWINGS:
         monkeypatch.setattr("confide.evaluate.drawing._drawn", lambda draw, height: '<svg width="1" height="1"></svg>')
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def turn(item: pytest.Item) -> int:
+        return next((place for place, name in enumerate(FIRST) if item.nodeid.startswith(name)), len(FIRST))
+
+    items.sort(key=turn)

@@ -176,6 +176,7 @@ def test_what_keeps_records_apart_survives(name: str) -> None:
     assert first_breach(SOUND[name](), (1, 5)) is None
 
 
+@pytest.mark.slow
 def test_the_boundary_keeps_its_claim() -> None:
     """Every record and table through PrivateData; an audit that always passes would not survive the mixers above."""
     torch.manual_seed(0)
@@ -195,6 +196,7 @@ def test_a_slow_query_ends_with_a_verdict_and_says_what_was_left_out() -> None:
     assert found.caught_by == ("as written",)
 
 
+@pytest.mark.slow
 def test_a_real_target_and_a_statistic() -> None:
     x, y = examples(None)
     found = audit_query(StatisticQuery(lambda x, y: x * y[:, None], WIDTH), x, y, sizes=(3,), seeds=1)

@@ -26,7 +26,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 NEEDS_DATA = {"adult.py"}
 GALLERY = [path for path in sorted((ROOT / "docs" / "gallery").glob("*.py")) if path.name not in NEEDS_DATA]
 # Every script starts torch anew; what a reader tries first is run every time, the others with the long tests.
-ALWAYS = {"README", "quickstart", "own_network"}
+ALWAYS = {"README", "quickstart"}
 
 
 def cases(paths: list[Path]) -> list[Any]:

@@ -21,13 +21,23 @@ from confide.posteriors.variational import DiagonalGaussian
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
 
 
+class Runs(dict[str, Finished]):
+    """Every experiment that a test asks for, run once."""
+
+    def __missing__(self, name: str) -> Finished:
+        (self[name],) = base.run(papers.get("dp-variational-dropout"), CONTEXT, only=[name])
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    out = tmp_path_factory.mktemp("paper")
-    done = base.run(papers.get("dp-variational-dropout"), CONTEXT, out)
-    found = {item.experiment.name: item for item in done}
-    names = {path.stem for path in Path(out).glob("*.png")}
-    assert names == {
+def finished() -> Runs:
+    return Runs()
+
+
+@pytest.mark.slow
+def test_the_whole_paper_leaves_its_figures(tmp_path: Path) -> None:
+    list(base.run(papers.get("dp-variational-dropout"), CONTEXT, tmp_path))
+    assert {path.stem for path in tmp_path.glob("*.png")} == {
         "accuracy-mnist-cnn",
         "accuracy-mnist",
         "accuracy-digits",
@@ -36,11 +46,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
         "curves-digits",
         "effects",
     }
-    return found
 
 
-@pytest.mark.parametrize("name", ["mnist-cnn", "mnist", "digits"])
-def test_every_method_learns_within_its_epsilon(finished: dict[str, Finished], name: str) -> None:
+@pytest.mark.parametrize("name", [pytest.param("mnist-cnn", marks=pytest.mark.slow), "mnist", "digits"])
+def test_every_method_learns_within_its_epsilon(finished: Runs, name: str) -> None:
     """Catches noise calibrated to another number of steps, and a method that does not descend."""
     (table,) = finished[name].outcome.tables
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -56,7 +65,7 @@ def test_every_method_learns_within_its_epsilon(finished: dict[str, Finished], n
     assert bool(stand_in) == (name != "digits"), "the embedded digits are DIGITS itself, and not MNIST"
 
 
-def test_as_printed(finished: dict[str, Finished]) -> None:
+def test_as_printed(finished: Runs) -> None:
     """Both rules, sound noise and the run without noise, each with its curve; less noise costs more."""
     outcome = finished["printed-digits"].outcome
     rows = {str(row[0]): row for row in outcome.tables[0].rows}
@@ -76,10 +85,14 @@ def test_the_papers_sigma_is_half_of_a_noise_multiplier() -> None:
     assert set(asked) == set(printed.STATED["mnist"])
 
 
-def test_one_setting_at_a_time(finished: dict[str, Finished]) -> None:
+@pytest.mark.slow
+def test_the_table_of_single_settings(finished: Runs) -> None:
     (table,) = finished["effects"].outcome.tables
     assert {str(row[0]).split()[0] for row in table.rows} == {"units", "passes", "clip", "batch"}
     assert all(0.99 < float(row[3]) <= 1 for row in table.rows)  # type: ignore[arg-type]
+
+
+def test_one_setting_at_a_time() -> None:
     base = printed.PRINTED["mnist"]
     for name, values in printed.EFFECTS.items():
         changed = [printed._changed(base, name, value) for value in values]
@@ -87,7 +100,7 @@ def test_one_setting_at_a_time(finished: dict[str, Finished]) -> None:
         assert len(set(changed)) == len(values)
 
 
-def test_no_sound_rule_asks_for_less_noise_than_pld(finished: dict[str, Finished]) -> None:
+def test_no_sound_rule_asks_for_less_noise_than_pld(finished: Runs) -> None:
     (table,) = finished["composition"].outcome.tables
     rows = {str(row[1]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert set(rows) == {name for name, _ in RULES}
@@ -100,7 +113,7 @@ def test_no_sound_rule_asks_for_less_noise_than_pld(finished: dict[str, Finished
     assert all(isinstance(epsilon, float) and epsilon <= 1 for epsilon in epsilons)
 
 
-def test_the_price_of_the_papers_noise(finished: dict[str, Finished]) -> None:
+def test_the_price_of_the_papers_noise(finished: Runs) -> None:
     """sigma = 2.68 keeps epsilon 1 under add/remove and breaks it under the paper's own adjacency."""
     (table,) = finished["composition"].outcome.tables
     row = next(row for row in table.rows if row[1] == "zCDP")
@@ -121,7 +134,7 @@ def test_dropped_weights_are_those_whose_noise_is_far_above_their_mean() -> None
     assert torch.equal(smaller.centre[4:], centre[4:]), "biases have no noise and stay"
 
 
-def test_the_divergence_drops_weights(finished: dict[str, Finished]) -> None:
+def test_the_divergence_drops_weights(finished: Runs) -> None:
     (table,) = finished["sparsity"].outcome.tables
     shares = [row[table.columns.index("dropped")] for row in table.rows]
     without, with_divergence = shares[0], shares[1]
@@ -138,7 +151,7 @@ def test_pixels_are_encoded_by_public_constants() -> None:
     assert float(pixels("mnist", CONTEXT).x.min()) == 0.0
 
 
-def test_public_features_stand_in_a_table_of_their_own(finished: dict[str, Finished]) -> None:
+def test_public_features_stand_in_a_table_of_their_own(finished: Runs) -> None:
     (table,) = finished["features"].outcome.tables
     (row,) = table.rows
     assert isinstance(row[3], PaperMeasure)
