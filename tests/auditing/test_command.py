@@ -24,6 +24,7 @@ def test_json(run: Callable[..., Result]) -> None:
     assert {check["level"] for check in values["checks"]} == {0.0, 1e-7}
 
 
+@pytest.mark.slow
 def test_prose(run: Callable[..., Result]) -> None:
     found = run("audit", "--method", "sgd", "--canaries", 100, "--steps", 2, "--rate", 1)
     assert found.code == 0

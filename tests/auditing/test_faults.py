@@ -102,6 +102,7 @@ def test_a_bug_in_the_mechanism_is_caught(fault: str, monkeypatch: pytest.Monkey
     assert not found.passed
 
 
+@pytest.mark.slow
 def test_a_bug_for_shuffled_passes_is_seen_by_the_check_of_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes over a permuted data set, charged as Poisson: no score knows the order, but rows join too evenly."""
     passes: dict[int, list[int]] = {}

@@ -56,6 +56,7 @@ def test_regression_tables() -> None:
     assert any("Stand-in" in note for note in errors.notes)
 
 
+@pytest.mark.slow
 def test_clipping_and_frontier(tmp_path: Path) -> None:
     assert len(outcome("clipping").tables) == 2
     found = outcome("frontier")

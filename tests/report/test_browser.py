@@ -63,7 +63,7 @@ def page(request: pytest.FixtureRequest, class_run: Run, real_run: Run) -> str:
     return render(real_run, evaluation=real_evaluation())
 
 
-@pytest.mark.parametrize("width", [1200, 500])
+@pytest.mark.parametrize("width", [pytest.param(1200, marks=pytest.mark.slow), 500])
 def test_drawings_are_visible_and_the_console_is_silent(page: str, width: int, tmp_path: Path) -> None:
     """A drawing of no size, a page wider than its window, or anything that the browser complains about."""
     options = ("--dump-dom", "--enable-logging=stderr", f"--window-size={width},900")

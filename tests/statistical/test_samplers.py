@@ -49,6 +49,7 @@ def test_sghmc_has_the_posterior(conjugate: Conjugate, noise_multiplier: float) 
     assert hmc_variance(ETA, FRICTION, NEEDED) == pytest.approx(1, rel=0.07)
 
 
+@pytest.mark.slow
 def test_sghmc_states_its_temperature(conjugate: Conjugate) -> None:
     run = conjugate.chain(SGHMC(step_size=ETA, friction=FRICTION, **SETTINGS), 3000, CREDITED * 2**0.5)
     assert run.posterior.facts["temperature"] == pytest.approx(2)
