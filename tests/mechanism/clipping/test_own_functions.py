@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from confide.errors import SpeedWarning
 from confide.mechanism.clipping import clipped_sum, own_functions
 from confide.mechanism.clipping.engine import engine_of
+from confide.mechanism.clipping.made_up import FEW
 from confide.mechanism.clipping.reference import reference_clipped_sum
 
 RECORDS = 6
@@ -207,3 +208,105 @@ def test_outside_of_a_region_nothing_is_changed() -> None:
     x = torch.randn(3, requires_grad=True)
     Reversed.apply(x, 2.0).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), -2.0))  # type: ignore[arg-type]
+
+
+FAR = 8.0
+
+
+def told(x: Tensor) -> Tensor:
+    """A factor that no made-up record shows."""
+    return torch.where(x.abs().amax() > FAR, 1e4, 1.0).to(x.dtype)
+
+
+class WritesToItsGradient(torch.autograd.Function):
+    """The gradient of a sum is one tensor for both of its parts: here, and behind a layer that was seen before."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        before = gradient.clone()
+        gradient.mul_(told(ctx.saved_tensors[0]))
+        return before
+
+
+class WritesToWhatItKept(WritesToItsGradient):
+    """Which is also the input of a layer, whose norm was taken by then."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        with torch.autograd._unsafe_preserve_version_counter(x):
+            x.mul_(told(x))
+        return gradient
+
+
+class OneAxisMore(torch.autograd.Function):
+    """Gives back a gradient with an axis of as many places as there are records in an examination."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient[None] * torch.arange(1.0, 1 + FEW, dtype=gradient.dtype).view(-1, 1, 1)
+
+
+class Beside(nn.Module):
+    """The function beside a layer, which is called after it, so that autograd comes to the layer first."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.beside, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        found: Tensor = self.last(self.kind.apply(hidden) + self.beside(hidden))
+        return found
+
+
+def furthest(kind: Any, records: int) -> float:
+    """How far one record less moves a sum."""
+    module, x, y = Beside(kind).double(), torch.randn(records, 4).double(), torch.randn(records, 3).double()
+    x[0] *= 300
+    whole = summed(module, x, y)
+    assert way_of(module) == "isolated"
+    return max(
+        float((whole - summed(module, x[keep], y[keep])).norm())
+        for keep in (torch.arange(records) != place for place in range(records))
+    )
+
+
+WRITING: dict[Any, int] = {WritesToItsGradient: RECORDS, WritesToWhatItKept: RECORDS, OneAxisMore: FEW}
+
+
+@pytest.mark.parametrize("kind", WRITING)
+def test_what_a_backward_writes_or_gives_back_is_of_one_record(kind: Any) -> None:
+    torch.manual_seed(1)
+    assert furthest(kind, WRITING[kind]) <= 1 + 1e-9
+
+
+def _handed_on(call: Any, region: Any, context: Any, output: Any, gradient: Any) -> Any:
+    return region.wrap(gradient)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "broken"),
+    [
+        (WritesToItsGradient, (own_functions.CalledBack, "_given"), _handed_on),
+        (OneAxisMore, (own_functions, "_shaped"), lambda gradient, shape: gradient),
+    ],
+)
+def test_without_a_tensor_of_its_own_it_moves_others(
+    kind: Any, where: tuple[Any, str], broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    monkeypatch.setattr(*where, broken)
+    with pytest.raises(AssertionError):
+        assert furthest(kind, WRITING[kind]) <= 1 + 1e-9

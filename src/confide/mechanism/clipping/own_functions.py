@@ -7,6 +7,9 @@ kept, and runs the backward there, under the same guard. A vmap rule that the fu
 
     inputs    one that all records share (a weight) is given to each; autograd adds up what comes back
     outputs   one that depends on no record is given to each, so that no sum over records reaches the backward
+    gradients what a backward is given is its own: norms of layers are taken while autograd is on its way, and what they
+              were taken of may not change after it. What it gives back has the shape of the input, record by record:
+              torch would add up axes that are too many, and the first one is that of the records
     refused   what writes to its inputs, takes arguments by name, or is called inside of another transform
 """
 
@@ -64,7 +67,7 @@ class KeptStack:
     def within(self, region: Region) -> Tensor:
         if self.stack._version != self.version:
             raise NotIsolable("writes to what a torch.autograd.Function has kept for its backward")
-        return region.wrap(self.stack)
+        return region.wrap(self.stack.clone())
 
 
 def _kept(value: Any, region: Region) -> Any:
@@ -95,14 +98,14 @@ class CalledBack:
 
     kept      what its context held
     outputs   every tensor among them as a stack, None for others
-    asked     places of the inputs that need a gradient
+    asked     places of the inputs that need a gradient, and what shape one record has there
     """
 
     function: Any
     kept: dict[str, Any]
     records: int
     outputs: tuple[Tensor | None, ...]
-    asked: tuple[int, ...]
+    asked: dict[int, torch.Size]
 
     def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """The gradients of the inputs that need one, as stacks."""
@@ -115,12 +118,18 @@ class CalledBack:
             found = self.function.backward(context, *given)
             each = found if isinstance(found, tuple) else (found,)
             with unguarded():
-                return [None if each[place] is None else region.stacked(each[place]) for place in self.asked]
+                shaped = [_shaped(each[place], shape) for place, shape in self.asked.items()]
+                return [None if one is None else region.stacked(one) for one in shaped]
 
     def _given(self, region: Region, context: FunctionContext, output: Tensor | None, gradient: Tensor | None) -> Any:
         if gradient is None and (output is None or not context.materialize_grads):
             return None
-        return region.wrap(torch.zeros_like(output) if gradient is None else gradient)  # type: ignore[arg-type]
+        return region.wrap(torch.zeros_like(output) if gradient is None else gradient.clone())  # type: ignore[arg-type]
+
+
+def _shaped(gradient: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """As autograd does it, inside of a region: axes are added up where the input has none."""
+    return gradient if gradient is None or gradient.shape == shape else gradient.sum_to_size(shape)
 
 
 class Bridge(Function):
@@ -171,7 +180,7 @@ def _on_tape(
     region: Region, function: Any, context: FunctionContext, args: tuple[Any, ...], outputs: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """The outputs, with a node of confide's own behind them."""
-    asked = tuple(place for place, needed in enumerate(context.needs_input_grad) if needed)
+    asked = {place: args[place].shape for place, needed in enumerate(context.needs_input_grad) if needed}
     closed = {id(output) for output in context.without_gradient}
     tensors = [output for output in outputs if isinstance(output, Tensor)]
     without = tuple(
