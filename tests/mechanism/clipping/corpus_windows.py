@@ -82,6 +82,17 @@ def _without_the_guard(x: Tensor) -> float:
         return float(len(repr(x)))
 
 
+def _behind_an_array(x: Tensor) -> float:
+    """Memory that lies behind a record's own."""
+
+    class Longer:
+        def __init__(self, of: Any) -> None:
+            start = of.__array_interface__["data"][0]
+            self.__array_interface__ = {"shape": (400,), "typestr": "<f8", "data": (start, False), "version": 3}
+
+    return float(np.nan_to_num(np.clip(np.asarray(Longer(x.detach().numpy())), -5, 5)).sum())
+
+
 WINDOWS: dict[str, Callable[[Tensor], float]] = {
     "frames of a generator": _frame_of_a_generator,
     "frames of an error": _frame_of_an_error,
@@ -92,6 +103,8 @@ WINDOWS: dict[str, Callable[[Tensor], float]] = {
     "confide's own way out": _unguarded,
     "a guard put aside": _without_the_guard,
     "an address": lambda x: float(x.data_ptr() % 997),
+    "memory behind an array": _behind_an_array,
+    "an address of an array": lambda x: float(x.detach().numpy().ctypes.data % 997),
     "all objects": lambda x: _largest(__import__("gc").get_objects()),
 }
 

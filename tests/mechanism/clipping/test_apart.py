@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from multiprocessing import shared_memory
@@ -306,9 +307,9 @@ def test_nobody_in_the_parent_counts_its_children() -> None:
 
 
 def test_an_interrupt_of_the_parent_ends_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
+    started: list[deque[int]] = []
     fork = apart._fork
-    monkeypatch.setattr(apart, "_fork", lambda work: (started.append(fork(work)), started[-1])[1])
+    monkeypatch.setattr(apart, "_fork", lambda work, into, heard: (started.append(into), fork(work, into, heard))[1])
 
     def interrupt(number: int, frame: Any) -> None:
         # While the parent waits, and not in a callback of the garbage collector, from which Python lets no error out.
@@ -328,7 +329,7 @@ def test_an_interrupt_of_the_parent_ends_its_child(monkeypatch: pytest.MonkeyPat
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - begun < 30
-    assert [child for child in started if Path(f"/proc/{child}").exists()] == []
+    assert [child for (child,) in started if Path(f"/proc/{child}").exists()] == []
 
 
 def test_an_error_of_a_rehearsal_is_raised_here_and_nothing_else_stays() -> None:

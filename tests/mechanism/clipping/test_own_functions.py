@@ -239,7 +239,7 @@ class WritesToWhatItKept(WritesToItsGradient):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        with torch.autograd._unsafe_preserve_version_counter(x):
+        with torch.autograd._unsafe_preserve_version_counter(x):  # type: ignore[attr-defined]
             x.mul_(told(x))
         return gradient
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
+from contextlib import nullcontext
 from typing import Any
 
 import dp_accounting
@@ -14,9 +15,10 @@ from dp_accounting import rdp
 from torch import Tensor, nn
 
 from confide.errors import Refusal
-from confide.mechanism.clipping import muted
+from confide.mechanism.clipping import muted, statistics
 from confide.mechanism.clipping.proven import is_proven, is_proven_loss
 from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.statistics import isolated_rows
 from confide.mechanism.clipping.unsealable import loose_part
 from confide.mechanism.clipping.watched import looked_after, watched
 from confide.models.likelihoods import Gaussian
@@ -153,3 +155,21 @@ def test_threads_that_quieten_a_package_leave_it_heard(caplog: pytest.LogCapture
     assert not caplog.records
     rdp.RdpAccountant().compose(small)
     assert any("failed to converge" in record.message for record in caplog.records)
+
+
+def _last_digits(x: Tensor, y: Tensor) -> Tensor:
+    """What the text of an object ends in: where it lies, if nobody takes that away."""
+    return torch.tensor([[float(sum(map(ord, f"{object()}")) % 97)]]) + 0 * x.sum()
+
+
+def test_texts_of_objects_in_a_statistic_of_all_records_have_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers() -> set[float]:
+        held, found = [], set()
+        for size in range(1, 40):
+            held.append([object() for _ in range(size)])
+            found.add(float(isolated_rows(_last_digits, torch.ones(3, 2), torch.ones(3), 1)[0]))
+        return found
+
+    assert len(answers()) == 1
+    monkeypatch.setattr(statistics, "without_addresses", nullcontext)
+    assert len(answers()) > 1

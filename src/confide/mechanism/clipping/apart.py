@@ -10,7 +10,8 @@ What a child inherits it might look at: other records lie in the memory of the p
 as in any other way (`unsealable`, `watched`); the pages of the batch, of the answers and of the tables of all sources
 are not inherited at all. What is left is in large pages (`large_pages`), so that a fork has little to copy.
 Forks of this file run none of the functions that others have registered for forks of Python in the parent, which would
-count them; in the child they run, so that locks are new and noise is void (`_native.process`).
+count them; in the child they run, so that locks are new and noise is void (`_native.process`). One thread at a time has
+children: what is kept from them, and texts without addresses, are of the whole process.
 
 Only on Linux, and where all tensors are on the host: an accelerator does not survive a fork.
 """
@@ -32,7 +33,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import filterfalse, tee
+from itertools import chain, filterfalse, tee
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -41,6 +42,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from confide._native.process import ForkAwareLock
 from confide.errors import Refusal
 from confide.mechanism.clipping.confined import PAGE, Confinement
 from confide.mechanism.clipping.large_pages import LargePages, Span
@@ -55,6 +57,7 @@ _MOST_SAID = 1 << 20  # bytes for the error of a rehearsal, and the names of wha
 _LONGEST_WAIT, _LONGEST_COMPUTING = 60, 3600  # seconds
 _SECOND = 1000  # milliseconds, which the system counts in
 _PAGES = LargePages()
+_CHILDREN = ForkAwareLock()
 _TABLES: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _ALIGNED = 64  # bytes at whose multiples an answer begins, as torch's own memory does
 
@@ -105,7 +108,12 @@ def in_children(
     How many have answered is returned, for records that are made up. `private`: tensors that no child inherits.
     """
     answer, answered = SharedAnswer(like), 0
-    with open(os.devnull, "r+b", buffering=0) as nowhere, _kept_out(private) as kept_out, without_addresses():
+    with (
+        _CHILDREN.held(),
+        open(os.devnull, "r+b", buffering=0) as nowhere,
+        _kept_out(private) as kept_out,
+        without_addresses(),
+    ):
         _PAGES.expect(count, kept_out)
         confinement = Confinement.of_this_process(nowhere.fileno(), answer.address)
         for place in range(count):
@@ -185,39 +193,44 @@ def _said(error: Exception | None, loaded: list[str]) -> bytes:
 
 def _run(work: Callable[[], None]) -> None:
     """`work` in a child that ends with it, whatever happens; nobody is told how."""
-    child = 0
+    started: deque[int] = deque()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        child = _fork(work)
-        _wait_for(child)
+        _fork(work, started, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _wait_for(started[0])
     except BaseException:  # of the parent, as the curator's interrupt: no child is left
-        if child > 0:
+        if started and started[0] > 0:
             with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+                os.kill(started[0], signal.SIGKILL)
+                os.waitpid(started[0], 0)
         raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _fork(work: Callable[[], None]) -> int:
-    """The number of the child, in the parent; the child does not come back.
+def _fork(work: Callable[[], None], started: deque[int], heard: Iterable[int]) -> None:
+    """The number of the child goes to `started`, in the parent; the child does not come back.
 
     The child must be told of its fork before it runs a single instruction of Python: where another thread had asked for
-    its turn, it would give way to that thread, which is not there, and wait for ever. So both calls are made by
-    iterators in C, the second one for the child alone, whose number is 0.
+    its turn, it would give way to that thread, which is not there, and wait for ever. And whatever interrupts the
+    parent finds the number. So all of it is one call, of iterators in C, the last one for the child alone, whose number
+    is 0. Signals are kept waiting, so that one that both hear does not send the child out of here; `heard` are those
+    that were kept waiting before.
     """
     number, told = tee(map(_interpreter().fork, (0,)))
-    deque(map(_interpreter().PyOS_AfterFork_Child, filterfalse(None, told)), maxlen=0)
-    child: int = next(number)
-    if child == 0:
+    started.extend(chain(number, map(_interpreter().PyOS_AfterFork_Child, filterfalse(None, told))))
+    if started[0] == 0:
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
             work()
         finally:
             os._exit(0)
-    if child < 0:
+    if started[0] < 0:
         raise Refusal(
             "module: its records run in processes of their own, and the system starts no more of them; give it more "
             "memory, or a higher limit of processes"
         )
-    return child
 
 
 def _wait_for(child: int) -> None:

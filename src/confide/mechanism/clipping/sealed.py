@@ -159,12 +159,17 @@ class Reachable:
         running, functions = self.search.running, self.search.running_functions()
         if running.computed:
             return "puts names together (getattr, vars, globals)"
-        if "__repr__" in running.names:
+        if self.shows_objects:
             return "shows objects as text, in which they may have an address"
         if any(makes_sets(function.__code__) for function in functions):
             return "makes sets, whose order may follow addresses"
         packages = {*self.search.packages, *map(package_of, self.owners.values())} - _SIMPLE
         return f"uses {min(packages)}, which may keep something for itself" if packages else ""
+
+    @property
+    def shows_objects(self) -> bool:
+        """Whether its code may make texts of objects, which have an address if nobody takes it away."""
+        return "__repr__" in self.search.running.names
 
     @property
     def makes_tensors(self) -> bool:

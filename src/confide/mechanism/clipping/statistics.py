@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ from confide.mechanism.clipping.made_up import FEW, made_up
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.proven import is_proven
 from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.texts import without_addresses
 
 Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
 _RUN: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
@@ -79,7 +80,7 @@ def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
         if seal.makes_tensors:
             raise NotIsolable("calls torch.Tensor, whose numbers nobody has written")
         try:
-            with region.entered():
+            with without_addresses() if seal.shows_objects else nullcontext(), region.entered():
                 given = region.one_each(x), region.one_each(y)
                 row = _row(copy_context().run(function, *given), size)
                 rows = region.stacked(row).clone()  # its own: what is kept by user code is emptied

@@ -1,4 +1,4 @@
-"""Texts of objects without addresses, while records run in processes of their own.
+"""Texts of objects without addresses, while records run in processes of their own, or a statistic on all of them.
 
 Where an object lies depends on everything that the process has done so far, also on how many records there are. Python
 writes it into the text of any object that has none of its own (`<object at 0x7f...>`), and so do functions, generators,
@@ -30,11 +30,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from confide._native.process import ForkAwareLock
 from confide.mechanism.clipping.origins import is_foreign, names_used
 
 _SHOW = 66  # Py_tp_repr of CPython's <typeslots.h>
 _MOST_WORDS = 50  # of memory at the beginning of a type: the function is among the first twenty
-_OF_A_WRAPPER = 12  # words of the object by which code asks for `object.__repr__`
+_OF_A_WRAPPER = types.WrapperDescriptorType.__basicsize__ // 8  # words of what code finds by `object.__repr__`
 # Types whose texts are made of their values, or of the texts of what they hold.
 _PLAIN: tuple[type, ...] = (
     bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, slice, type, super,
@@ -68,6 +69,7 @@ def _function_of(kind: type) -> int:
 
 
 _word = ctypes.c_void_p.from_address  # of memory, by its address
+_INSIDE = ForkAwareLock()
 
 
 class _OfPython:
@@ -112,7 +114,15 @@ def _asks_for_addresses(kind: type) -> bool:
 
 @contextmanager
 def without_addresses() -> Iterator[None]:
-    """No text of an object has an address, in this process and in those that are forked from it inside."""
+    """No text of an object has an address, in this process and in those that are forked from it inside.
+
+    One thread at a time is inside: two would put back each other's.
+    """
+    with _INSIDE.held():
+        yield from _exchanged()
+
+
+def _exchanged() -> Iterator[None]:
     place, of_object, python = _place(), _function_of(object), _function_of(_OfPython)
     kinds = _all_types() if place else []  # held, so that none goes before it is put back
     plain = {0, None} | {_function_of(kind) for kind in _PLAIN} - {of_object}

@@ -105,7 +105,8 @@ _WINDOW_WORDS = (
     "_functorch get_unwrapped DisableTorchFunction DisableTorchFunctionSubclass _C _getframe f_globals f_locals f_back "
     "tb_frame gi_frame cr_frame ag_frame __subclasses__ __closure__ cell_contents _forward_hooks _forward_pre_hooks "
     "_backward_hooks data_ptr _cdata __hash__ _pop_mode _pop_mode_temporarily _push_mode _get_current_function_mode "
-    "_get_current_function_mode_stack temporarily_clear_interpreter_stack"
+    "_get_current_function_mode_stack temporarily_clear_interpreter_stack __array_interface__ __array_struct__ ctypes "
+    "byte_bounds"
 )
 _WINDOWS = frozenset(_WINDOW_WORDS.split())
 _SPELT = _WINDOWS | {word for word in _ATTRIBUTE_WORDS.split() if "_" in word}  # as texts too: no word of a language
