@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -218,6 +219,40 @@ def test_a_pickle_in_an_npz_is_not_opened(run: Run, files: Path) -> None:
     """Catches a loader that runs code out of a data file."""
     np.savez(files / "train.npz", x_train=np.array([{"a": 1}] * 4, dtype=object), y_train=np.arange(4))
     assert is_refusal(run(*words(files)[:1], files / "train.npz", *words(files)[2:]))
+
+
+def test_the_first_record_of_a_file_without_a_header_is_not_shown(run: Run, files: Path) -> None:
+    """It stands where names of columns would, which a refusal lists."""
+    for text in ("61.5,0.25,ZANZIBAR,yes\n" + GOOD.partition("\n")[2], "61.5;0.25;ZANZIBAR;yes\n"):
+        (files / "train.csv").write_text(text)
+        for words_of in (words(files), ("facts", files / "train.csv"), words(files, "--target", "ill")):
+            result = run(*words_of)
+            assert result.code != 0
+            assert "ZANZIBAR" not in result.out + result.err
+            assert "61.5" not in result.out + result.err
+
+
+def test_integers_of_5000_digits_in_facts_are_refused(run: Run, files: Path) -> None:
+    """Python does not turn them into numbers, nor back into texts."""
+    facts = (files / "facts.toml").read_text()
+    before = snapshot(files)
+    for line in (f"records = {'9' * 5000}", f"records = {'0b' + '1' * 20000}", f"classes = -{'7' * 5000}"):
+        (files / "facts.toml").write_text(f"{line}\n{facts}")
+        result = run(*words(files))
+        assert is_refusal(result), result
+        assert len(result.err) < 1000
+    (files / "facts.toml").write_text(facts)
+    assert snapshot(files) == before
+
+
+@pytest.mark.parametrize("name", ["x_train", "x_train.npy", "../x_train.npy", "notes.txt"])
+def test_members_of_an_npz_that_are_no_arrays_are_refused(run: Run, files: Path, name: str) -> None:
+    with zipfile.ZipFile(files / "train.npz", "w") as whole:
+        whole.writestr(name, b"raw bytes")
+    before = snapshot(files)
+    result = run("fit", files / "train.npz", "--epsilon", 2, "--delta", 1e-3, "--assume-public", "--out", files / "run")
+    assert is_refusal(result), result
+    assert snapshot(files) == before
 
 
 def test_bad_input_to_predict(run: Run, files: Path) -> None:

@@ -211,3 +211,30 @@ def test_such_a_function_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None
     honest = batching._linear_kernel
     monkeypatch.setattr(batching, "_linear_kernel", lambda values, *rest: honest(values.flip(0), *rest))
     assert not torch.allclose(summed(module), wanted)
+
+
+class Hooked(nn.Module):
+    """As code is written that also runs without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: 3 * gradient)
+        found: Tensor = self.second(hidden)
+        return found
+
+
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
+def test_code_that_asks_whether_a_tensor_needs_a_gradient_is_told_what_one_record_would_be() -> None:
+    """A stack said no, so that the hook was left out and the gradient was another."""
+    module, x, y = Hooked().double(), torch.randn(5, 4).double(), torch.randn(5, 2).double()
+    sums = []
+    for add in (clipped_sum, reference_clipped_sum):
+        sums.append(torch.zeros(23, dtype=torch.float64))
+        add(module, lambda output, target: (output - target).square().sum(1), x, y, clip=1e9, out=sums[-1])
+    torch.testing.assert_close(sums[0], sums[1])

@@ -220,6 +220,14 @@ RANDOM: frozenset[Any] = frozenset(
 
 
 _SINGLE = frozenset({torch.rand, torch.randn, torch.randint})
+_NEEDS_GRADIENT: frozenset[Any] = frozenset({vars(torch._C.TensorBase)["requires_grad"].__get__})  # equal, not the same
+
+
+def _needs_gradient(values: Tensor) -> bool:
+    """As one record alone would have it: a stack's own answer is no, so that code would leave its hooks out."""
+    while functorch.is_functorch_wrapped_tensor(values):
+        values = functorch.get_unwrapped(values)
+    return bool(values.requires_grad)
 
 
 def _lies_as_alone(values: Tensor) -> bool:
@@ -303,6 +311,8 @@ class _Guard(TorchFunctionMode):
                 return self._same_for_all(function, args, kwargs)
         if function in _REFUSED:
             raise NotIsolable(_REFUSED[function])
+        if function in _NEEDS_GRADIENT:
+            return _needs_gradient(args[0])
         if function in _LAYOUT and not _lies_as_alone(args[0]):
             raise NotIsolable("looks at how a tensor lies in memory")
         if isinstance(function, OpOverload | OpOverloadPacket) and not str(function).startswith("aten."):
