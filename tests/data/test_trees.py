@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import confide
 from confide.data import Input, Schema, trees
 from confide.data.fingerprint import fingerprint, sketch
 from confide.errors import DataError, Refusal
@@ -30,6 +32,44 @@ def test_types_are_kept_and_ids_outside_of_the_vocabulary_take_their_record_out(
     assert usable.tolist() == [True, False, False, False]
     assert [kept[name].dtype for name in kept] == [torch.int64, torch.bool, torch.float64]
     assert kept["pixels"].tolist() == [[0.5, 1.0], [0.1, 0.2], [0.3, 0.4], [0.0, 0.0]]
+
+
+def test_columns_of_categories_have_a_vocabulary_each() -> None:
+    """One vocabulary for both would let the second column's highest id through, or take good records out."""
+    ids = torch.tensor([[3, 2], [2, 3], [4, 0], [0, 0]])
+    said = Schema(inputs=Input(vocabulary=(4, 3))).inputs
+    assert trees.checked(ids, said)[1].tolist() == [True, False, False, True]
+    assert trees.made_up(ids, said).tolist() == [[0, 0], [3, 2]]
+    drawn = trees.scattered(ids, said, 500)
+    assert isinstance(drawn, torch.Tensor)
+    assert drawn.amax(0).tolist() == [3, 2]
+    schema = Schema(inputs={"kinds": Input(vocabulary=(4, 3))})
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+    assert schema.public_facts()[-1].value == "ids below 4, 3"
+    with pytest.raises(Refusal, match="2 vocabularies"):
+        trees.checked(ids.repeat(1, 2), said)
+    for wrong in ((), (3, 0), (3, True), (2.0, 2)):
+        with pytest.raises(DataError, match="vocabulary"):
+            Input(vocabulary=wrong)  # type: ignore[arg-type]
+
+
+def test_a_table_with_fewer_rows_than_ids_is_one_sentence_before_the_charge() -> None:
+    class Kinds(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Embedding(4, 2), torch.nn.Embedding(3, 2)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.first(ids[:, 0]) + self.second(ids[:, 1])
+
+    x, y = torch.zeros(8, 2, dtype=torch.long), torch.zeros(8, dtype=torch.long)
+    plan = confide.plan(records=8, batch=4, steps=1, epsilon=10.0, delta=1e-2)
+    data = confide.PrivateData(x, y, schema=Schema(records=8, classes=2, inputs=Input(vocabulary=4)))
+    with pytest.raises(Refusal, match="0 has ids below 4"):
+        confide.fit(confide.methods.SGLD(), Kinds(), data, plan)
+    assert not data.ledger.entries()
+    data = confide.PrivateData(x, y, schema=Schema(records=8, classes=2, inputs=Input(vocabulary=(4, 3))))
+    confide.fit(confide.methods.SGLD(), Kinds(), data, plan)
 
 
 def test_a_plain_tensor_is_the_simplest_tree() -> None:

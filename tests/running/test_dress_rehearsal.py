@@ -161,6 +161,21 @@ class RandomFeatures(nn.Module):
         return self.last(self.drop(torch.tanh(self.frozen(x) * self.loose + self.shift)))  # type: ignore[no-any-return]
 
 
+class KeptForLater(nn.Module):
+    """As libraries keep tables of positions: made by the first forward, in a buffer that no state_dict has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", None, persistent=False)
+        self.register_buffer("scale", torch.rand(1) + 0.5, persistent=False)
+        self.last = nn.Linear(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or len(self.table) < x.shape[1]:
+            self.register_buffer("table", torch.linspace(0, 1, x.shape[1]), persistent=False)
+        return self.last(x * self.scale + self.table[: x.shape[1]])  # type: ignore[no-any-return, index]
+
+
 class TestNetworks:
     @pytest.mark.parametrize("make", [EvalFails, TwoInTraining])
     def test_one_that_works_in_training_alone_is_refused(self, make: Any) -> None:
@@ -186,6 +201,15 @@ class TestNetworks:
         other.shift = torch.zeros(1)
         with pytest.raises(Refusal, match="have other shapes"):
             load_posterior(tmp_path / "p", other)
+
+    def test_what_a_forward_keeps_for_later_need_not_be_there(self, tmp_path: Path) -> None:
+        """A posterior of a network that had been called was refused by a fresh one; values that were drawn come back."""
+        x, used = torch.rand(5, FEATURES), KeptForLater()
+        used(x)
+        run = fitted(used)
+        run.posterior.save(tmp_path / "p")
+        loaded = load_posterior(tmp_path / "p", KeptForLater())
+        assert torch.allclose(loaded.summary(x).centre, run.posterior.summary(x).centre)
 
     def test_a_token_model_predicts(self) -> None:
         class Tokens(nn.Module):

@@ -132,21 +132,30 @@ class Column:
 class Input:
     """The public facts of one tensor of a record, for records that are several tensors or ids.
 
-    vocabulary   of whole numbers: ids are 0, ..., vocabulary - 1, and a record with any other counts for nothing
+    vocabulary   of whole numbers: ids are 0, ..., vocabulary - 1, and a record with any other counts for nothing; several
+                 numbers are one for every place along the last axis, such as columns of categories
     bounds       (low, high) of real numbers; those outside are moved to the nearer end
     """
 
-    vocabulary: int | None = None
+    vocabulary: int | tuple[int, ...] | None = None
     bounds: Bounds | None = None
 
     def __post_init__(self) -> None:
-        size = self.vocabulary
+        size: Any = self.vocabulary
         if (size is None) == (self.bounds is None):
             raise DataError("input: has a vocabulary or bounds; give one of them")
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < 2**62):
-            raise DataError(f"vocabulary={shown(size)}: must be a whole number, at least 1")
+        sizes = size if isinstance(size, list | tuple) and size else () if size is None else (size,)
+        if any(isinstance(one, bool) or not isinstance(one, int) or not 1 <= one < 2**62 for one in sizes):
+            raise DataError(f"vocabulary={shown(size)}: must be a whole number, at least 1, or one for every column")
+        if isinstance(size, list):
+            object.__setattr__(self, "vocabulary", tuple(size))
         if self.bounds is not None:
             object.__setattr__(self, "bounds", bounds_pair(self.bounds, "input: bounds"))
+
+    @property
+    def sizes(self) -> str:
+        """Its vocabularies as a text."""
+        return ", ".join(map(str, self.vocabulary)) if isinstance(self.vocabulary, tuple) else str(self.vocabulary)
 
 
 def bounds_pair(values: Any, where: str) -> Bounds:

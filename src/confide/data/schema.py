@@ -296,7 +296,7 @@ class Schema:
             text = "; ".join(_range(pair) for pair in pairs[:8]) + ("; ..." if len(pairs) > 8 else "")
             rows.append(Fact("bounds", text, self.source_of("bounds")))
         for name, one in self.inputs:
-            value = _range(one.bounds) if one.bounds else f"ids below {one.vocabulary}"
+            value = _range(one.bounds) if one.bounds else f"ids below {one.sizes}"
             rows.append(Fact(f"input {name}", value, "declared"))
         for column in self.columns:
             if column.bounds is not None or column.categories:

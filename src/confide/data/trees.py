@@ -195,6 +195,12 @@ def declared_for(tree: Tree, inputs: Sequence[tuple[str, Input]]) -> list[Input 
             raise Refusal(
                 f"inputs={name!r}: has a vocabulary, but the records hold {tensor.dtype}; store whole numbers"
             )
+        sizes = None if one is None else one.vocabulary
+        if isinstance(sizes, tuple) and (tensor.ndim < 2 or tensor.shape[-1] != len(sizes)):
+            raise Refusal(
+                f"inputs={name!r}: has {len(sizes)} vocabularies, but the records have the shape "
+                f"{tuple(tensor.shape[1:])}; give one, or one for every place along the last axis"
+            )
     return found
 
 
@@ -215,8 +221,9 @@ def _checked(tensor: Tensor, said: Input | None, plain: bool, usable: Tensor) ->
     if not tensor.is_floating_point():
         if said is not None and said.vocabulary is not None:
             for start in range(0, len(tensor), ROWS_AT_ONCE):
-                part = _flat(tensor[start : start + ROWS_AT_ONCE].long())
-                usable[start : start + ROWS_AT_ONCE] &= ((part >= 0) & (part < said.vocabulary)).all(1)
+                part = tensor[start : start + ROWS_AT_ONCE].long()
+                known = (part >= 0) & (part < torch.tensor(said.vocabulary))
+                usable[start : start + ROWS_AT_ONCE] &= _flat(known).all(1)
             return tensor
         return tensor.to(torch.float32) if plain and tensor.dtype in _SHORT else tensor
     if plain and tensor.dtype != torch.float64:
@@ -238,6 +245,9 @@ def scattered(tree: Tree, inputs: Sequence[tuple[str, Input]], records: int) -> 
         one, shape = next(said), (records, *tensor.shape[1:])
         if not tensor.is_floating_point():
             values = 1 if one is None or one.vocabulary is None else one.vocabulary
+            if isinstance(values, tuple):
+                drawn = [torch.randint(size, shape[:-1], generator=generator) for size in values]
+                return torch.stack(drawn, -1).to(tensor.dtype)
             return torch.randint(values, shape, generator=generator).to(tensor.dtype)
         if one is None or one.bounds is None:
             return torch.randn(shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
@@ -256,7 +266,7 @@ def made_up(tree: Tree, inputs: Sequence[tuple[str, Input]], records: int = 2) -
         one = next(said)
         found = torch.zeros((records, *tensor.shape[1:]), dtype=tensor.dtype)
         if one is not None and one.vocabulary is not None:
-            found[-1] = one.vocabulary - 1  # a table with too few rows fails here, not at a record
+            found[-1] = torch.tensor(one.vocabulary) - 1  # a table with too few rows fails here, not at a record
         elif one is not None and one.bounds is not None and tensor.is_floating_point():
             found[:], found[-1] = one.bounds
         return found

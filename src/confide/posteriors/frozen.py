@@ -3,8 +3,9 @@
 Draws hold trainable parameters alone. A network that its user builds anew in another process may have other random
 features, another backbone or other statistics, and would answer with other numbers without a word.
 
-    buffers, loose tensors     stand in the posterior's file, in the order in which the network lists them;
-                               `load_posterior` puts them back into a copy of the network that it is given
+    buffers, loose tensors     stand in the posterior's file; `load_posterior` puts them back into a copy of the network
+                               that it is given. What a forward keeps for later (plain attributes, buffers that are not
+                               persistent, such as tables of positions) may be missing there or have another length
     few frozen parameters      do so too: the random features of a small network are nowhere else
     more frozen parameters     are a backbone, which its user has already. The file holds their fingerprint, a hash of
                                shapes, types and values, and `load_posterior` refuses a network with another one
@@ -28,7 +29,7 @@ FROZEN = "frozen."
 """Beginning of the names of these tensors in a file."""
 
 LOOSE = "loose."
-"""The same for tensors that are plain attributes of a layer, which torch does not list."""
+"""The same for tensors that are no part of a state_dict: plain attributes, and buffers that are not persistent."""
 
 FEW = 4096
 """Frozen parameters that a file holds, 16 kB in single precision: no network that anybody trained before is so small,
@@ -75,6 +76,8 @@ def with_frozen(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         return module
     own = copy.deepcopy(module)
     values = _values(own)
+    if len(values) != len(kept):
+        values = _values(own, persistent=False)  # files of earlier versions have all buffers here
     if [value.shape for value in values] != [value.shape for value in kept]:
         raise Refusal(
             f"module={type(module).__name__}: its frozen parameters and buffers have other shapes than those of the "
@@ -105,15 +108,29 @@ def _are_few(module: nn.Module) -> bool:
     return sum(parameter.numel() for parameter in _parameters(module)) <= FEW
 
 
-def _values(module: nn.Module) -> list[Tensor]:
+def _values(module: nn.Module, persistent: bool = True) -> list[Tensor]:
     fixed: list[nn.Parameter] = _parameters(module) if _are_few(module) else []
-    return [value for value in (*fixed, *module.buffers()) if not value.is_complex()]
+    passing = {id(value) for value in _passing(module).values()} if persistent else set()
+    buffers = [value for value in module.buffers() if id(value) not in passing]
+    return [value for value in (*fixed, *buffers) if not value.is_complex()]
 
 
-def _loose(module: nn.Module) -> dict[str, Tensor]:
+def _passing(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are not persistent."""
     return {
         f"{place}.{name}": value
         for place, layer in module.named_modules()
-        for name, value in vars(layer).items()
-        if isinstance(value, Tensor) and not value.is_complex() and not value.requires_grad
+        for name in sorted(layer._non_persistent_buffers_set)
+        if (value := layer._buffers.get(name)) is not None
     }
+
+
+def _loose(module: nn.Module) -> dict[str, Tensor]:
+    attributes = {
+        f"{place}.{name}": value
+        for place, layer in module.named_modules()
+        for name, value in vars(layer).items()
+        if isinstance(value, Tensor)
+    }
+    found = attributes | _passing(module)
+    return {name: value for name, value in found.items() if not value.is_complex() and not value.requires_grad}
