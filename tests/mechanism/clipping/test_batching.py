@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.errors import Refusal
-from confide.mechanism.clipping import batching, clipped_sum, one_by_one
+from confide.mechanism.clipping import batching, clipped_sum, one_by_one, structure
+from confide.mechanism.clipping.anatomy import anatomy_of
 from confide.mechanism.clipping.isolation import NotIsolable, Region
 from confide.mechanism.clipping.reference import reference_clipped_sum
 
@@ -238,3 +239,61 @@ def test_code_that_asks_whether_a_tensor_needs_a_gradient_is_told_what_one_recor
         sums.append(torch.zeros(23, dtype=torch.float64))
         add(module, lambda output, target: (output - target).square().sum(1), x, y, clip=1e9, out=sums[-1])
     torch.testing.assert_close(sums[0], sums[1])
+
+
+class AsksForGradients(nn.Module):
+    """As transformers' `enable_input_require_grads` does behind a frozen table; or a gradient inside of the forward."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.last, self.inside = nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3), inside
+        if not inside:
+            self.table.register_forward_hook(lambda module, given, output: output.requires_grad_(True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.table(x)
+        if self.inside:
+            with torch.enable_grad():
+                hidden = hidden.detach().requires_grad_(True)
+                hidden = torch.autograd.grad(hidden.sin().sum(), hidden)[0]
+        out: Tensor = self.last(hidden)
+        return out
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
+def test_an_output_that_is_asked_for_gradients_is_the_same_output(inside: bool) -> None:
+    module = AsksForGradients(inside)
+    x, y = torch.randn(7, 4), torch.arange(7) % 3
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(output, y, reduction="none")
+
+    size = sum(value.numel() for value in module.parameters() if value.requires_grad)
+    found, wanted = torch.zeros(size), torch.zeros(size)
+    clipped_sum(module, loss, x, y, clip=0.3, out=found)
+    reference_clipped_sum(module, loss, x, y, clip=0.3, out=wanted)
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    _, examined = structure.examine(module, anatomy_of(module), loss, x, y)
+    assert examined.way == ("one by one" if inside else "isolated")
+
+
+def test_a_network_that_keeps_the_handle_of_its_hook_runs_on_all_records_at_once() -> None:
+    """The class of handles counts all hooks there were, ours too: that was taken for something which a record wrote."""
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+            self.handle = self.first.register_forward_hook(lambda module, given, output: output.tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.last(self.first(x))
+            return out
+
+    module, x, y = Keeps(), torch.randn(7, 4), torch.arange(7) % 3
+    _, examined = structure.examine(
+        module, anatomy_of(module), lambda output, y: F.cross_entropy(output, y, reduction="none"), x, y
+    )
+    assert examined.way == "isolated"

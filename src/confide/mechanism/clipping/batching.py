@@ -234,7 +234,16 @@ def _mask(mask: Tensor | None, rows: Sequence[int]) -> Tensor | None:
     return stack.expand(*rows, *stack.shape[2:]).flatten(0, 1)
 
 
+def _requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
+    """Libraries ask it of the first layer's output, for adapters behind frozen layers: no number depends on it.
+
+    What would, a gradient that is taken inside of the forward, is not to be had in a region, and runs one by one.
+    """
+    return self if requires_grad and functorch.is_batchedtensor(self) else self.requires_grad_(requires_grad)
+
+
 INSTEAD: dict[Any, Callable[..., Any]] = {
+    Tensor.requires_grad_: _requires_grad_,
     F.linear: _linear,
     torch.addmm: _addmm,
     F.layer_norm: _layer_norm,

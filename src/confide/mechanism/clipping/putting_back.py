@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from confide.mechanism.clipping.containers import contents_of, restore_container
 from confide.mechanism.clipping.settings import clear_levels
@@ -128,7 +129,8 @@ def put_back_names(owner: Any, kept: dict[str, Any]) -> bool:
         delattr(owner, name)
     for name in other:
         setattr(owner, name, kept[name])
-    return bool(new or other)
+    only_counted = owner is RemovableHandle and other == ["next_id"]  # of all hooks there were: a pass sets some itself
+    return bool(new or (other and not only_counted))
 
 
 def quietly(function: Callable[..., object], *arguments: Any) -> bool:
