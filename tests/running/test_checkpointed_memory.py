@@ -65,4 +65,4 @@ def test_checkpointing_spares_memory_under_the_clip() -> None:
 
 
 if __name__ == "__main__":
-    print(beside_the_network(sys.argv[1] == "saves"))
+    sys.stdout.write(f"{beside_the_network(sys.argv[1] == 'saves')}")

@@ -203,7 +203,7 @@ class TestNetworks:
             load_posterior(tmp_path / "p", other)
 
     def test_what_a_forward_keeps_for_later_need_not_be_there(self, tmp_path: Path) -> None:
-        """A posterior of a network that had been called was refused by a fresh one; values that were drawn come back."""
+        """A posterior of a network that had been called was refused by a fresh one; drawn values come back."""
         x, used = torch.rand(5, FEATURES), KeptForLater()
         used(x)
         run = fitted(used)

@@ -132,8 +132,8 @@ class Column:
 class Input:
     """The public facts of one tensor of a record, for records that are several tensors or ids.
 
-    vocabulary   of whole numbers: ids are 0, ..., vocabulary - 1, and a record with any other counts for nothing; several
-                 numbers are one for every place along the last axis, such as columns of categories
+    vocabulary   of whole numbers: ids are 0, ..., vocabulary - 1, and a record with any other counts for nothing;
+                 several numbers are one for every place along the last axis, such as columns of categories
     bounds       (low, high) of real numbers; those outside are moved to the nearer end
     """
 

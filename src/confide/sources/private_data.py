@@ -297,8 +297,8 @@ class PrivateData:
             if not said:
                 raise
             raise Refusal(
-                f"module: {error}, asked about the highest ids that the schema declares ({'; '.join(said)}); declare as many as its tables have rows, "
-                "Input(vocabulary=(4, 3)) for columns with tables of their own"
+                f"module: {error}, asked about the highest ids that the schema declares ({'; '.join(said)}); declare as "
+                "many as its tables have rows, Input(vocabulary=(4, 3)) for columns with tables of their own"
             ) from error
 
     def answer(
