@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from typing import Any, TypeAlias
 
@@ -273,3 +274,18 @@ def made_up(tree: Tree, inputs: Sequence[tuple[str, Input]], records: int = 2) -
 
     made: Tree = map_tensors(make, tree)
     return made
+
+
+@contextmanager
+def known_ids(inputs: Sequence[tuple[str, Input]]) -> Iterator[None]:
+    """A table with fewer rows than declared ids, asked about made-up records, is one sentence."""
+    try:
+        yield
+    except IndexError as error:
+        said = [f"{name} has ids below {one.sizes}" for name, one in inputs if one.vocabulary]
+        if not said:
+            raise
+        raise Refusal(
+            f"module: {error}, asked about the highest ids that the schema declares ({'; '.join(said)}); declare "
+            "as many as its tables have rows, Input(vocabulary=(4, 3)) for columns with tables of their own"
+        ) from error

@@ -290,16 +290,8 @@ class PrivateData:
                 part.asked,
                 part.records(part.features(x, rehearsal=True), partial(trees.rows_of, x, slice(None))),
             )
-        try:
+        with trees.known_ids(self.schema.inputs):
             add_answers(query, (x, y, None), trial, total, rehearsal=True)
-        except IndexError as error:
-            said = [f"{name} has ids below {one.sizes}" for name, one in self.schema.inputs if one.vocabulary]
-            if not said:
-                raise
-            raise Refusal(
-                f"module: {error}, asked about the highest ids that the schema declares ({'; '.join(said)}); declare as "
-                "many as its tables have rows, Input(vocabulary=(4, 3)) for columns with tables of their own"
-            ) from error
 
     def answer(
         self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
