@@ -38,7 +38,15 @@ def environment(**more: str) -> dict[str, str]:
 class Ranks:
     """Processes of one worker. Use by `with`: whatever happens, all are gone and waited for at the end."""
 
-    def __init__(self, size: int, wanted: Wanted, folder: Path, timeout: float = 30.0, joined: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        wanted: Wanted,
+        folder: Path,
+        timeout: float = 30.0,
+        joined: bool = False,
+        late: float = 0.0,
+    ) -> None:
         self.folder, self.size = folder, size
         folder.mkdir(parents=True, exist_ok=True)
         port, cases = str(free_port()), json.dumps([[label, name, more] for label, (name, more) in wanted.items()])
@@ -47,6 +55,7 @@ class Ranks:
         for rank in range(size):
             own = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             own |= {"TESTS_JOINED": "1"} if joined else {}
+            own |= {"TESTS_LATE": str(late * rank)}
             log = (folder / f"log-{rank}.txt").open("w")
             started = subprocess.Popen(command, env=environment(**own), cwd=ROOT, stdout=log, stderr=log)
             self.processes.append(started)
@@ -78,9 +87,21 @@ class Ranks:
         return found
 
 
-def run(size: int, wanted: Wanted, folder: Path, seconds: float = 300.0, joined: bool = False) -> list[Any]:
-    """What every rank has to say of the cases, once all ended well; `joined`: in a group that exists already."""
-    with Ranks(size, wanted, folder, joined=joined) as ranks:
+def run(
+    size: int,
+    wanted: Wanted,
+    folder: Path,
+    seconds: float = 300.0,
+    timeout: float = 30.0,
+    joined: bool = False,
+    late: float = 0.0,
+) -> list[Any]:
+    """What every rank has to say of the cases, once all ended well.
+
+    joined   in a group that exists already
+    late     seconds by which each rank comes later than the one before it
+    """
+    with Ranks(size, wanted, folder, timeout, joined, late) as ranks:
         ended = ranks.wait(seconds)
         logs = [(folder / f"log-{rank}.txt").read_text()[-3000:] for rank in range(size)]
         assert ended == [0] * size, "\n".join(logs)

@@ -40,6 +40,7 @@ WANTED: Wanted = {
     "chains": ("chains", {}),
     "resumed": ("resumed", {}),
     "closed": ("closed", {}),
+    "forked": ("forked", {}),
 }
 
 
@@ -171,6 +172,10 @@ class TestRuns:
     def test_chains_are_paid_for_together(self, said: list[Any]) -> None:
         assert said[0]["chains"][0] == said[1]["chains"][0]
         assert sum(steps for _, steps in said[0]["chains"][1]) == 40
+
+    def test_a_child_of_a_rank_may_end(self, said: list[Any]) -> None:
+        """Its copy of the group has no threads, and torch would wait for them."""
+        assert [each["forked"] for each in said] == [SIZE, SIZE]
 
     def test_a_closing_question_is_asked_once_by_all(self, said: list[Any]) -> None:
         (answers, charged), other = said[0]["closed"], said[1]["closed"][0]

@@ -25,6 +25,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "another table": ("other_table", {}, "RanksDisagree", "the same table on every rank"),
     "another schema": ("other_schema", {}, "RanksDisagree", "schema"),
     "another version": ("other_version", {}, "RanksDisagree", "versions"),
+    "another default type": ("other_type", {}, "RanksDisagree", "versions"),
     "another answer": ("other_answer", {}, "RanksDisagree", "asks for something else"),
     "the same shard twice": ("same_shard", {"shared": 1.0}, "DataError", "ranks 0 and 1 hold the same records"),
     "a tenth of a shard": ("same_shard", {"shared": 0.1}, "DataError", "whole=True"),

@@ -414,6 +414,17 @@ def other_version(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
 
 
 @case
+def other_type(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """Numbers without a type of their own are of double precision on rank 1."""
+    torch.set_default_dtype(torch.float32 if ranks.leads else torch.float64)
+    try:
+        network = networks.mlp(problems.FEATURES, 3, hidden=(8,)).float()
+        confide.fit(confide.methods.SGD(), network, private(ranks, folder), problems.plan())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@case
 def other_sampling(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     """Sampling that needs the sizes of the shards, and an answer that another rank does not ask for."""
     data = private(ranks, folder)
@@ -462,6 +473,22 @@ def parquet(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
     return [digest(total), len(records.usable), list(data.assumptions)]
 
 
+@case
+def forked(ranks: Ranks, folder: Path, options: dict[str, Any]) -> Any:
+    """A child that leaves the block of `start`, and Python: it must not wait for threads that it does not have."""
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(5)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return len(ranks.everybody(b"still here", "forked"))
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "the child waited for ever"
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -487,6 +514,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if "TESTS_JOINED" in os.environ:  # as Ray Train leaves it
         torch.distributed.init_process_group("gloo")
+    time.sleep(float(os.environ.get("TESTS_LATE", "0")))
     said: dict[str, Any] = {}
     rank = os.environ.get("RANK", "0")
     try:

@@ -22,7 +22,6 @@ import gc
 import hashlib
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,8 +31,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from confide._native.arithmetic import add_rows
 from confide._native.process import mark
@@ -41,6 +38,7 @@ from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.data.table import Table
 from confide.distributed import memory
+from confide.distributed.groups import first_words, found_group, is_alone, let_be
 from confide.distributed.memory import CommonMemory
 from confide.distributed.shards import check_apart, own_slice
 from confide.errors import RankLost, RanksDisagree, Refusal
@@ -292,6 +290,11 @@ class Ranks(Crew):
         with self._lock:
             self._group, self._common, self._over = None, None, True
 
+    @property
+    def of_a_fork(self) -> bool:
+        """Whether this is a copy in a child of the process that has started."""
+        return self._mark != mark()
+
     # -- the wire --------------------------------------------------------------------------------------------------
 
     def _meet(self, what: str, code: bytes = b"") -> bool:
@@ -356,7 +359,7 @@ class Ranks(Crew):
     @contextmanager
     def _wire(self) -> Iterator[dist.ProcessGroup | None]:
         """Every use of the group: what goes wrong on it is a lost rank, now and from then on."""
-        if self._mark != mark():
+        if self.of_a_fork:
             raise Refusal(f"ranks: belong to the process that started them, not to a fork of rank {self.rank}")
         if self._over:
             raise Refusal("ranks: are over, for the block of confide.distributed.start has ended; ask within it")
@@ -365,17 +368,12 @@ class Ranks(Crew):
         try:
             yield self._group
         except RuntimeError as error:
-            said = _first_words(error)
+            said = first_words(error)
             self._lost = (
                 f"rank {self.rank}: another rank is gone, or did not answer for {self.timeout:g} s ({said}); what was "
                 "charged stays charged. Start all ranks again; with a checkpoint they go on from it"
             )
             raise RankLost(self._lost) from None
-
-
-def _first_words(error: Exception) -> str:
-    """What gloo or torch says, without the place in their sources."""
-    return re.sub(r"^\[[^]]*\.(cc|cpp):\d+\]\s*", "", (str(error).splitlines() or [""])[0])[:160]
 
 
 def _told_of(error: Exception | None) -> bytes:
@@ -386,23 +384,26 @@ def _told_of(error: Exception | None) -> bytes:
 def start(timeout: float = 60.0) -> Iterator[Ranks]:
     """The ranks of this run, as torchrun (or whatever started the processes) has set them up; one if nothing has.
 
-    timeout   seconds within which every rank must come to each meeting: longer than the slowest step
+    timeout   seconds within which every rank must come to each meeting: longer than the slowest step. At the start,
+              where one machine may need minutes longer than another, ranks wait for ten minutes at least
     """
     if not timeout > 0:
         raise Refusal(f"timeout={timeout}: must be > 0 seconds")
     joined = dist.is_initialized()
-    alone = not joined and int(os.environ.get("WORLD_SIZE", "1")) == 1
-    group = None if alone else _group(joined, timedelta(seconds=timeout))
+    group = None if not joined and is_alone() else found_group(joined, timedelta(seconds=timeout))
     ranks = Ranks(group, timeout)
     try:
         yield ranks
         ranks.agree({})  # nobody leaves while another still needs an answer
     finally:
-        ranks.close()
-        if group is not None:
-            dist.destroy_process_group(group if joined else None)
-        del group
-        gc.collect()  # a mesh that fully_shard has made refers to itself, and to the group
+        if ranks.of_a_fork:
+            let_be(group)
+        else:
+            ranks.close()
+            if group is not None:
+                dist.destroy_process_group(group if joined else None)
+            del group
+            gc.collect()  # a mesh that fully_shard has made refers to itself, and to the group
 
 
 @contextmanager
@@ -413,23 +414,3 @@ def started_together() -> Iterator[Ranks | None]:
         return
     with start() as ranks:
         yield ranks
-
-
-def _group(joined: bool, timeout: timedelta) -> dist.ProcessGroup:
-    """A gloo group of all processes; beside the one that exists, where a launcher has made one."""
-    try:
-        if joined:
-            group = dist.new_group(backend="gloo", timeout=timeout)
-        else:
-            store, rank, size = next(rendezvous("env://", timeout=timeout))
-            # torchrun's store outlives a restart, with the addresses of ranks that are gone; every attempt has its own.
-            own = PrefixStore(f"confide/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-            dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
-            group = dist.group.WORLD
-    except (RuntimeError, ValueError) as error:
-        said = _first_words(error)
-        raise RankLost(
-            f"WORLD_SIZE={os.environ.get('WORLD_SIZE')}: the ranks did not find each other ({said})"
-        ) from None
-    assert isinstance(group, dist.ProcessGroup)
-    return group

@@ -53,7 +53,8 @@ def check_apart(ranks: Ranks, x: Any, y: Any) -> None:
             if _share_records(parts[first], parts[second]):
                 raise DataError(
                     f"x: ranks {first} and {second} hold the same records, and a record on two ranks would count "
-                    "twice; give every rank its own, or the whole table to each with whole=True"
+                    "twice; give every rank its own. Where equal rows are different people, give the whole table to "
+                    "each with whole=True, or Parquet files to from_parquet(..., shard=ranks)"
                 )
 
 

@@ -330,8 +330,9 @@ def _read(parts: list[Any]) -> tuple[Part, ...]:
 
 
 def versions_here() -> str:
-    """Of what the members must have in common."""
-    return f"confide {VERSION} python {platform.python_version()} torch {torch.__version__} numpy {np.__version__}"
+    """Of what the members must have in common; numbers without a type of their own are of torch's default one."""
+    versions = f"confide {VERSION} python {platform.python_version()} torch {torch.__version__} numpy {np.__version__}"
+    return f"{versions} {torch.get_default_dtype()}"
 
 
 def digest_of(tensor: Tensor) -> str:

@@ -19,6 +19,7 @@ from confide.privacy import accountants
 from confide.privacy.events import GaussianEvent
 from confide.privacy.ledger import Entry, Head, Ledger
 from confide.privacy.ledger import sqlite as _sqlite
+from confide.privacy.ledger.postgres import PostgresStore
 from tests.privacy.ledger.ledger_tools import (
     DELTA,
     FILTERED,
@@ -29,6 +30,7 @@ from tests.privacy.ledger.ledger_tools import (
     in_a_process,
     most,
 )
+from tests.privacy.ledger.servers import Server, emptied
 
 
 def spend(path: str, tries: int, barrier: Barrier, results: Any, create: bool, slow: float | None) -> None:
@@ -153,6 +155,35 @@ def test_waiting_goes_on_as_long_as_others_move(place: str) -> None:
         for _ in range(3):
             patient.charge(STEP, "patient")
     assert [entry.purpose for entry in busy.entries()].count("patient") == 3
+
+
+def test_waiting_goes_on_while_others_are_refused_in_turn(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write nothing, yet the lock goes from hand to hand: fifty writers at a ceiling are no reason to give up."""
+    place = emptied(server.address)
+    busy, patient = [Ledger(place) for _ in range(4)], Ledger(place, timeout=0.4)
+
+    def refused(head: Head) -> tuple[Entry, ...]:
+        time.sleep(0.2)
+        raise BudgetExceeded("full", 1.0, 1.0, DELTA)
+
+    def hold(ledger: Ledger) -> None:
+        ends = time.monotonic() + 1.5
+        while time.monotonic() < ends:
+            with pytest.raises(BudgetExceeded):
+                ledger._book.write(refused)
+
+    def charged_beside_them() -> None:
+        with ThreadPoolExecutor(len(busy)) as pool:
+            held = [pool.submit(hold, ledger) for ledger in busy]
+            time.sleep(0.3)
+            patient.charge(STEP, "patient")
+            assert [each.result() for each in held] == [None] * len(busy)
+
+    charged_beside_them()
+    assert [entry.purpose for entry in patient.entries()] == ["patient"]
+    monkeypatch.setattr(PostgresStore, "_read_turn", staticmethod(lambda connection: (1,)))  # as if nobody moved
+    with pytest.raises(LedgerError, match="locked by another writer"):
+        charged_beside_them()
 
 
 def fork_and_charge(path: str, fresh: bool, hooked: bool) -> list[str]:

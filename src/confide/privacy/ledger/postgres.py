@@ -157,7 +157,7 @@ class PostgresStore(ChainStore):
             return
         import psycopg
 
-        last = self._read_count(connection)
+        last = self._read_turn(connection)
         while True:
             connection.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {self._settings()}")
             try:
@@ -166,18 +166,20 @@ class PostgresStore(ChainStore):
                 connection.execute("ROLLBACK")
             else:
                 break
-            count = self._read_count(connection)
-            if count == last:
+            turn = self._read_turn(connection)
+            if turn == last:
                 raise LedgerError(
                     f"{self.name}: locked by another writer; wait for it to finish or end it, then try again "
                     f"(waited {self.timeout:g} s)"
                 )
-            last = count
+            last = turn
         self._check_schema(connection)
 
     @staticmethod
-    def _read_count(connection: TimedConnection) -> tuple[Any, ...] | None:
-        found: tuple[Any, ...] | None = connection.execute("SELECT count FROM confide_ledger.meta").fetchone()
+    def _read_turn(connection: TimedConnection) -> tuple[Any, ...] | None:
+        """Changes with every writer, also with one that was refused and wrote nothing: who had the lock last."""
+        query: LiteralString = "SELECT count, xmax::text FROM confide_ledger.meta"
+        found: tuple[Any, ...] | None = connection.execute(query).fetchone()
         return found
 
     # -- what is in the database -----------------------------------------------------------------------------
