@@ -13,6 +13,7 @@ from typing import Any
 import joblib
 import pytest
 import torch
+from joblib.parallel import ThreadingBackend
 
 import confide
 from confide.data.loaders import load_dataset
@@ -49,6 +50,20 @@ def test_a_worker_that_has_grown_stays() -> None:
     pytest.importorskip("psutil")  # without it nobody looks
     calls = [joblib.delayed(grown)(size) for size in (1, 1, 330, 330, 1, 1)]
     assert len(set(in_processes(calls, 2))) <= 2
+
+
+class TellsAtTheEnd(ThreadingBackend):  # type: ignore[misc]
+    """As Ray's backend of joblib: nothing is heard before the last call has ended."""
+
+    supports_return_generator = False
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_backends_that_tell_everything_at_the_end(in_order: bool) -> None:
+    joblib.register_parallel_backend("at the end", TellsAtTheEnd)
+    calls = [joblib.delayed(abs)(-number) for number in range(5)]
+    with joblib.parallel_config("at the end"):
+        assert sorted(in_processes(calls, 2, in_order=in_order)) == list(range(5))
 
 
 def opened(ledger: Path | None, epsilon: float = 3.0) -> tuple[Request, Table]:

@@ -11,10 +11,16 @@ from confide.errors import RankLost
 
 
 def in_processes(calls: Iterable[Any], jobs: int, *, in_order: bool = False) -> Generator[Any, None, None]:
-    """What `joblib.delayed` calls give, as they end. They begin at once, whether or not anybody looks already."""
+    """What `joblib.delayed` calls give, as they end. They begin at once, whether or not anybody looks already.
+
+    Backends that tell nothing before the last call has ended, such as Ray's, are waited for.
+    """
     import joblib
 
     kind = "generator" if in_order else "generator_unordered"
+    backend, _ = joblib.parallel.get_active_backend()
+    if not backend.supports_return_generator:
+        kind = "list"
     return _heard(joblib.Parallel(n_jobs=jobs, return_as=kind)((_lasting, call, {}) for call in calls))
 
 
@@ -42,7 +48,7 @@ def _imported(module: str) -> None:
     importlib.import_module(module)
 
 
-def _heard(results: Generator[Any, None, None]) -> Generator[Any, None, None]:
+def _heard(results: Iterable[Any]) -> Generator[Any, None, None]:
     try:
         yield from results
     except BrokenExecutor as error:
