@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import confide
-from confide import methods
+from confide import errors, methods
 from confide.cli import app as application
 from confide.cli import method_list, output, settings
 from confide.cli.app import main
@@ -273,3 +273,12 @@ def test_as_a_program(tmp_path: Path) -> None:
     assert closed.stderr.read() == b""
     closed.stderr.close()
     assert closed.wait() != 0
+
+
+def test_own_errors_are_one_sentence_and_not_unexpected() -> None:
+    """Whatever confide raises by itself: a rank or a party that is lost is no fault of the program."""
+    own = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    plain = [kind for kind in own if not issubclass(kind, Warning) and "__init__" not in vars(kind)]
+    assert {errors.RankLost, errors.PartyLost, errors.RanksDisagree} <= set(plain)
+    for kind in plain:
+        assert output._explain(kind("one sentence"))[1] == "one sentence", kind

@@ -30,7 +30,16 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from confide.errors import BudgetExceeded, CommandError, CuratorNote, NothingToLearn, RankLost, Refusal, Unfinished
+from confide.errors import (
+    BudgetExceeded,
+    CommandError,
+    CuratorNote,
+    NothingToLearn,
+    PartyLost,
+    RankLost,
+    Refusal,
+    Unfinished,
+)
 from confide.wording import json_text
 
 # 2 is what shells use for bad usage, and 130 for an interrupt.
@@ -127,7 +136,7 @@ def _explain(error: BaseException) -> tuple[int, str]:
         return REFUSED, _usage_sentence(error)
     if isinstance(error, BudgetExceeded):
         return OVER_BUDGET, str(error)
-    if isinstance(error, Unfinished | RankLost):
+    if isinstance(error, Unfinished | RankLost | PartyLost):
         return UNFORESEEN, str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return REFUSED, f"{error.filename}: {_lowered(error.strerror or str(error))}"
