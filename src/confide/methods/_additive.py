@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from confide.expectation.evidence import standard_normals
 from confide.mechanism.clipping import Recordwise
 from confide.methods._additive_columns import MOMENTS, column_laws, moments
+from confide.methods._additive_levels import LEAST_WEIGHT, believed_shares
 from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, legible, normal_shares
 from confide.models.additive import (
     EVEN_SHARE,
@@ -47,10 +47,6 @@ begin and need little, for a mean over all bins has eight times the noise of one
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """Of absolute residuals of a target scaled to [-1, 1], from a thousandth of its range up to all of it."""
 
-LEAST_WEIGHT = 1e-60
-"""Of steps that were not taken yet: so little that nothing is believed, and its inverse is still a number."""
-LEVEL_DRAWS, LEVEL_ROUNDS = 256, 30
-"""Of the search for constants that give the shares: more of either move no share by a thousandth."""
 STEEP, USUAL_MOVE = 0.339, 0.2
 """By how much the share within the 90 % of a normal law grows with the logarithm of its scale; and by how much that
 logarithm differs, as a standard deviation, from one that is right for the 90 % of residuals that are not normal."""
@@ -173,6 +169,7 @@ class Scale:
     centres: Tensor
     variances: Tensor
     answers: Tensor
+    waves_alike: Tensor
 
 
 def scale_of(
@@ -198,13 +195,14 @@ def scale_of(
         unit = column_unit(recipe, share)
         found, noise = found / unit, noise / unit
     heights = heights_of(shares)
-    mean, variance = wave_moments(shares, heights, recipe.waves)
+    mean, variance, alike = wave_moments(shares, heights, recipe.waves)
     present = _present(recipe, found, noise / records, records)
     # A share that was taken for less than it is would make steps too long.
     doubt = 0.0 if counts is None else noise / records
     centres = torch.cat([torch.zeros(1, dtype=torch.float64), mean.flatten(), present])
     spread = (present * (1 - present)).clamp(min=max(doubt, 1 / records))
-    return Scale(heights, centres, torch.cat([torch.ones(1, dtype=torch.float64), variance.flatten(), spread]), told)
+    variances = torch.cat([torch.ones(1, dtype=torch.float64), variance.flatten(), spread])
+    return Scale(heights, centres, variances, told, alike)
 
 
 def _column_shares(
@@ -231,22 +229,6 @@ def answers_told(counts: Tensor, noise: float, records: float, classes: int | No
     if classes is None:
         return smoothed(counts[None], noise, records, even)[0]
     return even if math.isinf(noise) else believed_shares(counts / records, noise / records)[0]
-
-
-def believed_shares(found: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of shares that were found with such noise, under Jeffreys' prior; means add up to 1.
-
-    A share that noise has made negative is not taken for none: a class that is never expected costs most.
-    """
-    noise = max(noise, 1e-12)
-    places = torch.sigmoid(torch.linspace(-9, 9, 721, dtype=torch.float64))
-    chance = (places * (1 - places)).log() / 2 - ((found[:, None] - places) / noise).square() / 2
-    chance = chance.softmax(1)
-    mean = chance @ places
-    spread = (chance @ places.square() - mean.square()).clamp(min=0).sqrt()
-    inside = (found > 4 * noise) & (found < 1 - 4 * noise)  # where no end is near, and finer than the places are
-    mean, spread = torch.where(inside, found, mean), torch.where(inside, torch.full_like(spread, noise), spread)
-    return mean / mean.sum(), spread
 
 
 def _present(recipe: AdditiveRecipe, counts: Tensor | None, doubt: float, records: float) -> Tensor:
@@ -364,39 +346,6 @@ def leverage_of(kept: Tensor, found: Tensor, curvature: Tensor, variances: Tenso
     believed = (kept / torch.where(found == 0, 1.0, found)).clamp(0, 1)
     believed[:, 0] = 1.0
     return float((believed * variances / (curvature.clamp(min=1e-12) * alike)).sum(1).mean())
-
-
-def shares_of(sums: Tensor, start: Tensor, feature: float, records: float) -> tuple[Tensor, Tensor]:
-    """Shares of the classes and their deviations, from sums (3, outputs) of steps about the weights of the constant.
-
-    Its gradient is the difference between the shares that the positions expect and those of the records. So steps
-    measure the shares, which may lie far from where a first step was taken.
-    """
-    weight = sums[0].clamp(min=LEAST_WEIGHT)
-    logits = start + sums[1] / weight * feature
-    residual = sums[2] / weight / (records * feature)
-    if len(logits) == 1:  # of two classes the second has an output
-        logits, residual = torch.cat([0 * logits, logits]), torch.cat([-residual, residual])
-    # Shares are at most one: a deviation of ten says nothing, and before the first step it would be no number.
-    return believed_shares(logits.softmax(0) - residual, min(10.0, float(weight[0].rsqrt() / (records * feature))))
-
-
-def levels_of(shares: Tensor, error: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-    """Constants of the outputs of a softmax, or of the logit of the second class, that give such shares on average over
-    outputs with these variances around them; and the constants' own variances.
-
-    Outputs that are spread out bring shares together, so that constants must be further apart than without. Found in
-    rounds, over fixed quasi-random outputs.
-    """
-    doubt = (error / (shares * (1 - shares))).square()
-    outputs = spread if len(spread) > 1 else torch.cat([0 * spread, spread])
-    around = standard_normals(LEVEL_DRAWS, len(outputs)) * outputs.sqrt()
-    level = shares.log()
-    for _ in range(LEVEL_ROUNDS):
-        level = level + shares.log() - (level + around).softmax(1).mean(0).log()
-    if len(spread) == 1:
-        return level[1:] - level[:1], doubt[1:]
-    return level - level.mean(), doubt / 4
 
 
 def shrunk(found: Tensor, variance: Tensor, groups: list[slice], usual: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,24 +12,22 @@ from torch import Tensor, nn
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
-    LEAST_WEIGHT,
     BelievedWeights,
     Scale,
     Schedule,
     histogram,
     histogram_size,
-    levels_of,
     leverage_of,
     measured,
     network_for,
     residual_scale,
     residuals,
     scale_of,
-    shares_of,
     shrunk,
     target_share,
     told,
 )
+from confide.methods._additive_levels import LEAST_WEIGHT, constants_of, shares_of
 from confide.methods._additive_problem import (
     CUT,
     LARGEST,
@@ -51,6 +49,7 @@ from confide.methods._additive_problem import (
     tremor,
     within,
 )
+from confide.methods._additive_steps import MOMENTUM, divided, largest_rate, sharpness, wave_matrix
 from confide.methods._additive_target import legible
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
@@ -62,10 +61,9 @@ RELEASES = 17
 """About all records: one histogram and sixteen steps, or thirteen and three."""
 FEW_WAVES = 3
 """Of each number, where there are more than MANY_NUMBERS: no budget pays for more of them."""
-RATE, MOMENTUM, HORIZON = 0.3, 0.5, 4.8
-"""Of the steps; where there are many, rates are such that they add up to HORIZON."""
-STABLE = 2.4
-"""Rate times sharpest curvature that momentum bears with some room: the limit is 2 (1 + momentum)."""
+FLATTEST = 0.25
+"""Part of the curvature at even odds that steps rely on at least: were they divided by less wherever outputs have gone
+far, steps that went too far would grow."""
 TREMOR = 0.2
 """How far noise may carry outputs while steps are taken, in logits or deviations: further off a sigmoid is flat and
 residuals are cut, and what a step says of a weight would depend on the way to it."""
@@ -90,6 +88,7 @@ class AdditiveState:
     deviation   of the target around the network, for numbers
     before      position and gradient of the step before, for the curvature along the way
     sharpest    curvature of the two steps before in units of the assumed one, at most
+    waves_alike (numbers, waves, waves): correlations of every number's waves
     alike       the largest curvature so far that is no noise: how many columns move together, about
     """
 
@@ -104,6 +103,7 @@ class AdditiveState:
     deviation: float
     velocity: Tensor = field(repr=False)
     sums: Tensor = field(repr=False)
+    waves_alike: Tensor = field(repr=False)
     before: tuple[Tensor, ...] = field(default=(), repr=False)
     sharpest: tuple[float, ...] = ()
     alike: float = 1.0
@@ -293,6 +293,7 @@ class Additive(Method):
             start_doubt(problem, scale.answers, doubt), deviation,
             velocity=torch.zeros(shape, dtype=torch.float64),
             sums=torch.zeros(3, *shape, dtype=torch.float64),
+            waves_alike=scale.waves_alike,
         )  # fmt: skip
 
     def show(self, problem: Problem, state: AdditiveState) -> None:
@@ -300,7 +301,7 @@ class Additive(Method):
         features = network_of(problem).features
         features.heights.copy_(state.heights)
         features.centres.copy_(state.centres)
-        features.amplitudes.copy_(amplitudes_of(problem, self.smoothness) * state.unit)
+        features.amplitudes.copy_(amplitudes_of(problem, self.smoothness) * (state.variances > 0) * state.unit)
 
     # -- learning --------------------------------------------------------------------------------------------------
 
@@ -321,16 +322,22 @@ class Additive(Method):
         position = problem.position.double().view(state.velocity.shape) * state.unit
         gradient, share = within(problem.likelihood, release.sum.double().view(position.shape) * gain)
         noise = release.noise_std * gain * share
-        curvature, prior, divisor = self._curvatures(problem, state, noise)
-        sharpest, alike = self._sharpness(state, position, gradient, divisor, noise)
+        flat = max(flatness(problem.likelihood, state.variances, position), FLATTEST)
+        curvature, prior, divisor = self._curvatures(problem, state, noise, flat)
+        matrix = wave_matrix(curvature, divisor, state.waves_alike)
+        assumed = float((divisor * (position - state.before[0]).square()).sum()) if state.before else 0.0
+        sharpest, alike = sharpness(state.before, state.sharpest, state.alike, position, gradient, assumed, noise)
         unit = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         shaken = tremor(state.variances, noise, curvature + prior, divisor) / (1 - MOMENTUM) / unit
-        rate = min(self._rate(problem, sharpest, curvature / divisor), TREMOR**2 / max(shaken, 1e-30))
+        learning = self._schedule(problem).learning
+        most = largest_rate(network_of(problem).recipe, sharpest, curvature / divisor, learning)
+        rate = min(most, TREMOR**2 / max(shaken, 1e-30))
         done = self._schedule(problem).learnt(state.step) + 1
         away = position - self._origin(state)
-        counts = done > int((1 - counted_share(problem)) * self._schedule(problem).learning)
+        counts = done > int((1 - counted_share(problem)) * learning)
         sums = state.sums + told(away, gradient, noise) if counts else state.sums
-        velocity = MOMENTUM * state.velocity + (gradient + prior * away) / divisor
+        push = divided(gradient + prior * away, divisor, matrix)
+        velocity = MOMENTUM * state.velocity + push
         problem.position.copy_(((position - rate * velocity) / state.unit).flatten())
         state = replace(
             state, step=state.step + 1, velocity=velocity, sums=sums, sharpest=sharpest, alike=alike,
@@ -345,8 +352,11 @@ class Additive(Method):
             problem.position.copy_((self._belief(problem, state).mean / state.unit).flatten())
         return state
 
-    def _curvatures(self, problem: Problem, state: AdditiveState, noise: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the likelihood and of the prior, and what steps are divided by, all (outputs, features)."""
+    def _curvatures(
+        self, problem: Problem, state: AdditiveState, noise: float, flat: float = 1.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the likelihood, as far as it is `flat`, and of the prior, and what steps are divided by, all (outputs,
+        features)."""
         curvature = problem.records * curvature_weights(problem.likelihood, state.answers)[:, None] * state.variances
         curvature = curvature * passed(problem)
         spread = self._spread(problem, state)
@@ -355,7 +365,7 @@ class Additive(Method):
         pinned = (PINNED * error / self._usual(problem, state)).square()
         prior = square / spread**2 + pinned.clamp(max=1e6) * curvature
         prior[:, 0] = 0.0  # where the constant belongs nobody knows beforehand
-        return curvature, prior, curvature + prior + noise / spread
+        return curvature * flat, prior, curvature * flat + prior + noise / spread
 
     def _spread(self, problem: Problem, state: AdditiveState) -> float:
         """Of what the model has to explain: about one logit, or the deviation of the target."""
@@ -372,38 +382,6 @@ class Additive(Method):
         origin = torch.zeros_like(state.velocity)
         origin[:, 0] = state.start
         return origin
-
-    def _sharpness(
-        self, state: AdditiveState, position: Tensor, gradient: Tensor, divisor: Tensor, noise: float
-    ) -> tuple[tuple[float, ...], float]:
-        """Curvature along the last two steps over the assumed one, and the largest so far that is no noise.
-
-        The former with two deviations of noise on top, the latter with as many taken off.
-        """
-        if not state.before:
-            return (), 1.0
-        way, change = position - state.before[0], gradient - state.before[1]
-        assumed = float((divisor * way.square()).sum())
-        if assumed <= 0:
-            return state.sharpest, state.alike
-        # The way was taken by the noise of the gradient before: what the two have in common is no curvature.
-        common, spread = state.before[2].tolist()
-        found = (float((way * change).sum()) - common) / assumed
-        doubt = 2 * math.hypot(math.sqrt(2) * noise * float(way.norm()), spread) / assumed
-        return (*state.sharpest, found + doubt)[-2:], max(state.alike, found - doubt)
-
-    def _rate(self, problem: Problem, sharpest: tuple[float, ...], pull: Tensor) -> float:
-        """At most STABLE over the sharpest curvature there can be.
-
-        Features of one column are uncorrelated, those of different columns may be all the same: the curvature is at
-        most the sum of the columns' own, in units of what steps are divided by, and the constant's. What the last steps
-        met counts twice, for other directions may be sharper.
-        """
-        groups = [slice(0, 1), *network_of(problem).recipe.groups()]
-        most = sum(float(pull[:, group].max()) for group in groups)
-        if sharpest:
-            most = min(most, max(2 * max(sharpest), 1.0))
-        return min(RATE, HORIZON / self._schedule(problem).learning, STABLE / most)
 
     # -- posterior -------------------------------------------------------------------------------------------------
 
@@ -434,7 +412,9 @@ class Additive(Method):
             return BelievedWeights(mean + origin, doubt, scales, leverage)
         # Shares are to come out as measured on average over what columns are believed to add, and its doubt.
         spread = (state.variances * (mean.square() + doubt))[:, 1:].sum(1)
-        level, error = levels_of(*shares, spread)
+        own_level, doubted = (value[:, 0] for value in measured(state.sums, curvature))
+        own = constant * (own_level + origin[:, 0]), constant**2 * doubted
+        level, error = constants_of(shares, spread, self._stepped(state), constant * reached[:, 0], own)
         mean[:, 0], doubt[:, 0] = level / constant - origin[:, 0], error / constant**2
         return BelievedWeights(mean + origin, doubt, scales, leverage)
 
@@ -442,8 +422,22 @@ class Additive(Method):
         """Shares of the classes by all steps that count, and their deviations."""
         if not isinstance(problem.likelihood, Categorical | Bernoulli):
             return None
-        constant = constant_of(problem)
-        return shares_of(state.sums[:, :, 0], state.start * constant, constant, problem.records)
+        constant, counted = constant_of(problem), (state.answers, self._count_noise(problem))
+        start, steps = state.start * constant, self._stepped(state)
+        return shares_of(state.sums[:, :, 0], start, constant, problem.records, steps, counted)
+
+    def _stepped(self, state: AdditiveState) -> Tensor:
+        """Variances of the outputs where the steps that count were taken."""
+        reached = state.sums[1] / state.sums[0].clamp(min=LEAST_WEIGHT)
+        return (state.variances * reached.square())[:, 1:].sum(1)
+
+    def _count_noise(self, problem: Problem) -> float:
+        """In the shares of the histogram."""
+        (phase, count), *_ = self._schedule(problem).phases
+        if phase != "scale":
+            return math.inf
+        noise = problem.plan.mechanism.noise_multiplier / problem.plan.expected_batch
+        return noise / math.sqrt(count * self._target_share(problem))
 
 
 __all__ = ["Additive", "AdditiveState", "histogram_size"]

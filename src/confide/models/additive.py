@@ -13,6 +13,7 @@ Inputs are those of `confide.data.preprocessing.Encoder`: numbers in [-1, 1], ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -280,17 +281,33 @@ EVEN_SHARE = 0.02
 """Of every quantile scale is the plain one: no part of the declared range is without a scale, whatever noise says."""
 
 
+TAIL_ROOM = 0.5
+"""How much room tails have: a normal number would lie on the scale as the root of its density says."""
+
+
+ONE_VALUE = 0.95
+"""Of the records in one bin, from which on a number has one value: where in the bin it lies nobody knows, so that its
+waves would be constants that are not known."""
+
+
 def heights_of(shares: Tensor) -> Tensor:
-    """The quantile scale at the middle of each bin: half of a bin's own records count as below."""
-    return shares.cumsum(1) - shares / 2
+    """The scale at the middle of each bin: half of a bin's own records count as below."""
+    below = (shares.cumsum(1) - shares / 2).clamp(1e-9, 1 - 1e-9)
+    heights: Tensor = torch.special.ndtr(math.sqrt(TAIL_ROOM) * torch.special.ndtri(below))
+    return heights
 
 
-def wave_moments(shares: Tensor, heights: Tensor, waves: int) -> tuple[Tensor, Tensor]:
-    """Mean and variance of every cosine (numbers, waves), where such shares of the records lie at these heights."""
+def wave_moments(shares: Tensor, heights: Tensor, waves: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of every cosine (numbers, waves), and how cosines of a number are correlated (numbers, waves,
+    waves), where such shares of the records lie at these heights. A number of one value has no variance."""
     angles = torch.pi * heights[:, None, :] * torch.arange(1, waves + 1, dtype=heights.dtype)[:, None]
     cosines = torch.cos(angles)
     mean = (cosines * shares[:, None, :]).sum(-1)
-    return mean, ((cosines - mean[..., None]).square() * shares[:, None, :]).sum(-1)
+    centred = cosines - mean[..., None]
+    products = (centred * shares[:, None, :]) @ centred.transpose(1, 2)
+    variance = products.diagonal(dim1=1, dim2=2) * (shares.amax(1, keepdim=True) < ONE_VALUE)
+    root = variance.clamp(min=1e-12).sqrt()
+    return mean, variance, products / (root[:, :, None] * root[:, None, :])
 
 
 __all__ = ["NUMBER", "AdditiveFeatures", "AdditiveNetwork", "AdditiveRecipe", "additive", "blocks_of"]

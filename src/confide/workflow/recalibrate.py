@@ -88,7 +88,7 @@ EXPECTED_SHIFT = 0.3
 """Of a shift of several classes, the standard deviation."""
 FLOORS, EXPECTED_FLOOR = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4), 0.02
 """Floors that are tried, and what is expected beforehand: exponential, so that there is none unless counts show it."""
-LARGEST_SHIFT, POINTS, ZOOMS = 2.5, 41, 3
+LARGEST_SHIFT, POINTS, ZOOMS = 6.0, 61, 4
 """Of the search for slope and shift: the range of a shift, places along each of the two, and how often it is narrowed
 to four standard deviations around the mean."""
 SURENESS = (0.6, 1.2, 2.4, 4.8)

@@ -1,0 +1,105 @@
+"""Constants of an additive fit: what steps and the histogram say of the classes' shares, and levels that give them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from confide.expectation.evidence import standard_normals
+
+LEAST_WEIGHT = 1e-60
+"""Of steps that were not taken yet: so little that nothing is believed, and its inverse is still a number."""
+LEVEL_DRAWS, LEVEL_ROUNDS = 256, 30
+"""Of the search for constants that give the shares: more of either move no share by a thousandth."""
+
+
+def believed_shares(found: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of shares that were found with such noise, under Jeffreys' prior; means add up to 1.
+
+    A share that noise has made negative is not taken for none: a class that is never expected costs most.
+    """
+    noise = max(noise, 1e-12)
+    places = torch.sigmoid(torch.linspace(-9, 9, 721, dtype=torch.float64))
+    chance = (places * (1 - places)).log() / 2 - ((found[:, None] - places) / noise).square() / 2
+    chance = chance.softmax(1)
+    mean = chance @ places
+    spread = (chance @ places.square() - mean.square()).clamp(min=0).sqrt()
+    inside = (found > 4 * noise) & (found < 1 - 4 * noise)  # where no end is near, and finer than the places are
+    mean, spread = torch.where(inside, found, mean), torch.where(inside, torch.full_like(spread, noise), spread)
+    return mean / mean.sum(), spread
+
+
+def shares_of(
+    sums: Tensor, start: Tensor, feature: float, records: float, spread: Tensor, counted: tuple[Tensor, float]
+) -> tuple[Tensor, Tensor]:
+    """Shares of the classes and their deviations, from sums (3, outputs) of steps about the weights of the constant.
+
+    Its gradient is the difference between the shares that the positions expect and those of the records. So steps
+    measure the shares, which may lie far from where a first step was taken. What the positions expect is known as far
+    as effects are normal: where these move the shares much, those of the histogram are the better ones.
+
+    spread   variances of the outputs where steps were taken
+    counted  shares of the histogram and their noise
+    """
+    weight = sums[0].clamp(min=LEAST_WEIGHT)
+    logits = start + sums[1] / weight * feature
+    residual = sums[2] / weight / (records * feature)
+    if len(logits) == 1:  # of two classes the second has an output
+        logits, residual = torch.cat([0 * logits, logits]), torch.cat([-residual, residual])
+    expected = mean_shares(logits, spread)
+    # Shares are at most one: a deviation of ten says nothing, and before the first step it would be no number.
+    noise = min(10.0, float(weight[0].rsqrt() / (records * feature)))
+    error = noise**2 + float((expected - logits.softmax(0)).square().max())
+    shares, doubt = counted
+    share = error / (error + doubt**2) if math.isfinite(doubt) else 0.0
+    return believed_shares(torch.lerp(expected - residual, shares, share), math.sqrt(error * (1 - share)))
+
+
+def mean_shares(level: Tensor, spread: Tensor) -> Tensor:
+    """Of classes whose outputs lie around these levels with such variances, one of which may stand for two outputs."""
+    return (level + _around(spread)).softmax(1).mean(0)
+
+
+def _around(spread: Tensor) -> Tensor:
+    outputs = spread if len(spread) > 1 else torch.cat([0 * spread, spread])
+    return standard_normals(LEVEL_DRAWS, len(outputs)) * outputs.sqrt()
+
+
+def levels_of(shares: Tensor, error: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """Constants of the outputs of a softmax, or of the logit of the second class, that give such shares on average over
+    outputs with these variances around them; and the constants' own variances.
+
+    Outputs that are spread out bring shares together, so that constants must be further apart than without. Found in
+    rounds, over fixed quasi-random outputs.
+    """
+    doubt, around = (error / (shares * (1 - shares))).square(), _around(spread)
+    level = shares.log()
+    for _ in range(LEVEL_ROUNDS):
+        level = level + shares.log() - (level + around).softmax(1).mean(0).log()
+    if len(spread) == 1:
+        return level[1:] - level[:1], doubt[1:]
+    return level - level.mean(), doubt / 4
+
+
+def constants_of(
+    shares: tuple[Tensor, Tensor], spread: Tensor, steps: Tensor, before: Tensor, measured: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Constants of all outputs, in logits, and their variances.
+
+    By the shares alone they are right if effects are normal around zero. By steps they are right whatever effects are,
+    as far as a Newton step is: from where steps have led by what the gradient says, and then by what it takes to go
+    from the spread of the positions to that of the belief. The former is off by what the two differ by, the latter by
+    what such a step leaves out and by its noise: each weighs by the square of that.
+
+    spread    variances of the outputs under the belief
+    steps     the same where steps were taken
+    before    constants there
+    measured  constants by the steps' own measurement, and their variances by its noise
+    """
+    level, error = levels_of(*shares, spread)
+    there, _ = levels_of(*shares, steps)
+    found, noise = measured
+    off, newton = (found - there).square().max(), ((found - before).square() / 2).square().max()
+    return torch.lerp(level, found + level - there, float(off / (off + newton + noise.max()))), error

@@ -1,0 +1,82 @@
+"""The scale of the additive method: room for tails, correlated waves, numbers of one value, and constants."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from confide.methods import _additive_levels as levels
+from confide.methods import _additive_steps as steps
+from confide.models import additive as model
+from tests.methods.test_additive import fitted, log_loss
+
+
+def normal_shares() -> torch.Tensor:
+    """Of the bins of a normal number within bounds of five deviations."""
+    below = torch.special.ndtr((model.edges(1) - 0.5) * 10)
+    shares: torch.Tensor = below.diff()[None]
+    return shares / shares.sum()
+
+
+def explained(shares: torch.Tensor, waves: int = 12) -> float:
+    """Share of the variance of a square that the waves explain, by least squares over the bins."""
+    square = ((model.middles(1) - 0.5) * 10).square()
+    angles = torch.pi * model.heights_of(shares)[0, :, None] * torch.arange(waves + 1)
+    root = shares[0].sqrt()[:, None]
+    found = torch.linalg.lstsq(torch.cos(angles) * root, (square * root[:, 0])[:, None], driver="gelsd").solution
+    left = square - (torch.cos(angles) @ found)[:, 0]
+    mean = (shares[0] * square).sum()
+    return 1 - float((shares[0] * left.square()).sum() / (shares[0] * (square - mean).square()).sum())
+
+
+def test_tails_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the quantile scale itself, the broken variant, a twelfth of a square is lost in the tails."""
+    assert explained(normal_shares()) > 0.96
+    monkeypatch.setattr(model, "TAIL_ROOM", 1.0)
+    assert explained(normal_shares()) < 0.93
+
+
+def test_steps_of_correlated_waves_are_divided_by_their_matrix() -> None:
+    _, variance, alike = model.wave_moments(normal_shares(), model.heights_of(normal_shares()), 5)
+    curvature = torch.cat([torch.ones(1, dtype=torch.float64), 100 * variance[0]])[None]
+    matrix = steps.wave_matrix(curvature, curvature, alike)
+    assert float((alike[0] - torch.eye(5)).abs().max()) > 0.2, "a test that can fail"
+    truth = torch.arange(6, dtype=torch.float64)[None]
+    whole = torch.eye(6, dtype=torch.float64)
+    whole[1:, 1:] = alike[0]
+    whole = curvature[0].sqrt()[:, None] * whole * curvature[0].sqrt()
+    assert torch.allclose(steps.divided(truth @ whole, curvature, matrix), truth)
+
+
+def test_a_number_of_one_value_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its value lies off the middle of its bin, so that its waves would be constants beside the constant."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3000, 3, generator=generator).div(4).clamp(-1, 1)
+    x[:, 2] = 0.4
+    y = (torch.rand(3000, generator=generator) < torch.sigmoid(4 * x[:, 0] - 3 * x[:, 1])).long()
+    run = fitted(x, y, epsilon=8.0)
+    weights, features = run.posterior.centre.view(1, -1), run.posterior.module.features(x)
+    part = run.posterior.module.recipe.groups()[2]
+    assert float((features[:, part] @ weights[:, part].T).abs().max()) == 0
+    loss = log_loss(run.posterior, x, y)
+    assert loss < 0.58
+    monkeypatch.setattr(model, "ONE_VALUE", 2.0)
+    assert log_loss(fitted(x, y, epsilon=8.0).posterior, x, y) > loss + 0.003
+
+
+def test_shares_of_the_histogram_count_where_effects_are_large() -> None:
+    """Skewed effects: steps have led to a constant of 1.2 where half of the records belong to either class."""
+    sums = torch.tensor([[1e6, 1e6], [-0.6e6, 0.6e6], [0.0, 0.0]], dtype=torch.float64)
+    even = torch.full((2,), 0.5, dtype=torch.float64)
+    start, spread = torch.zeros(2, dtype=torch.float64), torch.full((2,), 6.0, dtype=torch.float64)
+    shares, _ = levels.shares_of(sums, start, 1.0, 1000, spread, (even, 0.005))
+    assert float(shares[1]) == pytest.approx(0.5, abs=0.01)
+    alone, _ = levels.shares_of(sums, start, 1.0, 1000, spread, (even, math.inf))
+    assert float(alone[1]) > 0.55
+    here = torch.tensor([-0.6, 0.6], dtype=torch.float64)
+    level, _ = levels.constants_of((even, 0.005 * even), spread, spread, here, (here, 1e-6 * even))
+    assert level.tolist() == pytest.approx(here.tolist(), abs=0.01)
+    level, _ = levels.constants_of((even, 0.005 * even), spread, spread, here, (here, 100 * even))
+    assert float(level[1]) == pytest.approx(0.0, abs=0.03), "what noise says of a constant is not believed"
