@@ -118,7 +118,7 @@ class Additive(Method):
     every number, which say where it lies where bins drown in noise. It gives every number a quantile scale u, so that
     heavy tails and wide bounds do no harm, and says how often every category occurs. On that scale an effect is a sum
     of cosines with amplitudes k^-smoothness (a Sobolev prior), or one level per category. All features are centred and
-    have known variances, so that every step is divided by its curvature:
+    have known variances and correlations, so that every step is divided by its curvature:
 
         g = clipped, noisy gradient of all records,    v' = v / 2 + g / D,    theta' = theta - rate v'.
 
