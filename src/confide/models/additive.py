@@ -4,9 +4,9 @@
     f_j(u) = sum_k w_jk a_k (cos(pi k u) - m_jk),        a_k = k^-smoothness
 
 u_j is a quantile scale with room for tails: a monotone map of the column onto [0, 1], the normal law of a part of the
-normal score, so that a heavy tail takes little room and a square or an exponential is still smooth in it. A prior
-N(0, tau^2) of all w makes f_j smooth: it is the Sobolev norm of that order. Where scales come from is the business of a method; here they are buffers
-that start as the plain scale between the declared bounds.
+normal score, so that a heavy tail takes little room and a square or an exponential is still smooth in it. A prior N(0,
+tau^2) of all w makes f_j smooth: it is the Sobolev norm of that order. Where scales come from is the business of a
+method; here they are buffers that start as the plain scale between the declared bounds.
 
 Inputs are those of `confide.data.preprocessing.Encoder`: numbers in [-1, 1], categories 0 or 1.
 """
