@@ -214,8 +214,29 @@ def test_the_expected_time_says_what_was_not_measured() -> None:
         parts = [Experiment(f"part{n}", "", lambda _: PaperOutcome(), minutes=each) for n, each in enumerate(minutes)]
         return Paper("p", "", "", tuple(parts))
 
-    assert (
-        expected(paper(2.0, 0.0), [], 5, 1) == "p: about 10 min of processor time for 5 seeds, and part1, not measured"
-    )
-    assert expected(paper(0.0), [], 1, 2) == "p: how long part0 will take was not measured; 1 seed, by 2 processes"
-    assert "not measured" not in expected(paper(1.0), [], 1, 1)
+    told = expected(paper(2.0, 0.0), None, [], 5, 1)
+    assert told == "p: about 10 min of processor time for 5 seeds, and part1, not measured"
+    told = expected(paper(0.0), None, [], 1, 2)
+    assert told == "p: how long part0 will take was not measured; 1 seed, by 2 processes"
+    assert "not measured" not in expected(paper(1.0), None, [], 1, 1)
+
+
+def test_an_experiment_whose_file_is_not_there_is_left_out_and_said_to_be(tmp_path: Path) -> None:
+    """`run all` must neither stop at it nor count its time; asked for by name, it is refused before anything runs."""
+    from confide.cli.papers import expected
+
+    ran: list[str] = []
+
+    def part(name: str, needs: str = "") -> Experiment:
+        return Experiment(name, "", lambda _: ran.append(name) or PaperOutcome(), minutes=1.0, needs=needs)
+
+    paper, context = Paper("p", "", "", (part("small"), part("large", "large.zip"))), Context(data=tmp_path)
+    list(base.run(paper, context))
+    assert ran == ["small"]
+    told = expected(paper, tmp_path, [], 1, 1)
+    assert told.endswith("1 min of processor time for 1 seed; large was not run: the data directory holds no large.zip")
+    with pytest.raises(Refusal, match=r"only=large: large was not run: .* holds no large\.zip"):
+        list(base.run(paper, context, only=["large"]))
+    (tmp_path / "large.zip").touch()
+    list(base.run(paper, context, only=["large"]))
+    assert ran == ["small", "large"]

@@ -197,8 +197,9 @@ def _run_one(
 
     done: list[Finished] = []
     origin = None if keep is None else kept.check_keeping(base.Context(data, quick), source)
+    base.asked_for(paper, base.Context(data, quick), only)  # a sentence before anything runs
     if shows and not quick:
-        output().print(f"[dim]{escape(expected(paper, only, seeds, jobs))}[/dim]")
+        output().print(f"[dim]{escape(expected(paper, data, only, seeds, jobs))}[/dim]")
     with progress_bar(paper.name) as bar:
         # The bar counts the steps of what is running now; its label stays the paper's name.
         context = base.Context(data, quick, tuple(range(seeds)), lambda what, now, total: bar(now, total))
@@ -211,17 +212,22 @@ def _run_one(
     return base.to_dict(paper, context, done)
 
 
-def expected(paper: Paper, only: list[str], seeds: int, jobs: int) -> str:
-    """How long a full run will take, by what it took before."""
-    chosen = paper.chosen(only)
+def expected(paper: Paper, data: Path | None, only: list[str], seeds: int, jobs: int) -> str:
+    """How long a full run will take, by what it took before, and what it leaves out for want of a file."""
+    from confide.papers import base
+
+    chosen = base.asked_for(paper, base.Context(data), only)
+    lacking = [each.lacks(data) for each in paper.chosen(only) if each.lacks(data)]
     minutes = sum(experiment.minutes for experiment in chosen) * seeds
     unknown = ", ".join(experiment.name for experiment in chosen if not experiment.minutes)
     shared = f", by {jobs} processes" if jobs > 1 else ""
     runs = "1 seed" if seeds == 1 else f"{seeds} seeds"
     if not minutes:
-        return f"{paper.name}: how long {unknown} will take was not measured; {runs}{shared}"
-    beside = f", and {unknown}, not measured" if unknown else ""
-    return f"{paper.name}: about {max(1, round(minutes))} min of processor time for {runs}{shared}{beside}"
+        told = f"how long {unknown} will take was not measured; {runs}{shared}"
+    else:
+        beside = f", and {unknown}, not measured" if unknown else ""
+        told = f"about {max(1, round(minutes))} min of processor time for {runs}{shared}{beside}"
+    return "; ".join((f"{paper.name}: {told}", *lacking))
 
 
 def page(results: Results, *, source: PageFrom = None, out: Page = None) -> None:

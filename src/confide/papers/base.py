@@ -128,6 +128,7 @@ class Experiment:
 
     minutes   of processor time that one seed of the full run takes, measured; 0: not known
     quick     whether a quick run has it; one that only repeats another on a larger set need not
+    needs     a file of the data directory without which it is left out
     """
 
     name: str
@@ -135,6 +136,14 @@ class Experiment:
     run: Callable[[Context], PaperOutcome]
     minutes: float = 0.0
     quick: bool = True
+    needs: str = ""
+
+    def lacks(self, data: Path | None) -> str:
+        """Why it cannot be run on what is there; empty where it can."""
+        if not self.needs or (data is not None and (data / self.needs).is_file()):
+            return ""
+        where = "no data directory was given" if data is None else f"the data directory holds no {self.needs}"
+        return f"{self.name} was not run: {where}"
 
 
 @dataclass(frozen=True)
@@ -155,6 +164,7 @@ class FigureComparison:
     higher    whether more is better
     margin    what still counts as equal, in the units of the figure
     factor    what the other figure is multiplied by, for claims like "within 5 %"
+    price     the column with the sound epsilon of our figure
     """
 
     ours: Place
@@ -163,6 +173,7 @@ class FigureComparison:
     higher: bool = True
     margin: float = 0.0
     factor: float = 1.0
+    price: str = "sound epsilon"
 
 
 @dataclass(frozen=True)
@@ -225,13 +236,24 @@ def run(
     jobs     experiments that run at the same time, each in a process of its own
     source   the file of a paper that is not installed: other processes read it again
     """
-    chosen = tuple(each for each in paper.chosen(only) if only or each.quick or not context.quick)
+    chosen = asked_for(paper, context, only)
     done: list[Finished] = []
     for finished in _in_turn(chosen, context) if jobs == 1 else _together(paper, chosen, context, jobs, source):
         done.append(finished)
         if out is not None:
             write(paper, context, done, out)
         yield finished
+
+
+def asked_for(paper: Paper, context: Context, only: Sequence[str] = ()) -> tuple[Experiment, ...]:
+    """What a run has: without names, all that a quick run need not leave out and whose files are there."""
+    chosen = paper.chosen(only)
+    if not only:
+        return tuple(each for each in chosen if not each.lacks(context.data) and (each.quick or not context.quick))
+    lacking = next((each.lacks(context.data) for each in chosen if each.lacks(context.data)), "")
+    if lacking:
+        raise Refusal(f"only={', '.join(only)}: {lacking}")
+    return chosen
 
 
 def _in_turn(chosen: Sequence[Experiment], context: Context) -> Iterator[Finished]:

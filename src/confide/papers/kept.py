@@ -177,7 +177,7 @@ def judged(paper: str, comparison: FigureComparison, kept: KeptResults) -> Judge
     ours = number_of(kept.cell(paper, comparison.ours))
     other = comparison.theirs
     theirs = number_of(kept.cell(paper, other)) if isinstance(other, Place) else other
-    epsilon = number_of(kept.cell(paper, comparison.ours, "sound epsilon"))
+    epsilon = number_of(kept.cell(paper, comparison.ours, comparison.price))
     return Judged(comparison, ours, theirs, epsilon)
 
 

@@ -19,6 +19,7 @@ START_SCALE = 0.3  # of the noise, in half ranges of the target: where SEP start
 VARIATIONAL_EPOCHS = 40  # of DP-VI; without noise the epochs are tried
 OPEN_BATCH = 100  # of VI and the point estimate, as the paper has it: without noise many short steps learn more
 ADF_BATCH = 10
+LARGEST_EP = 8 * 2**30  # bytes for the factors of EP; those of the other sets take less than one
 TRIAL_SEED, TRIAL_RECORDS = 90_001, 2000  # of trials: no run of a table has the seed, and more records tell little more
 _STEPS_LONG = [{"learning_rate": rate, "epochs": epochs} for rate in (0.003, 0.01) for epochs in (50, 150)]
 _CLIPS: list[dict[str, Any]] = [{"clip": 1.0}, {"clip": 2.0}, {"clip": 4.0}, {"clip": 2.0, "horizon": 10.0}]
@@ -46,8 +47,8 @@ class SepScore:
 
 
 def hidden_units(name: str, context: Context) -> int:
-    """As in the paper: 100 for protein, else 50."""
-    return 10 if context.quick else 100 if name == "protein" else 50
+    """As in the paper: 100 for protein and year, else 50."""
+    return 10 if context.quick else 100 if name in ("protein", "year") else 50
 
 
 def batch_of(given: Set) -> int:
@@ -125,6 +126,21 @@ def ep(given: Set, context: Context, seed: int, passes: int, damping: float) -> 
 
     settings = {"passes": max(1, passes // 6) if context.quick else passes, "damping": damping}
     return _by_records(expectation_propagation, settings | {"start": 1 + given.records / 10}, given, context, seed)
+
+
+def ep_bytes(given: Set, context: Context) -> int:
+    """What the factors of all records take: mean and precision of every weight."""
+    hidden = hidden_units(given.name, context)
+    return 16 * given.records * (hidden * (given.x.shape[1] + 2) + 1)
+
+
+def ep_fits(given: Set, context: Context) -> bool:
+    return ep_bytes(given, context) <= LARGEST_EP
+
+
+def ep_note(given: Set, context: Context) -> str:
+    gigabytes = ep_bytes(given, context) / 2**30
+    return f"EP was not run: a factor for each of the {given.records} records takes {gigabytes:.0f} GB."
 
 
 def adf(given: Set, context: Context, seed: int, passes: int) -> SepScore:
