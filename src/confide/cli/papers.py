@@ -244,7 +244,7 @@ def page(results: Results, *, source: PageFrom = None, out: Page = None) -> None
         every = [*(paper for paper in every if paper.name in with_results - {own.name}), own]
     text = made(every, kept)
     if out is None:
-        output().print(text, markup=False, highlight=False)
+        output().print(text, markup=False, highlight=False, soft_wrap=True)
     else:
         out.write_text(text, encoding="utf-8")
         output().print(f"Written: {escape(str(out))}")
