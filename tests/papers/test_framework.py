@@ -13,7 +13,7 @@ import pytest
 from confide import papers
 from confide.cli.app import main
 from confide.errors import Refusal
-from confide.papers import base, sets
+from confide.papers import base, kept, sets
 from confide.papers.base import Context, Experiment, Figure, Paper, PaperMeasure, PaperOutcome, PaperTable
 
 
@@ -173,6 +173,27 @@ class TestPackages:
         with pytest.warns(UserWarning, match=r"is no confide\.papers\.Paper"):
             assert "of-mine" not in self.found(monkeypatch, "mine:draw")
 
+    def test_an_installed_package_is_named_with_its_version(
+        self, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """What is kept of its runs says which version made them; the commit of confide alone would not."""
+        about = tmp_path / "papers_of_mine-1.4.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: papers-of-mine\nVersion: 1.4\n")
+        (about / "entry_points.txt").write_text("[confide.papers]\nbroken = nowhere:PAPER\nmine = mine:PAPER\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        papers.all_papers.cache_clear()
+        try:
+            with pytest.warns(UserWarning, match="cannot be imported"):
+                assert papers.package_of("of-mine") == "papers-of-mine 1.4"
+            assert papers.package_of("dp-sep") == ""
+            context = Context(data=tmp_path, seeds=(0,))
+            finished = next(base.run(papers.get("of-mine"), context))
+            path = kept.keep(papers.get("of-mine"), context, finished, tmp_path / "results", kept.MadeFrom("0" * 40))
+            assert json.loads(path.read_text())["package"] == "papers-of-mine 1.4"
+        finally:
+            papers.all_papers.cache_clear()
+
     def test_a_broken_package_does_not_hide_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(UserWarning, match="cannot be imported"):
             assert set(self.found(monkeypatch, "no_such_package:PAPER")) == set(papers.names())
@@ -210,15 +231,18 @@ def test_the_expected_time_says_what_was_not_measured() -> None:
     """A sum over what nobody measured is no time: it was told as one minute."""
     from confide.cli.papers import expected
 
-    def paper(*minutes: float) -> Paper:
-        parts = [Experiment(f"part{n}", "", lambda _: PaperOutcome(), minutes=each) for n, each in enumerate(minutes)]
-        return Paper("p", "", "", tuple(parts))
+    def paper(*minutes: float, once: bool = False) -> Paper:
+        def part(place: int, each: float) -> Experiment:
+            return Experiment(f"part{place}", "", lambda _: PaperOutcome(), minutes=each, once=once)
+
+        return Paper("p", "", "", tuple(part(place, each) for place, each in enumerate(minutes)))
 
     told = expected(paper(2.0, 0.0), None, [], 5, 1)
     assert told == "p: about 10 min of processor time for 5 seeds, and part1, not measured"
     told = expected(paper(0.0), None, [], 1, 2)
     assert told == "p: how long part0 will take was not measured; 1 seed, by 2 processes"
     assert "not measured" not in expected(paper(1.0), None, [], 1, 1)
+    assert expected(paper(4.0, once=True), None, [], 5, 1).startswith("p: about 4 min")
 
 
 def test_an_experiment_whose_file_is_not_there_is_left_out_and_said_to_be(tmp_path: Path) -> None:

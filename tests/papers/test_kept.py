@@ -226,6 +226,18 @@ class TestPage:
         assert row(worse, missing).endswith("| does not | Not for other. Not run: elsewhere. not seen |")
         assert row(missing).endswith("| not run | not run |  |")
 
+    def test_what_was_not_run_says_what_it_would_take(self, tmp_path: Path) -> None:
+        more = (Experiment("long", "", _run, minutes=90.0), Experiment("large", "", _run, needs="large.zip"))
+        text = page([replace(PAPER, experiments=(*PAPER.experiments, *more))], _kept(tmp_path))
+        told = "long (about 1.5 hours of processor time a seed), large (needs large.zip)"
+        assert f"Not run, or not kept: {told}." in text
+
+    def test_what_runs_once_has_no_spread(self, tmp_path: Path) -> None:
+        once = replace(PAPER, experiments=(replace(PAPER.experiments[0], once=True),))
+        text = page([once], _kept(tmp_path))
+        assert ", run once, " in text
+        assert "too few" not in text
+
     def test_the_page_of_a_paper_of_ones_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         _kept(tmp_path / "results")
         (tmp_path / "mine.py").write_text(OWN)

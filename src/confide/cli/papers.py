@@ -218,7 +218,7 @@ def expected(paper: Paper, data: Path | None, only: list[str], seeds: int, jobs:
 
     chosen = base.asked_for(paper, base.Context(data), only)
     lacking = [each.lacks(data) for each in paper.chosen(only) if each.lacks(data)]
-    minutes = sum(experiment.minutes for experiment in chosen) * seeds
+    minutes = sum(experiment.minutes * (1 if experiment.once else seeds) for experiment in chosen)
     unknown = ", ".join(experiment.name for experiment in chosen if not experiment.minutes)
     shared = f", by {jobs} processes" if jobs > 1 else ""
     runs = "1 seed" if seeds == 1 else f"{seeds} seeds"

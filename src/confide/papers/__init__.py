@@ -24,7 +24,7 @@ from pathlib import Path
 from confide.errors import Refusal
 from confide.papers.base import Paper
 
-__all__ = ["Paper", "all_papers", "from_file", "get", "names"]
+__all__ = ["Paper", "all_papers", "from_file", "get", "names", "package_of"]
 
 ENTRY_POINTS = "confide.papers"
 
@@ -57,6 +57,21 @@ def _of_packages() -> Iterator[Paper]:
             yield paper
         else:
             warnings.warn(f"the paper {point.name} ({point.value}) is no confide.papers.Paper", stacklevel=3)
+
+
+def package_of(name: str) -> str:
+    """The installed package that has the paper, with its version; empty for those of confide."""
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        if point.dist is not None and all_papers().get(name) is _loaded(point):
+            return f"{point.dist.name} {point.dist.version}"
+    return ""
+
+
+def _loaded(point: importlib.metadata.EntryPoint) -> object:
+    try:
+        return point.load()
+    except Exception:  # it was told and left out when all were listed
+        return point
 
 
 def names() -> tuple[str, ...]:

@@ -126,7 +126,9 @@ class Context:
 class Experiment:
     """One table or figure of a paper.
 
-    minutes   of processor time that one seed of the full run takes, measured; 0: not known
+    minutes   of processor time that one seed of the full run takes: measured, or for runs of hours from the time of
+              some of their steps; 0: not known
+    once      whether it runs once, whatever the seeds
     quick     whether a quick run has it; one that only repeats another on a larger set need not
     needs     a file of the data directory without which it is left out
     """
@@ -137,6 +139,7 @@ class Experiment:
     minutes: float = 0.0
     quick: bool = True
     needs: str = ""
+    once: bool = False
 
     def lacks(self, data: Path | None) -> str:
         """Why it cannot be run on what is there; empty where it can."""

@@ -73,8 +73,10 @@ def keep(paper: Paper, context: Context, finished: Finished, folder: Path, origi
     stamps = [table.stamp for table in finished.outcome.tables if table.stamp]
     if context.stamp or stamps:
         raise Refusal(f"keep: {context.stamp or stamps[0]} Only a full run is kept; leave --keep out")
+    from confide.papers import package_of
     from confide.report.trail import versions
 
+    package = "" if origin.source else package_of(paper.name)
     name = finished.experiment.name
     called = f"--from {origin.source}" if origin.source else paper.name
     values = {
@@ -84,6 +86,7 @@ def keep(paper: Paper, context: Context, finished: Finished, folder: Path, origi
         "command": f"confide papers run {called} --only {name} --data DIR --seeds {len(context.seeds)}",
         "commit": origin.commit,
         **({"source_commit": origin.source_commit} if origin.source else {}),
+        **({"package": package} if package else {}),
         "seeds": list(context.seeds),
         "processor_seconds": round(finished.processor_seconds, 1),
         "versions": versions(),

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from confide.errors import Refusal
-from confide.papers.base import Cell, Claim, Paper, Place, shown
+from confide.papers.base import Cell, Claim, Experiment, Paper, Place, shown
 from confide.papers.kept import NOT_RUN, SMALLEST_SPREAD, Judged, KeptResults, judged, verdict
 
 STATES = (True, False, None)
+LONG = 30.0
+"""Minutes of processor time from which on the page says why an experiment may not have been run."""
 
 HEAD = """# Results
 
@@ -42,14 +44,24 @@ def _section(paper: Paper, kept: KeptResults) -> str:
     if paper.claims:
         rows = [_claim_row(paper.name, claim, kept) for claim in paper.claims]
         parts.append(_table(("claim", "theirs", "ours", "verdict", "why"), rows))
-    absent = [each.name for each in paper.experiments if (paper.name, each.name) not in kept.files]
+    absent = [each for each in paper.experiments if (paper.name, each.name) not in kept.files]
     if absent:
-        parts.append(f"Not run, or not kept: {', '.join(absent)}.")
+        parts.append(f"Not run, or not kept: {', '.join(map(_absent, absent))}.")
     for experiment in paper.experiments:
         file = kept.files.get((paper.name, experiment.name))
         if file is not None:
-            parts += _experiment(file)
+            parts += _experiment(file, experiment.once)
     return "\n\n".join(parts)
+
+
+def _absent(experiment: Experiment) -> str:
+    """With what it would take: a file that was not there, or hours."""
+    if experiment.needs:
+        return f"{experiment.name} (needs {experiment.needs})"
+    if experiment.minutes < LONG:
+        return experiment.name
+    each = "" if experiment.once else " a seed"
+    return f"{experiment.name} (about {experiment.minutes / 60:.1f} hours of processor time{each})"
 
 
 def _claim_row(paper: str, claim: Claim, kept: KeptResults) -> tuple[str, ...]:
@@ -98,12 +110,13 @@ def _why(claim: Claim, decided: str, names: Sequence[str], found: Sequence[Judge
     return " ".join(filter(None, parts))
 
 
-def _experiment(file: dict[str, Any]) -> list[str]:
+def _experiment(file: dict[str, Any], once: bool) -> list[str]:
     count = len(file["seeds"])
-    seeds = f"{count} seed{'s' if count > 1 else ''}"
-    rough = "" if count >= SMALLEST_SPREAD else ", too few for an honest spread"
+    seeds = "run once" if once else f"{count} seed{'s' if count > 1 else ''}"
+    rough = "" if once or count >= SMALLEST_SPREAD else ", too few for an honest spread"
     minutes = file["processor_seconds"] / 60
     own = f" (the paper's {file['source_commit'][:10]})" if "source_commit" in file else ""
+    own = f" (the paper's package: {file['package']})" if "package" in file else own
     commit = f"commit {file['commit'][:10]}{own}"
     made = f"`{file['command']}`, {commit}, {seeds}{rough}, {minutes:.1f} min of processor time."
     parts = [f"### {_heading(file)}", made]

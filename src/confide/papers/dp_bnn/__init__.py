@@ -17,20 +17,29 @@ PAPER = Paper(
     "Differentially Private Bayesian Neural Networks on Accuracy, Privacy and Reliability",
     "Q. Zhang, Z. Bu, K. Chen and Q. Long, ECML PKDD 2022 (arXiv:2107.08461)",
     (
-        Experiment("regression", "heteroscedastic regression, uncertainty split in two (table 5)", run_regression),
+        Experiment(
+            "regression",
+            "heteroscedastic regression, uncertainty split in two (table 5)",
+            run_regression,
+            minutes=30,
+            once=True,
+        ),
         Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp),
-        Experiment("mnist-printed", "the MLP of the paper's own size (table 2)", run_printed_mlp),
+        Experiment("mnist-printed", "the MLP of the paper's own size (table 2)", run_printed_mlp, minutes=37),
         Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn, minutes=6.3),
-        Experiment("effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects),
+        Experiment("effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects, minutes=1),
         Experiment(
             "effects-cnn",
             f"the same with a CNN and {PRINTED_EPOCHS:g} epochs, as printed (figure 5)",
             partial(run_effects, network="CNN", epochs=PRINTED_EPOCHS),
+            minutes=21,
             quick=False,
         ),
         Experiment("epsilon", "accuracy against epsilon (figure 1)", run_epsilon),
-        Experiment("family", "clip, noise, epochs and a falling clip (figure 4)", run_family),
-        Experiment("seconds", "time of an epoch on the network as printed (table 2)", run_seconds, minutes=0.6),
+        Experiment("family", "clip, noise, epochs and a falling clip (figure 4)", run_family, minutes=4),
+        Experiment(
+            "seconds", "time of an epoch on the network as printed (table 2)", run_seconds, minutes=0.6, once=True
+        ),
     ),
     CLAIMS,
 )

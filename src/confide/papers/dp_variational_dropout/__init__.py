@@ -286,17 +286,26 @@ PAPER = Paper(
         Experiment("mnist", "the same with one hidden layer, as in the paper (table 1)", run_mnist),
         Experiment("digits", "test accuracy on DIGITS at epsilon 10, 1 and 0.1 (table 1)", run_digits, minutes=0.05),
         Experiment("features", "variational dropout on public features of MNIST", run_features),
-        Experiment("composition", "noise that each composition rule asks for (figure 3)", run_composition, minutes=0.2),
+        Experiment(
+            "composition",
+            "noise that each composition rule asks for (figure 3)",
+            run_composition,
+            minutes=0.2,
+            once=True,
+        ),
         *(
             Experiment(
                 f"printed-{name}",
                 f"as printed on {name}, both composition rules, learning curves (figures 1, 2, 4)",
                 partial(run_printed, name=name),
+                minutes=100 if name == "mnist" else 0.0,
                 quick=name == "digits",
             )
             for name in PRINTED
         ),
-        Experiment("effects", "hidden units, passes, clip and batch, one at a time (figure 5)", run_effects),
+        Experiment(
+            "effects", "hidden units, passes, clip and batch, one at a time (figure 5)", run_effects, minutes=270
+        ),
         Experiment("sparsity", "weights that the dropout rates switch off", run_sparsity),
     ),
     CLAIMS,
