@@ -26,7 +26,7 @@ _CLIPS: list[dict[str, Any]] = [{"clip": 1.0}, {"clip": 2.0}, {"clip": 4.0}, {"c
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
     "VI": _STEPS_LONG,
     "ADF": [{"passes": passes} for passes in (1, 5, 20, 40)],
-    "EP": [{"damping": damping, "passes": passes} for damping in (0.1, 0.3) for passes in (20, 40)],
+    "EP": [{"damping": damping, "passes": passes} for damping in (0.1, 0.2) for passes in (80, 160)],
     "SEP": [{"horizon": horizon} for horizon in (5.0, 10.0, 20.0, 40.0)],
     "SEP clipped": _CLIPS,
     "DP-SEP": _CLIPS,
