@@ -11,6 +11,7 @@ so that the learning rate a is chosen and the clip follows.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -229,13 +230,16 @@ def train(row: TableRow, images: Images, context: Context, seed: int) -> Fitted:
     module = network(row.network, images.side, found.schema.class_count or 2, seed, row.method == "MC dropout")
     noise_seed = None if context.noise_seed is None else context.noise_seed + seed
     data = PrivateData(x, found.y, schema=found.schema, name=found.name, seed=noise_seed)
+    before = time.process_time()
     run = fit(method_for(row, setting, calibrated), module, data, calibrated, seed=seed)
+    taken = time.process_time() - before
     with torch.no_grad():
         parts = [of_classes(run.posterior.predict(part)) for part in x_test.split(_ROWS_AT_ONCE)]
     predicted = torch.cat([part.probabilities for part in parts])
     epochs = calibrated.steps * calibrated.expected_batch / found.records
-    spent, seconds = run.privacy.epsilon(), run.seconds / epochs
-    return Fitted(row, predicted, found.y_test, spent, seconds, run.posterior, x_test, calibrated)
+    return Fitted(
+        row, predicted, found.y_test, run.privacy.epsilon(), taken / epochs, run.posterior, x_test, calibrated
+    )
 
 
 def plan_for(row: TableRow, setting: Setting, records: int, quick: bool = False) -> Plan:

@@ -161,7 +161,7 @@ def _accuracy_table(name: str, found: Found, images: Images) -> PaperTable:
         epsilon = max(one.epsilon for one in fits)
         measures = (_measured(fits, "accuracy"), epsilon, _measured(fits, "seconds_per_epoch", 2))
         rows.append((_name(row), paper, *measures, ASSUMED_PUBLIC))
-    columns = ("method, network, prior", "paper", "ours", "sound epsilon", "seconds / epoch", CHOSEN_ON)
+    columns = ("method, network, prior", "paper", "ours", "sound epsilon", "processor seconds / epoch", CHOSEN_ON)
     notes = (*images.found.notes, *_networks(found), *_did(found), CHOSEN, SOUND, TEMPERATURE)
     return PaperTable(f"MNIST, {name}, posterior-predictive test accuracy (table 2)", columns, tuple(rows), notes)
 
