@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from confide import papers
+from confide.papers import sets
 from confide.papers.base import Context, PaperMeasure, PaperOutcome, save_figure
 from confide.papers.dp_sep import fits, mixture
 from confide.posteriors.natural import GaussianPredictive
@@ -105,3 +108,22 @@ def test_hyper_prior() -> None:
     by_choice = {row[2]: row for row in table.rows if row[1] == "DP-SEP"}
     assert by_choice["given"][5] == by_choice["learnt"][5]  # learning it costs nothing
     assert all(isinstance(row[4], PaperMeasure) and math.isfinite(row[4].mean) for row in table.rows)
+
+
+def test_year_is_read_where_its_file_is(tmp_path: Path) -> None:
+    """On a made file; EP, whose factors would not fit for the published one, is left out with its reason."""
+    (experiment,) = papers.get("dp-sep").chosen(["regression-year"])
+    assert "holds no YearPredictionMSD.txt.zip" in experiment.lacks(tmp_path)
+    rows = torch.randn(240, 90, generator=torch.Generator().manual_seed(0))
+    years = (1990 + 5 * rows[:, 0]).round().clamp(1922, 2011)
+    text = "\n".join(f"{int(year)}," + ",".join(f"{v:.3f}" for v in row) for year, row in zip(years, rows, strict=True))
+    with zipfile.ZipFile(tmp_path / experiment.needs, "w") as archive:
+        archive.writestr("YearPredictionMSD.txt", text)
+    assert not experiment.lacks(tmp_path)
+    context = Context(data=tmp_path)
+    given = sets.load("year", context)
+    assert (len(given.x), len(given.x_test), given.x.shape[1]) == (216, 24, 90)
+    assert fits.ep_bytes(given, context) == 16 * given.records * (100 * 92 + 1)
+    assert not fits.ep_fits(given, context), "the declared size is that of the published file"
+    assert "each of the 463715 records takes 64 GB" in fits.ep_note(given, context)
+    assert fits.ep_fits(replace(given, schema=replace(given.schema, records=216)), context)

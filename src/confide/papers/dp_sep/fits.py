@@ -124,7 +124,7 @@ def ep(given: Set, context: Context, seed: int, passes: int, damping: float) -> 
     """EP with a factor for every record, not private."""
     from confide.methods._baselines import expectation_propagation
 
-    settings = {"passes": max(1, passes // 6) if context.quick else passes, "damping": damping}
+    settings = {"passes": max(1, passes // 24) if context.quick else passes, "damping": damping}
     return _by_records(expectation_propagation, settings | {"start": 1 + given.records / 10}, given, context, seed)
 
 
