@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -501,3 +502,18 @@ def test_a_name_that_is_believed_hides_something(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(origins, "_is_borne_out", lambda kind, name: True)
     monkeypatch.setattr(sealed, "parts_put_back", lambda owners, names: [])  # which knows it by the name in the code
     assert influence(remembering(in_a_class_with_another_name)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("folder", "installed"), [("site-packages", True), ("dist-packages", True), ("my_packages", False)]
+)
+def test_packages_are_known_by_the_folders_that_systems_install_them_to(
+    folder: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's Python has packages elsewhere: their layers were taken for the user's own and mostly refused."""
+    module: Any = types.ModuleType("stranger")
+    module.__file__ = f"/usr/lib/python3/{folder}/stranger.py"
+    exec("class Kept: pass", vars(module))
+    monkeypatch.setitem(sys.modules, "stranger", module)
+    assert origins.is_foreign(module.Kept) is installed
+    assert origins.is_installed(module) is installed

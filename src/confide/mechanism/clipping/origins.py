@@ -15,6 +15,7 @@ from torch import nn
 _PACKAGES = frozenset({"torch", "numpy", "confide", "scipy", "sklearn"})
 _OWN_STATE = _PACKAGES | sys.stdlib_module_names
 _LIBRARY = sysconfig.get_path("stdlib")
+_OF_PACKAGES = ("site-packages", "dist-packages")  # folders; the second one is Debian's
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _OF_NAMES = frozenset(
     dis.opmap[name]
@@ -104,11 +105,15 @@ def is_foreign(value: Any) -> bool:
 
 
 def _lies_installed(name: str) -> bool:
-    return "site-packages" in (getattr(sys.modules.get(name), "__file__", None) or "")
+    return _is_among_packages(getattr(sys.modules.get(name), "__file__", None))
+
+
+def _is_among_packages(path: str | None) -> bool:
+    return any(folder in (path or "") for folder in _OF_PACKAGES)
 
 
 def is_installed(module: types.ModuleType) -> bool:
-    return is_known(module) or "site-packages" in (getattr(module, "__file__", None) or "")
+    return is_known(module) or _is_among_packages(getattr(module, "__file__", None))
 
 
 def is_of_a_package(kind: type) -> bool:
@@ -123,7 +128,7 @@ def _is_the_real(name: str) -> bool:
     origin = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
     if origin in (None, "frozen", "built-in"):
         return name != "__main__"
-    return origin.startswith(_LIBRARY) and "site-packages" not in origin[len(_LIBRARY) :]
+    return origin.startswith(_LIBRARY) and not _is_among_packages(origin[len(_LIBRARY) :])
 
 
 @functools.cache
