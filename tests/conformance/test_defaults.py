@@ -16,7 +16,7 @@ FOR_REGRESSION = [
 ]
 
 
-@pytest.mark.parametrize("noise_scale", [0.2, 0.05])
+@pytest.mark.parametrize("noise_scale", [0.2, pytest.param(0.05, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FOR_REGRESSION)
 def test_default_steps_learn_a_regression(name: str, noise_scale: float) -> None:
     """A step that ignores the curvature of the loss, 1 / noise_scale^2, gives errors of many times the signal."""
