@@ -165,10 +165,11 @@ def _density(score: fits.SepScore) -> float:
 def _about(given: sets.Set, context: Context) -> str:
     """What ran, from the run's own numbers."""
     splits = ", ".join(map(str, context.seeds))
+    steps, open_steps = fits.sep_steps(context, private=True), fits.sep_steps(context, private=False)
     return (
         f"One hidden layer of {fits.hidden_units(given.name, context)} ReLU units, {given.records} training records, "
-        f"splits {splits}, one run of every method on each. SEP, clipped SEP and DP-SEP: "
-        f"{fits.sep_steps(context)} steps on Poisson batches of {fits.batch_of(given)}, DP-VI "
+        f"splits {splits}, one run of every method on each. DP-SEP: {steps} steps on "
+        f"Poisson batches of {fits.batch_of(given)}, SEP and clipped SEP {open_steps}, DP-VI "
         f"the same batches and {fits.VARIATIONAL_EPOCHS} passes; VI and the point estimate batches of "
         f"{fits.OPEN_BATCH}. ADF is probabilistic backpropagation, {fits.ADF_BATCH} records at a time; EP has a factor "
         "for every record. RMSE is that of predicted means, kept within the declared range of the target. EP and ADF, "

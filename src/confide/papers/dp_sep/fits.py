@@ -15,6 +15,7 @@ from confide.papers.sets import Set
 
 SETS = ("naval", "kin8nm", "power_plant", "wine_red", "protein")
 DELTA, EPSILON, CLIP, STEPS = 1e-5, 1.0, 2.0, 200
+OPEN_STEPS = 800  # of SEP without noise: steps cost nothing there, and 200 that go as far are too long (protocols.md)
 START_SCALE = 0.3  # of the noise, in half ranges of the target: where SEP starts, and the mean of its prior
 VARIATIONAL_EPOCHS = 40  # of DP-VI; without noise the epochs are tried
 OPEN_BATCH = 100  # of VI and the point estimate, as the paper has it: without noise many short steps learn more
@@ -70,7 +71,7 @@ def sep(
     from confide import rules
     from confide.methods.sep import SEP
 
-    steps = sep_steps(context)
+    steps = sep_steps(context, private=epsilon is not None)
     network = _network(given, context, seed)
     bound = clip if settings.get("coordinates") == "natural" else rules.CLIP * clip
     return _score(SEP(**settings), network, given, context, seed, epsilon, bound, START_SCALE, steps, real=real)
@@ -191,11 +192,13 @@ def _before(method: str, given: Set, context: Context) -> str:
         return "precision that it starts with" if method == "EP" else f"{ADF_BATCH} records at a time"
     if method == "DP-VI":
         return f"batch {batch_of(given)}, clip {CLIP:g}, {VARIATIONAL_EPOCHS} passes"
-    return f"batch {batch_of(given)}, {sep_steps(context)} steps, directions and least precision by the budget"
+    steps = sep_steps(context, private=method.startswith("DP"))
+    return f"batch {batch_of(given)}, {steps} steps, directions and least precision by the budget"
 
 
-def sep_steps(context: Context) -> int:
-    return STEPS // 4 if context.quick else STEPS
+def sep_steps(context: Context, *, private: bool) -> int:
+    steps = STEPS if private else OPEN_STEPS
+    return STEPS // 4 if context.quick else steps
 
 
 def _by_records(method: Any, settings: dict[str, Any], given: Set, context: Context, seed: int) -> SepScore:

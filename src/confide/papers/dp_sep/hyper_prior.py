@@ -39,9 +39,10 @@ def run(context: Context) -> PaperOutcome:
 
 def _note(context: Context) -> str:
     splits = ", ".join(map(str, context.seeds))
+    steps, open_steps = fits.sep_steps(context, private=True), fits.sep_steps(context, private=False)
     return (
-        f"Splits {splits}, one run of each on every split, {fits.sep_steps(context)} steps; clip {fits.CLIP:g} under "
-        "privacy, and nothing else was tried for either choice. The precision is read off the approximation, which is "
-        "released: it costs no budget and no share of the clip, and stays between a tenth and ten times what was "
-        "asked for."
+        f"Splits {splits}, one run of each on every split, {steps} steps under privacy and {open_steps} without; clip "
+        f"{fits.CLIP:g} under privacy, and nothing else was tried for either choice. The precision is read off the "
+        "approximation, which is released: it costs no budget and no share of the clip, and stays between a tenth and "
+        "ten times what was asked for."
     )
