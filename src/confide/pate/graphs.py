@@ -18,10 +18,11 @@ STEPS_OF_SPREADING, STAY = 100, 0.99
 ROWS_AT_ONCE = 2048  # Distances of so many inputs to all others fit into the processor's nearer memory.
 
 
-def coordinates(inputs: Tensor, dimensions: int, generator: torch.Generator) -> Tensor:
-    """The leading principal directions of public inputs, half whitened."""
+def principal_directions(inputs: Tensor, dimensions: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Mean of public inputs, and the map of what is left to their leading directions, half whitened."""
     rows = inputs.flatten(1).float()
-    rows = rows - rows.mean(0)
+    centre = rows.mean(0)
+    rows = rows - centre
     rank = min(dimensions, *rows.shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -29,7 +30,14 @@ def coordinates(inputs: Tensor, dimensions: int, generator: torch.Generator) -> 
     kept = spread > 1e-6 * spread[0].clamp(min=1e-30)
     if not bool(kept.any()):
         raise Refusal("public_inputs: they are all alike, so that nothing tells them apart")
-    found: Tensor = rows @ directions[:, kept] / (spread[kept] / spread[0]) ** WHITENING
+    found: Tensor = directions[:, kept] / (spread[kept] / spread[0]) ** WHITENING
+    return centre, found
+
+
+def coordinates(inputs: Tensor, dimensions: int, generator: torch.Generator) -> Tensor:
+    """Public inputs along their leading directions."""
+    centre, directions = principal_directions(inputs, dimensions, generator)
+    found: Tensor = (inputs.flatten(1).float() - centre) @ directions
     return found
 
 
