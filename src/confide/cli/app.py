@@ -35,6 +35,7 @@ COMMANDS = {
     "pate": "Learn a classifier from votes of teachers on public records (PATE).",
     "sample": "Draw from a tempered posterior of a linear model: a draw is private by itself.",
     "mixture": "Learn where the components of a mixture of Gaussians stand: no target, numbers only.",
+    "baseline": "Measure expectation propagation or its filter without privacy, to see what a budget costs.",
     "party": "Learn from records of several owners who do not pool them.",
     "papers": "Run the experiments of published papers under a sound epsilon.",
 }

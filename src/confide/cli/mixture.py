@@ -71,8 +71,8 @@ def mixture(
     """Learn where the components of a mixture of Gaussians stand: no target, numbers only.
 
     Components have one known scale and equal weights. DIR receives the posterior of their means and run.json with the
-    privacy statement; the means are shown in the columns' own units. EP and ADF keep a factor for every record, so they
-    cannot be private and have no command: `confide papers run dp-sep` compares with them.
+    privacy statement; the means are shown in the columns' own units. EP and ADF cannot be private: `confide papers run
+    dp-sep` compares with them on a mixture, `confide baseline` on networks.
     """
     options.whole("--components", components, least=1, most=MOST_COMPONENTS)
     options.whole("--steps", steps, least=1, most=100_000)
