@@ -186,3 +186,20 @@ class TestCommand:
         assert right / 200 == pytest.approx(found["accuracy"])
         read = load_run(tmp_path / "out")
         assert read.privacy.epsilon() == found["privacy"]["epsilon"]["pld"]
+
+
+def test_a_kernel_network_learns_what_is_not_linear_and_is_fixed_by_public_inputs() -> None:
+    made = torch.Generator().manual_seed(5)
+    inputs = torch.randn(400, 2, generator=made)
+    labels = (inputs.prod(1) > 0).long()  # opposite quarters: no line tells them apart
+    asked, answers = torch.arange(300), pate.VotesAnswers(labels[:300])
+
+    def right(module: nn.Module | None) -> float:
+        posterior = pate.Supervised(module, epochs=30).learn(inputs, asked, answers, 2, 0)
+        return float((posterior.predict(inputs[300:]).labels == labels[300:]).double().mean())
+
+    network = pate.kernel_network(inputs, 2, dimensions=2, landmarks=100, width=0.5, seed=3)
+    again = pate.kernel_network(inputs, 2, dimensions=2, landmarks=100, width=0.5, seed=3)
+    assert torch.equal(network[0](inputs), again[0](inputs))
+    assert {name for name, _ in network.named_parameters()} == {"1.0.weight", "1.0.bias"}
+    assert right(network) > 0.9 > 0.7 > right(None)

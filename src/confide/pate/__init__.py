@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from confide.mechanism.votes import UNANSWERED, Teacher, Votes, VotesAnswers
 from confide.pate.fitting import PateRun, fit
+from confide.pate.kernels import kernel_network
 from confide.pate.planning import PatePlan, plan, queries_for
 from confide.pate.students import SemiSupervised, Student, Supervised
 from confide.pate.teachers import LinearTeacher, NetworkTeacher
@@ -27,6 +28,7 @@ __all__ = [
     "Votes",
     "VotesAnswers",
     "fit",
+    "kernel_network",
     "plan",
     "queries_for",
 ]
