@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from confide.mechanism.votes import UNANSWERED, Teacher, Votes, VotesAnswers
 from confide.pate.fitting import PateRun, fit
-from confide.pate.kernels import kernel_network
 from confide.pate.planning import PatePlan, plan, queries_for
 from confide.pate.students import SemiSupervised, Student, Supervised
 from confide.pate.teachers import LinearTeacher, NetworkTeacher
@@ -28,7 +27,6 @@ __all__ = [
     "Votes",
     "VotesAnswers",
     "fit",
-    "kernel_network",
     "plan",
     "queries_for",
 ]

@@ -17,6 +17,7 @@ from confide.methods.sgd import SGD
 from confide.models.networks import softmax
 from confide.models.priors import GaussianPrior
 from confide.pate.graphs import Neighbours, coordinates, representatives
+from confide.pate.kernels import kernel_ridge
 from confide.posteriors.base import Posterior
 from confide.running.fit import fit
 from confide.sources.private_data import PrivateData
@@ -41,6 +42,8 @@ class Supervised:
     method       None: SGD with momentum to the maximum a posteriori
     epochs, batch   of its training on public inputs
     dimensions   of the space in which inputs are spread out to ask about as different ones as there are queries
+    kernel       None: by module and method; else the width of a Gaussian kernel in median distances of the inputs, and
+                 the student is kernel ridge regression, which a wrong label harms less
     """
 
     module: nn.Module | None = None
@@ -48,6 +51,11 @@ class Supervised:
     epochs: int = 60
     batch: int = 64
     dimensions: int = 100
+    kernel: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kernel is not None and not self.kernel > 0:
+            raise Refusal(f"kernel={self.kernel}: must be > 0, in median distances of the public inputs")
 
     def choose(self, inputs: Tensor, queries: int, seed: int) -> Tensor:
         return representatives(self._places(inputs, seed), queries, seed)[0]
@@ -56,13 +64,16 @@ class Supervised:
         known = answers.labels != UNANSWERED
         if not bool(known.any()):
             raise Refusal("threshold: no query reached it, so that there is nothing to learn from; use a lower one")
-        return self._fitted(inputs[asked[known]], answers.labels[known], classes, seed)
+        return self._fitted(inputs, asked[known], answers.labels[known], classes, seed)
 
     def _places(self, inputs: Tensor, seed: int) -> Tensor:
         return coordinates(inputs, self.dimensions, torch.Generator().manual_seed(seed))
 
-    def _fitted(self, x: Tensor, y: Tensor, classes: int, seed: int) -> Posterior:
-        """By the ordinary loop: these records are public, and labels are a function of what was released."""
+    def _fitted(self, inputs: Tensor, rows: Tensor, y: Tensor, classes: int, seed: int) -> Posterior:
+        """By the ordinary loop, or in closed form: inputs are public, and labels a function of what was released."""
+        x = inputs[rows]
+        if self.kernel is not None:
+            return kernel_ridge(inputs, x, y, classes, dimensions=self.dimensions, width=self.kernel, seed=seed)
         module = softmax(x[0].numel(), classes) if self.module is None else self.module
         given = x.flatten(1) if self.module is None else x
         schema = Schema(len(y), tuple(range(classes)))
@@ -94,7 +105,7 @@ class SemiSupervised(Supervised):
 
     def learn(self, inputs: Tensor, asked: Tensor, answers: VotesAnswers, classes: int, seed: int) -> Posterior:
         labels = self.labels(inputs, asked, answers, classes, seed)
-        return self._fitted(inputs, labels, classes, seed)
+        return self._fitted(inputs, torch.arange(len(inputs)), labels, classes, seed)
 
     def labels(self, inputs: Tensor, asked: Tensor, answers: VotesAnswers, classes: int, seed: int) -> Tensor:
         """A class for every public input: every class has the same amount to spread."""
