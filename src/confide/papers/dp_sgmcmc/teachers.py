@@ -88,7 +88,7 @@ def _row(data: Votable, kind: str, epsilon: float, estimate: float | None, conte
             data.private(context),
             data.public,
             made,
-            student=_student(kind, data, seed),
+            student=_student(kind),
             seed=seed,
         )
         for seed in context.seeds
