@@ -108,8 +108,8 @@ class TestLearns:
 
 
 def test_a_discriminator_may_begin_with_convolutions() -> None:
-    """On images of 5 x 5, an odd side: features have the width that was asked for, the prior knows a filter's inputs."""
-    setting = replace(SMALL, chains=1, steps=2, filters=2)
+    """On images of 5 x 5, an odd side: features are as wide as was asked for, the prior knows a filter's inputs."""
+    setting = replace(SMALL, chains=1, steps=2, batch=20, filters=2)
     x = torch.rand(60, 25, generator=torch.Generator().manual_seed(0)) * 2 - 1
     y = torch.arange(60) % CLASSES
     run = gan.fitted(Digits(x, y, torch.arange(20), x, y, True), setting, 1.0, seed=0, noise_seed=1)
