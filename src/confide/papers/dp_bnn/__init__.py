@@ -27,7 +27,9 @@ PAPER = Paper(
         Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp, minutes=4),
         Experiment("mnist-printed", "the MLP of the paper's own size (table 2)", run_printed_mlp, minutes=37),
         Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn, minutes=6.3),
-        Experiment("effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects, minutes=1),
+        Experiment(
+            "effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects, minutes=0.5
+        ),
         Experiment(
             "effects-cnn",
             f"the same with a CNN and {PRINTED_EPOCHS:g} epochs, as printed (figure 5)",
@@ -38,7 +40,7 @@ PAPER = Paper(
         Experiment("epsilon", "accuracy against epsilon (figure 1)", run_epsilon, minutes=2),
         Experiment("family", "clip, noise, epochs and a falling clip (figure 4)", run_family, minutes=4),
         Experiment(
-            "seconds", "time of an epoch on the network as printed (table 2)", run_seconds, minutes=0.6, once=True
+            "seconds", "time of an epoch on the network as printed (table 2)", run_seconds, minutes=0.4, once=True
         ),
     ),
     CLAIMS,

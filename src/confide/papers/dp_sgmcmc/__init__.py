@@ -172,8 +172,8 @@ PAPER = Paper(
         Experiment(
             "adult", "Bayesian logistic regression, accuracy against epsilon (Figure 3)", adult.run, minutes=2.0
         ),
-        Experiment("mnist", "classification of digits (Table 1)", digits.run, minutes=4),
-        Experiment("pate", "Confident-GNMax, the rival of Table 1, with public images", teachers.run, minutes=4.1),
+        Experiment("mnist", "classification of digits (Table 1)", digits.run, minutes=0.9),
+        Experiment("pate", "Confident-GNMax, the rival of Table 1, with public images", teachers.run, minutes=3.0),
         Experiment(
             "gan", "a Bayesian GAN with 100 labelled images, not private (section 4)", gan_table.run, minutes=3.0
         ),
