@@ -93,8 +93,8 @@ CLAIMS = (
             for e in (2.3, 5.3)
         ),
         {
-            "holds": "At the estimated epsilons of the table, with public features and a graph of public images; what these "
-            "alone allow, the row without teachers shows.",
+            "holds": "At the estimated epsilons of the table, with public features and a graph of public images; what "
+            "these alone allow, the row without teachers shows.",
             "partly": "With linear teachers on scattering features; the estimated epsilons stand in the table.",
             "does not": "With linear teachers on scattering features, at the estimated epsilons of the table; the "
             "published teachers were convolutional networks.",
