@@ -107,19 +107,6 @@ class TestLearns:
         assert run.epsilon <= 0.2
 
 
-def test_a_discriminator_may_begin_with_convolutions() -> None:
-    """On images of 5 x 5, an odd side: features are as wide as was asked for, the prior knows a filter's inputs."""
-    setting = replace(SMALL, chains=1, steps=2, batch=20, filters=2)
-    x = torch.rand(60, 25, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    y = torch.arange(60) % CLASSES
-    run = gan.fitted(Digits(x, y, torch.arange(20), x, y, True), setting, 1.0, seed=0, noise_seed=1)
-    assert run.chances.shape == (60, CLASSES)
-    judge = gan._judge(25, setting)
-    assert gan.features(judge, x).shape == (60, SMALL.hidden)
-    # A bias, 4 filters on 2 x 2 places, the hidden units, and 25 pixels of one channel and of two.
-    assert gan._inputs_of_units(judge).unique().tolist() == [1, 16, SMALL.hidden, 25, 50]
-
-
 def test_the_quick_form_has_its_readings_and_its_pictures(tmp_path: Any) -> None:
     found = gan_table.run(Context(quick=True, seeds=(0,), noise_seed=1))
     (table,) = found.tables

@@ -50,8 +50,6 @@ LEAST_SCALE = 0.1
 """Of a weight's usual gradient, in parts of that of its tensor: a unit that is off has none, and must not run away."""
 SLOPE = 0.2
 """Of a unit that is off, so that a discriminator tells a generator where to go there too (docs/protocols.md)."""
-FILTER = 5
-"""Pixels across a filter: a stroke and what is beside it."""
 LABELS = tuple(range(CLASSES + 1))
 """The classes, and one more for records that have none."""
 
@@ -68,7 +66,6 @@ class GanSetting:
     clip, feature_clip     of a record's gradient and of its features, under privacy
     prior_scale     of a weight, over the root of the inputs of its unit
     kept            last part of the steps whose positions predict
-    filters         of the first of two convolutions that a discriminator of images begins with; 0: none
     """
 
     chains: int = 2
@@ -84,7 +81,6 @@ class GanSetting:
     feature_clip: float = 1.0
     prior_scale: float = 1.0
     kept: float = 0.3
-    filters: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,22 +127,9 @@ def _network(inputs: int, hidden: int, outputs: int, last: nn.Module | None = No
     return nn.Sequential(*layers, *([] if last is None else [last]))
 
 
-def _judge(inputs: int, setting: GanSetting) -> nn.Sequential:
-    """A discriminator: two hidden layers, or two convolutions that halve the image and one hidden layer."""
-    if not setting.filters:
-        return _network(inputs, setting.hidden, CLASSES)
-    side, filters = math.isqrt(inputs), setting.filters
-    small = math.ceil(math.ceil(side / 2) / 2)
-    layers: list[nn.Module] = [nn.Unflatten(1, (1, side, side))]
-    for before, after in ((1, filters), (filters, 2 * filters)):
-        layers += [nn.Conv2d(before, after, FILTER, stride=2, padding=FILTER // 2), nn.LeakyReLU(SLOPE)]
-    layers += [nn.Flatten(), nn.Linear(2 * filters * small**2, setting.hidden), nn.LeakyReLU(SLOPE)]
-    return nn.Sequential(*layers, nn.Linear(setting.hidden, CLASSES))
-
-
 def features(network: nn.Sequential, x: Tensor) -> Tensor:
-    """The last hidden layer of a discriminator, in a unit in which its norm is about 1."""
-    found: Tensor = network[:-1](x)
+    """The last hidden layer, in a unit in which its norm is about 1."""
+    found: Tensor = network[:4](x)
     return found / math.sqrt(found.shape[1])
 
 
@@ -190,7 +173,10 @@ class SghmcChain:
 
 def _inputs_of_units(network: nn.Module) -> Tensor:
     """Of the unit that a weight belongs to; 1 for a bias."""
-    parts = [torch.full((parameter.numel(),), float(parameter.shape[1:].numel())) for parameter in network.parameters()]
+    parts = [
+        torch.full((parameter.numel(),), float(parameter.shape[1] if parameter.dim() > 1 else 1))
+        for parameter in network.parameters()
+    ]
     return torch.cat(parts)
 
 
@@ -271,7 +257,7 @@ def fitted(
         torch.manual_seed(seed)
         reader = DigitsReader(data, setting, epsilon, labels_public, noise_seed)
         size = data.x.shape[1]
-        judges = [SghmcChain.of(_judge(size, setting)) for _ in range(setting.chains)]
+        judges = [SghmcChain.of(_network(size, setting.hidden, CLASSES)) for _ in range(setting.chains)]
         makers = [
             SghmcChain.of(_network(setting.latent, setting.hidden, size, nn.Tanh() if data.bounded else None))
             for _ in range(setting.chains)
@@ -334,7 +320,7 @@ def supervised_only(data: Digits, setting: GanSetting, seed: int) -> float:
     """The floor where labels are public: the same network and sampler on the labelled records alone, for free."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        chain = SghmcChain.of(_judge(data.x.shape[1], setting))
+        chain = SghmcChain.of(_network(data.x.shape[1], setting.hidden, CLASSES))
         x, y = data.x[data.labelled], data.y[data.labelled]
         for step in range(setting.steps):
             share = 1 - 0.9 * step / setting.steps

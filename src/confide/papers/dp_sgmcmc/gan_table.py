@@ -15,7 +15,6 @@ from confide.papers.base import Cell, Context, Figure, PaperMeasure, PaperOutcom
 from confide.papers.dp_sgmcmc.gan import (
     CLASSES,
     DELTA,
-    FILTER,
     MATCHING,
     SLOPE,
     Digits,
@@ -161,9 +160,8 @@ def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
         for name, epsilon in (("not private", None), ("private", 1.0)):
             one = _setting(GanJob(kind, NOBODY, epsilon), context)
             told.append(
-                f"{kind}, {name}: discriminators {_judges(one, images.x.shape[1])} and generators "
-                f"{one.latent}-{one.hidden}-{one.hidden}-{images.x.shape[1]}, {_chains(one.chains)} of each, "
-                f"{one.steps} steps, Poisson "
+                f"{kind}, {name}: {images.x.shape[1]}-{one.hidden}-{one.hidden}-{CLASSES} discriminators and "
+                f"generators from {one.latent} numbers, {_chains(one.chains)} of each, {one.steps} steps, Poisson "
                 f"batches of {one.batch}, mean features every {one.matched_every}, rates {one.rate:g} and "
                 f"{one.generator_rate:g}, friction {one.friction:g}"
             )
@@ -181,15 +179,6 @@ def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
         "learnt nothing from private records.",
         f"The paper's {PAPER_ACCURACY:g} at {PAPER_EPSILON:g} cannot be had with private labels, whatever the method "
         "(L13 in soundness.md).",
-    )
-
-
-def _judges(setting: GanSetting, inputs: int) -> str:
-    if not setting.filters:
-        return f"{inputs}-{setting.hidden}-{setting.hidden}-{CLASSES}"
-    return (
-        f"of {setting.filters} and {2 * setting.filters} filters of {FILTER} x {FILTER} with stride 2, then "
-        f"{setting.hidden}-{CLASSES},"
     )
 
 
