@@ -80,6 +80,9 @@ def _names(found: Sequence[Judged]) -> list[str]:
     ours = [one.comparison.ours.row for one in found]
     theirs = [one.comparison.theirs.row if isinstance(one.comparison.theirs, Place) else () for one in found]
     told = _differing(ours) if len(set(ours)) > 1 else _differing(theirs)
+    if len(set(told)) < len(told):  # one figure of ours against several: what the other has and ours has not
+        others = [[shown(cell) for cell in row if cell not in own] for own, row in zip(ours, theirs, strict=True)]
+        told = [", ".join((name, *other)) for name, other in zip(told, others, strict=True)]
     return [
         _epsilon(one) if _epsilon(one) == f"epsilon {name}" else name for name, one in zip(told, found, strict=True)
     ]
