@@ -178,6 +178,9 @@ def ballot(said: Any, queries: int, classes: int) -> Tensor:
 
 def rehearse_votes(teacher: Teacher, x: Tree, y: Tensor, inputs: Tree, classes: int, queries: int) -> None:
     """One teacher on made-up records: what cannot work fails here, before any charge."""
+    # The first optimiser of a process loads parts of torch that set variables of the machine, which no teacher may do
+    # while it reads records.
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     in_turn((teacher,), 1, _asked(teacher, lambda _: (x, y, inputs), classes, queries), _nothing, strict=True)
 
 

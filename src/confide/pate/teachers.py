@@ -55,9 +55,6 @@ class NetworkTeacher:
                 f"epochs={self.epochs}, batch={self.batch}, rate={self.rate}: the first two must be at least 1, and "
                 "the rate > 0"
             )
-        # The first optimiser of a process loads parts of torch that set variables of the machine, which a teacher may
-        # not do while it reads records.
-        torch.optim.Adam([torch.zeros(1, requires_grad=True)])
 
     def votes(self, x: Any, y: Tensor, inputs: Any, classes: int) -> Tensor:
         module = copy.deepcopy(self.module).train()
