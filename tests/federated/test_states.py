@@ -118,3 +118,13 @@ def test_values_of_other_types_are_refused(said: dict[str, Any]) -> None:
     header = {**steps[-1].header, "run": RUN, "step": 1}
     sent = Message({**header, "state": {**header["state"], **said}}, steps[-1].tensors)
     assert "must be of" in asked(party(opening, slice(None)), sent).header["refused"]
+
+
+def test_a_network_whose_question_would_fill_the_memory_is_refused() -> None:
+    opening, _ = honest("hidden")
+    recipe = {**opening["question"]["network"]["recipe"], "hidden": [4000, 4000]}
+    question = {**opening["question"], "network": {**opening["question"]["network"], "recipe": recipe}}
+    x, y = records_of(ROWS, seed=0)
+    schema = confide.Schema(classes=2, records=ROWS)
+    made = Party(x, y, schema=schema, ledger=Ledger(), name="own", least_noise=NOISE / 2)
+    assert "at most 4194304" in asked(made, Message({**opening, "question": question})).header["refused"]
