@@ -71,16 +71,15 @@ def sharing_pair(samples: Sequence[RowSample], kept: int = KEPT) -> tuple[int, i
 
 
 class SampledFiles:
-    """Samples of files that are read piece by piece, and maybe by several processes; a single file needs none."""
+    """Samples of files that are read piece by piece, and maybe by several processes."""
 
     def __init__(self, files: Sequence[Path], key: bytes) -> None:
         self.files, self.key, self.kept = list(files), key, kept_for(len(files))
         self.samples = dict.fromkeys(files, NO_ROWS)
 
     def add(self, file: Path, x: Any, y: Any) -> None:
-        if len(self.files) > 1:
-            found = sampled(record_codes(x, y, self.key), self.kept)
-            self.samples[file] = merged([self.samples[file], found], self.kept)
+        found = sampled(record_codes(x, y, self.key), self.kept)
+        self.samples[file] = merged([self.samples[file], found], self.kept)
 
     def to_bytes(self) -> bytes:
         """For others who read parts of the same files: how many rows of each, their codes and how often they are."""

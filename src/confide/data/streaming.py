@@ -226,7 +226,8 @@ def _copied(
     with _nameless(directory) as rows_file, _nameless(directory) as targets_file:
         for path, batch in _batches(deck, [*columns, target]):
             x, y, good = _cleaned(batch, columns, target, schema)
-            seen.add(path, x[good], y[good])
+            if len(seen.files) > 1:
+                seen.add(path, x[good], y[good])
             _write(rows_file, x, directory)
             _write(targets_file, y.astype(kind), directory)
             usable.append(good)
