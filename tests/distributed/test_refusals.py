@@ -39,6 +39,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "batch norm": ("sharded_network", {"by": "norm"}, "Refusal", "SyncBatchNorm at '1'"),
     "sharded weights": ("sharded_network", {"by": "fully_shard"}, "Refusal", "fully_shard"),
     "other files": ("parquet", {"apart": True}, "RanksDisagree", "files"),
+    "written otherwise": ("parquet", {}, "Refusal", "holds records that are in"),
 }
 WANTED: Wanted = {
     **{label: (name, options) for label, (name, options, _, _) in REFUSED.items()},
@@ -72,6 +73,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     damaged = made / "a damaged row group" / "1.parquet"  # one row group, which is one rank's alone
     damaged.write_bytes(b"PAR1" + bytes(2000) + damaged.read_bytes()[2004:])
     write(made / "in step after it", [1000, 0, 1000, 0])
+    write(made / "written otherwise", [1000, 1000])
+    again = parquet.read_table(made / "written otherwise" / "0.parquet")
+    again = again.take(np.random.default_rng(0).permutation(1000)).slice(0, 400)
+    parquet.write_table(again, made / "written otherwise" / "again.parquet", row_group_size=70, compression="gzip")
     return made
 
 

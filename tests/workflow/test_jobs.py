@@ -24,6 +24,7 @@ from confide.running.processes import in_processes
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Part, priced
 from confide.sources.private_data import PrivateData
+from confide.workflow import calibrate
 from confide.workflow.compare import compare
 from confide.workflow.facts import settle
 from confide.workflow.request import Request
@@ -131,8 +132,9 @@ def test_steps_that_another_process_took_are_not_had_again(tmp_path: Path) -> No
                 confide.fit(job.method, job.module, source, job.plan, likelihood=job.likelihood)
 
 
-def test_a_worker_takes_the_noise_that_was_paid_for(tmp_path: Path) -> None:
-    """Another process adds up in another order: its noise may differ in the last digits, and the fit is paid for."""
+def test_a_worker_takes_the_noise_that_was_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process adds up in another order: its noise may differ in the last digits, and the fit is paid for.
+    What its parent has found it does not look for again."""
     request, test = opened(tmp_path / "budget.db")
     job = job_of(request.with_method("tabular", None), settle(request))
     (noise, answers), *rest = job.parts
@@ -157,7 +159,11 @@ def test_a_worker_takes_the_noise_that_was_paid_for(tmp_path: Path) -> None:
     )
     purse = pay_ahead(records_of(quick), parts, "compare sgd")
     ticket = Ticket(0, "sgd", 0, purse.run, parts, 0, tmp_path / "sgd")
-    _, result = _fit_in_worker("w", lambda: (request, test), ticket, str(tmp_path / "budget.db"), SEPARATE, {})
+    noise_found = calibrate.kept()
+    monkeypatch.setattr(calibrate, "_found", {})  # as in another process
+    monkeypatch.delattr(calibrate, "noise_multiplier_for")
+    common = ("w", lambda: (request, test), noise_found)
+    _, result = _fit_in_worker(common, ticket, str(tmp_path / "budget.db"), SEPARATE, {})
     forget("w")
     assert not isinstance(result, Exception), result
 

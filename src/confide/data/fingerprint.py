@@ -318,6 +318,19 @@ def record_codes(x: Any, y: Any, key: bytes) -> Codes:
     return _mixed(codes ^ secret[2])
 
 
+def table_codes(table: Table, key: bytes) -> Codes:
+    """As `record_codes`, of the records of a table as they were read."""
+    secret = _secret(key)
+    codes = np.zeros(table.rows, dtype=np.uint64)
+    first = width = 0
+    for start, words in pieces_of(table, key):
+        if start == 0:  # else these are further rows of the same columns
+            first, width = first + width, words.shape[1]
+        places = _mixed(np.arange(first, first + width, dtype=np.uint64) ^ secret[0])
+        codes[start : start + len(words)] += _mixed(_mixed(words ^ places) ^ secret[1]).sum(axis=1, dtype=np.uint64)
+    return _mixed(codes ^ secret[2])
+
+
 def _secret(key: bytes) -> Codes:
     digest = hmac.new(check_key(key), b"confide record codes", hashlib.sha256).digest()
     return np.frombuffer(digest, dtype=np.uint64)

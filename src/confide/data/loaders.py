@@ -120,7 +120,21 @@ def load_parts(sources: Sequence[str | Path], target: str | None = None, *, sche
         if not tables[-1].schema.equals(tables[0].schema):
             raise DataError(f"{where}: has other columns or types than {quoted(sources[0])}; write the files alike")
     arrow = pa.concat_tables(tables).unify_dictionaries()
-    return _arrow_table(arrow, target, True, f"source={quoted(sources[0])}")
+    found = _arrow_table(arrow, target, True, f"source={quoted(sources[0])}")
+    _check_apart(found, sources, [table.num_rows for table in tables])
+    return found
+
+
+def _check_apart(table: Table, sources: Sequence[str | Path], lengths: Sequence[int]) -> None:
+    """Refuse files that share records. Codes stay here, and every rank that reads the files comes to the same end."""
+    from confide.data.fingerprint import table_codes
+    from confide.data.overlap import kept_for, sampled, shared_rows, sharing_pair
+
+    kept, codes = kept_for(len(sources)), table_codes(table, bytes(32))
+    samples = [sampled(part, kept) for part in np.split(codes, np.cumsum(lengths)[:-1])]
+    pair = sharing_pair(samples, kept)
+    if pair is not None:
+        raise DataError(shared_rows(str(sources[pair[1]]), str(sources[pair[0]]), "source"))
 
 
 def _digest(path: Path) -> str:

@@ -22,6 +22,7 @@ import hashlib
 import itertools
 import mmap
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,8 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from confide.data.overlap import SampledFiles
 from confide.data.schema import Schema
-from confide.errors import Refusal
+from confide.errors import RanksDisagree, Refusal
 
 T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, or somebody's share of it, has no room
@@ -68,6 +70,12 @@ class Share(Protocol):
 
     def together(self, work: Callable[[], T]) -> T:
         """Work that every rank does for itself: where it fails for one, it fails for all."""
+
+    def told(self, message: bytes) -> bytes:
+        """What rank 0 says."""
+
+    def everybody(self, message: bytes, what: str) -> list[bytes]:
+        """What all ranks say, in their order."""
 
 
 @dataclass(frozen=True)
@@ -107,20 +115,35 @@ def from_parquet(
     """
     from pyarrow import ArrowException
 
-    def read() -> MappedRecords:
+    def read() -> tuple[MappedRecords, SampledFiles]:
         try:
-            columns, deck, dealt = _deck(_files(path), target, features)
+            files = _files(path)
+            columns, deck, dealt = _deck(files, target, features)
             mine = deck if shard is None else _share(deck, shard)
             whose = None if shard is None else Dealt(shard.rank, shard.size, dealt)
-            return replace(_copied(mine, columns, target, schema, directory, progress), dealt=whose)
+            seen = SampledFiles(files, key)
+            return replace(_copied(mine, columns, target, schema, directory, progress, seen), dealt=whose), seen
         except (OSError, ArrowException) as error:
             if isinstance(error, OSError) and error.errno in _FULL:  # also when what is left is written on closing
                 raise Refusal(f"directory={directory!r}: cannot hold the records ({error.strerror})") from None
             said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise Refusal(f"path={_shown(path)}: not a readable Parquet file ({said})") from None
 
+    key = secrets.token_bytes(32)
+    if shard is None:
+        records, seen = read()
+        seen.check()
+        return records
+    key = shard.told(key)
     # A damaged row group, or a disk that is full, is one rank's alone; the others would wait for it at the next call.
-    return read() if shard is None else shard.together(read)
+    records, seen = shard.together(read)
+    assert records.dealt is not None  # given above
+    deck = records.dealt.deck.encode()
+    said = shard.everybody(deck + seen.to_bytes(), "rows of files")
+    if not all(one.startswith(deck) for one in said):
+        raise RanksDisagree("path: these are other files than those of another rank; give all ranks the same ones")
+    seen.joined([one[len(deck) :] for one in said]).check()
+    return records
 
 
 def _shown(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str:
@@ -196,12 +219,15 @@ def _copied(
     schema: Schema,
     directory: str | os.PathLike[str] | None,
     progress: Callable[[int, int], None] | None,
+    seen: SampledFiles,
 ) -> MappedRecords:
     kind = np.dtype(np.float32 if schema.class_count is None else np.int64)
     usable, done, rows = [np.zeros(0, dtype=np.bool_)], 0, sum(group.rows for group in deck)
     with _nameless(directory) as rows_file, _nameless(directory) as targets_file:
-        for batch in _batches(deck, [*columns, target]):
+        for path, batch in _batches(deck, [*columns, target]):
             x, y, good = _cleaned(batch, columns, target, schema)
+            if len(seen.files) > 1:
+                seen.add(path, x[good], y[good])
             _write(rows_file, x, directory)
             _write(targets_file, y.astype(kind), directory)
             usable.append(good)
@@ -216,13 +242,14 @@ def _copied(
     return MappedRecords(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(np.concatenate(usable)))
 
 
-def _batches(deck: Sequence[_Group], columns: Sequence[str]) -> Iterator[Any]:
+def _batches(deck: Sequence[_Group], columns: Sequence[str]) -> Iterator[tuple[Path, Any]]:
     from pyarrow import parquet
 
     for path, groups in itertools.groupby(deck, key=lambda group: group.path):
         with parquet.ParquetFile(os.fspath(path), pre_buffer=False) as source:
             numbers = [group.number for group in groups]
-            yield from source.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=numbers, columns=list(columns))
+            for batch in source.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=numbers, columns=list(columns)):
+                yield path, batch
 
 
 def _write(file: IO[bytes], numbers: np.ndarray[Any, Any] | None, directory: str | os.PathLike[str] | None) -> None:

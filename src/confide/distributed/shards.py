@@ -1,7 +1,8 @@
 """No record on two ranks: it would be clipped twice, and move a release by twice the bound that was charged for.
 
 Disjoint by construction are slices of a table that every rank holds (`own_slice`) and row groups of files that every
-rank sees (`confide.data.streaming.from_parquet(shard=ranks)`). Parts that users give rank by rank are compared
+rank sees (`confide.data.streaming.from_parquet(shard=ranks)`), which are compared with each other as well: a file may
+hold rows of another (`confide.data.overlap`). Parts that users give rank by rank are compared
 (`check_apart`): every record becomes a keyed code of 64 bits, all codes are exchanged, and parts that share records are
 refused. The key is fresh, so codes say nothing to whoever sees them later; they stay among the ranks of one owner.
 """

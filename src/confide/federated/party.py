@@ -52,7 +52,7 @@ PROTOCOL = 1  # raised when messages of before could be misread
 LONGEST_COMPLAINT = 400  # signs of an error that are told to a server
 UNKNOWN_RUN = "unknown run"
 """What a party says that does not know a run, or does not know it any more: open it (again), and ask again."""
-UNFIT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError)
+UNFIT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, AssertionError, ArithmeticError)
 """What a question or a state raises that does not fit; all of it before a record is read."""
 MOST_OPEN_RUNS = 16  # each holds a network; the one that was opened first is forgotten, and can be opened again
 
@@ -64,6 +64,7 @@ class OpenRun:
     question: Inquiry
     blocks: tuple[Part, ...]
     problem: Problem
+    start: Any  # the state that the method begins with
     trust: str
     level: str
     told: str  # digest of the message that opened it
@@ -249,6 +250,8 @@ class Party:
         if level not in ("record", "client"):
             raise Refusal(f"level={level!r}: must be record or client")
         question = Inquiry.from_dict(request.table("question"))
+        if question.recipe.features != math.prod(self._shape):  # before a network of any size is made
+            raise Refusal(f"features={question.recipe.features}: records here have {math.prod(self._shape)}")
         # On one lattice all parties count the records of all of them; by itself a party counts its own.
         blocks = self._own_blocks(request, question.plan.records if trust == "sum" else self.records)
         if level == "client" and any(mechanism.sampling != "full-batch" for mechanism, _ in blocks):
@@ -258,14 +261,15 @@ class Party:
         try:
             problem = question.problem(self.schema)
             problem.generator.seed()  # draws of weights, where the method makes some, are this party's own
-            query = query_of(question, problem, question.method.init(problem))
+            start = question.method.init(problem)
+            query = query_of(question, problem, start)
             self._data.rehearse(query)
         except UNFIT as error:
             raise Refusal(f"question: does not fit records like these ({type(error).__name__})") from None
         if trust == "sum":
             self._check_shares(request, blocks, query.size)
         asked = {name: request.header.get(name) for name in ("trust", "level", "question", "own", "shares")}
-        return OpenRun(question, blocks, problem, trust, level, wire.asked_alike(asked))
+        return OpenRun(question, blocks, problem, start, trust, level, wire.asked_alike(asked))
 
     def _check_shares(self, request: Message, blocks: tuple[Part, ...], size: int) -> None:
         """Noise is shared out by the owner's numbers; a server that counts on others would state something wrong."""
@@ -331,8 +335,8 @@ class Party:
             raise Refusal(f"message: state does not fit the question ({type(error).__name__})") from None
 
     def _state(self, opened: OpenRun, request: Message) -> Any:
-        start = opened.question.method.init(opened.problem)
-        return wire.state_from_message(start, request.table("state"), request.tensors.get)
+        shapes = opened.question.method.shapes_of_state(opened.problem, opened.start)
+        return wire.state_from_message(opened.start, shapes, request.table("state"), request.tensors.get)
 
 
 def mechanism_of(values: dict[str, Any], records: int) -> SampledGaussian:

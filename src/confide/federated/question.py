@@ -35,6 +35,9 @@ IN_ROUNDS = (*BY_DRAW, *BY_STATE)
 """Methods of which a party can make several steps by itself before it hears of the others."""
 MOST_AT_ONCE = 1000  # steps of one message: their answers are kept until all are made
 MOST_PARAMETERS = 1 << 26  # what a message can carry in single precision
+MOST_BY_STATE = (
+    1 << 22
+)  # of a method whose question a party works out: a record's answer is many vectors of that length
 MOST_LAYERS = 1000  # far more than anybody fits; building a hundred thousand would take minutes
 MOST_BLOCKS = 100  # of a plan; nearly always one
 MOST_STEPS = 10**8  # as on the command line
@@ -116,7 +119,7 @@ class Inquiry:
         if name not in (*BY_GRADIENT, *BY_DRAW, *BY_STATE):
             raise Refusal(f"method={name[:40]!r}: is not answered here")
         recipe = Recipe.from_dict(network["recipe"])
-        _check_size(recipe)
+        _check_size(recipe, MOST_BY_STATE if name in BY_STATE else MOST_PARAMETERS)
         if network["numbers"] not in _NUMBERS:
             raise Refusal(f"numbers: must be one of {', '.join(_NUMBERS)}")
         blocks = tuple((SampledGaussian(**one), _steps(steps)) for one, steps in plan["blocks"])
@@ -136,13 +139,13 @@ def query_of(question: Inquiry, problem: Problem, state: Any) -> Query:
     return question.method.ask(problem, state)
 
 
-def _check_size(recipe: Recipe) -> None:
+def _check_size(recipe: Recipe, most: int) -> None:
     widths = (recipe.features, *recipe.hidden, recipe.outputs)
     if not all(type(width) is int for width in widths) or len(widths) > MOST_LAYERS:
         raise Refusal(f"recipe: must name whole numbers of units in at most {MOST_LAYERS} layers")
     count = sum((wide + 1) * narrow for wide, narrow in itertools.pairwise(widths))
-    if count > MOST_PARAMETERS:
-        raise Refusal(f"recipe: {count} parameters; at most {MOST_PARAMETERS} are taken")
+    if count > most:
+        raise Refusal(f"recipe: {count} parameters; at most {most} are taken")
 
 
 def _steps(value: Any) -> int:

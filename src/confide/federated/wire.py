@@ -17,7 +17,7 @@ import hashlib
 import hmac
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NoReturn
 
@@ -185,18 +185,32 @@ def state_to_message(state: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return plain, tensors
 
 
-def state_from_message(like: Any, plain: Mapping[str, Any], tensor: Callable[[str], Tensor | None]) -> Any:
-    """The inverse; `like` is the state at the start, which has the same fields."""
-    known = {one.name for one in fields(like)}
-    if set(plain) != known:
+def state_from_message(
+    like: Any,
+    shapes: Mapping[str, Sequence[tuple[int, ...] | None]],
+    plain: Mapping[str, Any],
+    tensor: Callable[[str], Tensor | None],
+) -> Any:
+    """The inverse, of what somebody says who is not trusted.
+
+    like    the state at the start, which has the same fields with values of the same types
+    shapes  that tensors may have, by their fields, as of `Method.shapes_of_state`
+    """
+    known = {one.name: getattr(like, one.name) for one in fields(like)}
+    if set(plain) != set(known):
         raise Refusal(f"message: state must have the fields {', '.join(sorted(known))}")
     values: dict[str, Any] = {}
     for name, value in plain.items():
-        if isinstance(value, dict):
-            value = tensor(f"state.{name}")
-            if value is None:
-                raise Refusal(f"message: tensor state.{name} is missing")
-        elif not (value is None or isinstance(value, bool | int | float | str)):
-            raise Refusal(f"message: state.{name} must be a number, a text or a tensor")
+        start = known[name]
+        if name not in shapes:
+            if type(value) is not type(start):
+                raise Refusal(f"message: state.{name} must be of type {type(start).__name__}")
+        else:
+            value = None if value is None else tensor(f"state.{name}")
+            if (None if value is None else tuple(value.shape)) not in shapes[name]:
+                raise Refusal(f"message: tensor state.{name} must be of one of the shapes {list(shapes[name])}")
+            kind = start.dtype if isinstance(start, Tensor) else torch.float64
+            if value is not None and value.dtype != kind:
+                raise Refusal(f"message: tensor state.{name} must be of type {str(kind)[6:]}")
         values[name] = value
     return replace(like, **values)

@@ -155,6 +155,16 @@ class Method(ABC):
         """
         return 1
 
+    def shapes_of_state(self, problem: Problem, start: Any) -> dict[str, tuple[tuple[int, ...] | None, ...]]:
+        """The shapes that a tensor of the state may have in this run, by its field; None: it may be missing.
+
+        A party of a federation is told the state by a server that it does not trust. Numbers may be any; an axis more,
+        as long as a batch is, would tell records apart by their places, and one record more or less would move all.
+
+        start   what `init` gave; the tensors that it has, in the shapes that they have there, unless a method says more
+        """
+        return {name: (tuple(value.shape),) for name, value in vars(start).items() if isinstance(value, Tensor)}
+
     def prepare(self, module: nn.Module) -> nn.Module:
         """The network that is trained: given a copy of the user's own, before anything else happens.
 

@@ -224,6 +224,19 @@ class SEP(Method):
         closed = itertools.accumulate(self._damping(problem, step) for step in ahead)
         return max(1, sum(total <= 1 for total in closed))
 
+    def shapes_of_state(self, problem: Problem, start: SepState) -> dict[str, tuple[tuple[int, ...] | None, ...]]:
+        found, sites = super().shapes_of_state(problem, start), self._sites(problem)
+        if isinstance(sites, NetworkSites):  # moments of the inputs and the metric come, and some of them go
+            seen, means, covariances = sites.features, *InputMoments(sites.features).sizes
+            found |= {
+                "gathered": (None, (means,), (covariances,)),
+                "centre": (None, (seen,)),
+                "inputs": found.get("inputs", (None, (seen, seen + 1))),
+                "spread": (None, (seen, seen)),
+                "root": (None, (sites.weights, self._directions(problem, sites))),
+            }
+        return found
+
     @property
     def learns_noise(self) -> bool:
         return self.noise == "learnt"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from typing import Any
 
 from confide import rules
 from confide.mechanism.gaussian import SampledGaussian
@@ -13,8 +14,11 @@ from confide.privacy.calibration import noise_multiplier_for
 from confide.privacy.events import Adjacency, Event, Sampling
 from confide.workflow.request import Request
 
+MOST_KEPT = 256  # far more than the fits of a comparison or a search ask for
+_found: dict[tuple[Any, ...], float] = {}
+"""Noise multipliers by what they were asked for."""
 
-@lru_cache(maxsize=256)
+
 def multiplier_for(
     epsilon: float,
     delta: float,
@@ -26,7 +30,23 @@ def multiplier_for(
     spent: tuple[Event, ...] = (),
 ) -> float:
     """The noise multiplier; kept, for folds and methods ask for the same one again."""
-    return noise_multiplier_for(epsilon, delta, releases, rate, sampling, adjacency, records=records, spent=spent)
+    asked = (epsilon, delta, releases, rate, sampling, adjacency, records, spent)
+    found = _found.get(asked)
+    if found is None:
+        found = noise_multiplier_for(epsilon, delta, releases, rate, sampling, adjacency, records=records, spent=spent)
+        keep({asked: found})
+    return found
+
+
+def kept() -> dict[tuple[Any, ...], float]:
+    """All noise that this process has found, for another one to `keep`: to find it takes half a second each."""
+    return dict(_found)
+
+
+def keep(found: Mapping[tuple[Any, ...], float]) -> None:
+    if len(_found) + len(found) > MOST_KEPT:
+        _found.clear()
+    _found.update(found)
 
 
 def one_release(request: Request, share: float) -> SampledGaussian:

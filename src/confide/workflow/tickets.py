@@ -25,6 +25,7 @@ from confide.running.artefacts import POSTERIOR, save_run
 from confide.running.processes import in_processes
 from confide.sources.ahead import Purse
 from confide.sources.base import Part
+from confide.workflow import calibrate
 from confide.workflow.facts import Settled, settle
 from confide.workflow.forecast import expected_seconds
 from confide.workflow.measure import measured
@@ -132,9 +133,7 @@ class Workers:
         """Every method, on made-up records: how many seconds a fit may take, or why there can be none."""
         import joblib
 
-        return in_processes(
-            [joblib.delayed(_rehearse_in_worker)(self.work, self.reopen, name) for name in names], self.jobs
-        )
+        return in_processes([joblib.delayed(_rehearse_in_worker)(self._common(), name) for name in names], self.jobs)
 
     def fit(
         self, tickets: Sequence[Ticket], ledger: Any, test_source: str, config: Mapping[str, Any]
@@ -143,20 +142,39 @@ class Workers:
         import joblib
 
         assert isinstance(ledger, str | os.PathLike)  # `check_jobs`
-        common = (os.fspath(ledger), test_source, dict(config))
-        calls = [joblib.delayed(_fit_in_worker)(self.work, self.reopen, ticket, *common) for ticket in tickets]
+        common, fits = self._common(), (os.fspath(ledger), test_source, dict(config))
+        calls = [joblib.delayed(_fit_in_worker)(common, ticket, *fits) for ticket in tickets]
         return in_processes(calls, self.jobs)
+
+    def _common(self) -> _Common:
+        return self.work, self.reopen, calibrate.kept()
+
+
+_Common: TypeAlias = tuple[str, Reopen, Mapping[tuple[Any, ...], float]]
+"""What every call in another process needs: the name of the work, its records, and the noise that was found before."""
+
+_warm_works: set[str] = set()
+"""For which a step was made in this process."""
 
 
 def _opened(work: str, reopen: Reopen) -> Opened:
     def opening() -> Opened:
         request, test = reopen()
-        found = Opened(request, settle(request), test)
-        found.warm_up()
-        _keep_what_is_loaded()
-        return found
+        return Opened(request, settle(request), test)
 
     return opened_once(work, opening)
+
+
+def _warm(common: _Common) -> Opened:
+    """What is opened, in a process that has made its first step; what its parent has found it need not find again."""
+    work, reopen, noise = common
+    calibrate.keep(noise)
+    opened = _opened(work, reopen)
+    if work not in _warm_works:
+        opened.warm_up()
+        _keep_what_is_loaded()
+        _warm_works.add(work)
+    return opened
 
 
 def _keep_what_is_loaded() -> None:
@@ -171,8 +189,8 @@ def _open_in_worker(work: str, reopen: Reopen) -> None:
     _opened(work, reopen)
 
 
-def _rehearse_in_worker(work: str, reopen: Reopen, name: str) -> tuple[str, float | Refusal]:
-    opened = _opened(work, reopen)
+def _rehearse_in_worker(common: _Common, name: str) -> tuple[str, float | Refusal]:
+    opened = _warm(common)
     try:
         job = opened.job(name)
         rehearse_job(job)
@@ -182,10 +200,10 @@ def _rehearse_in_worker(work: str, reopen: Reopen, name: str) -> tuple[str, floa
 
 
 def _fit_in_worker(
-    work: str, reopen: Reopen, ticket: Ticket, ledger: str, test_source: str, config: dict[str, Any]
+    common: _Common, ticket: Ticket, ledger: str, test_source: str, config: dict[str, Any]
 ) -> tuple[int, Result | Unfinished]:
     """In another process: take up the steps that are paid for, and no others."""
-    opened = _opened(work, reopen)
+    opened = _warm(common)
     opened = replace(opened, request=replace(opened.request, ledger=ledger))
     job = opened.job(ticket.method, ticket.turn).paid_as(ticket.parts)
     if job is None:
