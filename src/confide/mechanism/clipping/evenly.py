@@ -1,0 +1,35 @@
+"""Batches of even sizes, in which a record's numbers are the same whoever else is there.
+
+A product takes rows of records some at a time, and the few that are left over by another way, which adds up in another
+order; a batch of one goes by a third. So a record whose parts cancel could be given other numbers when one record more
+or less stands beside it: three neighbours have moved a sum by 4 C in this way. Batches are therefore filled up with
+copies of a record, which count for nothing, to a size at which nothing is left over.
+
+That equal records then have equal numbers, in batches of any of these sizes, is how processors and their libraries
+work, as far as it is measured (`test_evenly`), and not a theorem: docs/soundness.md, "Sums as they are computed".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from confide.data.trees import rows_of
+
+FEW = 64
+"""Fewer records than this are filled up to a multiple of FOUR, rows being taken four at a time or eight; more of them,
+where that costs little, to one of SIXTEEN, the numbers that the widest processors take at once."""
+FOUR, SIXTEEN = 4, 16
+ANY = 1 << 62
+
+
+def even_size(records: int, most: int = ANY) -> int:
+    """The number of rows for so many records, of which at most so many may go at once."""
+    step = FOUR if records < FEW else SIXTEEN
+    return max(records, most) if most < step else -(-records // step) * step
+
+
+def filled(tree: Any, records: int, size: int) -> Any:
+    """With copies of the last record."""
+    return rows_of(tree, torch.arange(size).clamp_(max=records - 1))
