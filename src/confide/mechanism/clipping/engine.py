@@ -260,8 +260,8 @@ class Engine:
     ) -> Tensor:
         """The clipped sum without a tape. The switch is set by hand: torch's context takes longer than small layers."""
         before = torch.is_grad_enabled()
-        set_grad_enabled(False)
         try:
+            set_grad_enabled(False)  # inside: an interrupt must not leave it so
             return self._chained_sum(anatomy, chain, asked, x, bound, counted)
         finally:
             set_grad_enabled(before)
