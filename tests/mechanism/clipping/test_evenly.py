@@ -155,7 +155,7 @@ def test_equal_records_have_equal_numbers_in_even_batches(name: str, dtype: torc
 
 
 def test_sizes() -> None:
-    assert [evenly.even_size(size) for size in (1, 4, 5, 63, 64, 65, 250)] == [4, 4, 8, 64, 64, 80, 256]
+    assert [evenly.even_size(size) for size in (1, 4, 5, 63, 64, 65, 250)] == [4, 4, 8, 64, 64, 72, 256]
     assert evenly.even_size(2, 3) == 3  # no more may go at once, and never fewer do
     x, y = evenly.filled((torch.arange(3.0), torch.arange(3)), 3, 4)
     assert x.tolist() == [0, 1, 2, 2]

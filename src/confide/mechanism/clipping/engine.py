@@ -149,8 +149,10 @@ class Engine:
         dtype = working_type(anatomy.parameters)
         bound.allowed = SHARE[dtype] * (1 - IN_DOUBLE[dtype])
         bound.most = self._most_at_once(anatomy, examined, bound)
-        pieces = asked.pieces(records if examined.way == "one by one" else equal_part(records, bound.most))
         try:
+            if records <= bound.most or examined.way == "one by one":
+                return self._answered(anatomy, examined, asked, bound)
+            pieces = asked.pieces(equal_part(records, bound.most))
             return self._added_up(pieces, bound, lambda piece, part: self._answered(anatomy, examined, piece, part))
         finally:
             forget()
@@ -212,11 +214,11 @@ class Engine:
 
     def _most_at_once(self, anatomy: Anatomy, examined: Examined, bound: ClipBound) -> int:
         """How many records may go through the module at once: any number, unless they would hold too much."""
-        most = bound.most if bound.micro_batch is None else bound.micro_batch
+        most = ANY if bound.micro_batch is None else bound.micro_batch
         if anatomy.copied:
             most = min(most, max(1, bound.budget // max(1, anatomy.copied_bytes)))
         held, device = examined.record_bytes, bound.out.device
-        if held == 0 or (examined.chain is not None and device.type == HOST.type):
+        if held == 0 or (examined.chain is not None and device == HOST):
             return most
         room = held_bytes(device)
         if examined.chain is None or room < HELD_BYTES:
@@ -329,7 +331,7 @@ class Engine:
 
 def equal_part(records: int, most: int) -> int:
     """The size of pieces that are as equal as can be, of at most so many."""
-    return records if records <= most else -(-records // -(-records // most))
+    return -(-records // -(-records // most))
 
 
 def held_bytes(device: torch.device) -> int:

@@ -18,15 +18,15 @@ import torch
 from confide.data.trees import rows_of
 
 FEW = 64
-"""Fewer records than this are filled up to a multiple of FOUR, rows being taken four at a time or eight; more of them,
-where that costs little, to one of SIXTEEN, the numbers that the widest processors take at once."""
-FOUR, SIXTEEN = 4, 16
+"""Fewer records than this are filled up to a multiple of FOUR, rows being taken four at a time; more of them to one of
+EIGHT, which costs little then, and leaves room for processors that take more."""
+FOUR, EIGHT = 4, 8
 ANY = 1 << 62
 
 
 def even_size(records: int, most: int = ANY) -> int:
     """The number of rows for so many records, of which at most so many may go at once."""
-    step = FOUR if records < FEW else SIXTEEN
+    step = FOUR if records < FEW else EIGHT
     return max(records, most) if most < step else -(-records // step) * step
 
 
