@@ -17,6 +17,7 @@ from confide.data.columns import Input
 from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.mechanism.clipping import engine
+from confide.mechanism.clipping.anatomy import Examined
 from confide.mechanism.noise import NoiseStream
 from confide.methods import SGD
 from confide.models.likelihoods import Categorical
@@ -220,7 +221,7 @@ def test_a_fit_that_believes_them_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     believed = engine.Engine._proven
 
     def isolated(self: Any, anatomy: Any, asked: Any, bound: Any, counted: int) -> Tensor:
-        return believed(self, anatomy, engine.Examined("proven", None, 0), asked, bound, counted)
+        return believed(self, anatomy, Examined("proven", None, 0), asked, bound, counted)
 
     monkeypatch.setattr(engine.Engine, "_isolated", isolated)
     assert moves("records that mix where one is far") > 1.5

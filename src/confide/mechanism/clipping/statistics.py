@@ -73,9 +73,9 @@ def _is_believed(function: Statistic, x: Tree) -> bool:
 
 def _even_rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     """All records in one pass, among so many that their numbers round as in any other batch (`evenly`)."""
-    whole = even_size(len(y))
-    if whole > len(y):
-        x, y, records = *filled((x, y), len(y), whole), len(y)
+    records, whole = len(y), even_size(len(y))
+    if whole > records:
+        x, y = filled((x, y), records, whole)
         return _even_rows(function, x, y, size)[:records]
     if _is_believed(function, x):
         return _whole(function(x, y), len(y), size)
