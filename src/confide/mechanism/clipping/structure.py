@@ -269,7 +269,6 @@ def _check_meaning(asked: Question, anatomy: Anatomy) -> None:
 
     def losses(changed: int | None = None) -> Tensor:
         torch.set_rng_state(state)
-        asked.outside.restore()  # what an earlier one has left is another matter
         x, y = rows_of(both, torch.tensor([FEW if row == changed else row for row in range(FEW)]))
         with torch.no_grad(), kept_generators(asked.module):
             return per_record_losses(asked.module, asked.loss, x, y, anatomy.draws)
