@@ -11,7 +11,7 @@ from torch import Tensor
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
-from confide.mechanism.clipping import isolation, one_by_one, sealed, structure
+from confide.mechanism.clipping import isolation, one_by_one, sealed
 from confide.mechanism.clipping.package_parts import parts_put_back
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.private_data import PrivateData
@@ -168,7 +168,6 @@ def test_places_of_others_are_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
     written = ["constants of a layer", "escapes of json"]
     with monkeypatch.context() as patch:
         patch.setattr(sealed.Reachable, "_keep_beside", lambda seal, value: [])
-        patch.setattr(structure, "_check_meaning", lambda *_: None)  # which takes it for a mixture, and refuses
         found = [moves(OF_OTHERS[f"module turns by attributes of {name}"]) for name in kept]
     assert all(distance > ROUNDING for distance in found)
     afterwards: list[Any] = []
