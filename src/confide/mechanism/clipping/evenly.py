@@ -18,10 +18,13 @@ import torch
 from confide.data.trees import rows_of
 
 FEW = 64
-"""Fewer records than this are filled up to a multiple of FOUR, rows being taken four at a time; more of them to one of
-EIGHT, which costs little then, and leaves room for processors that take more."""
-FOUR, EIGHT = 4, 8
+"""Fewer records than this are filled up to a multiple of FOUR; more of them to one of EIGHT."""
+FOUR = 4
+"""Rows are taken four at a time by the products that were measured: the last one, two or three go another way."""
+EIGHT = 8
+"""Which costs little from 64 records on, and leaves room for processors that take more rows at a time."""
 ANY = 1 << 62
+"""Records: more than there ever are."""
 
 
 def even_size(records: int, most: int = ANY) -> int:
