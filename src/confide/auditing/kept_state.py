@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide.devices import generators
 from confide.mechanism.clipping.structure import kept_generators
 
 _INTERNAL = set(vars(nn.Module()))
@@ -74,8 +75,20 @@ def _plain(value: Any) -> Any:
 def same_start(module: nn.Module | None, seed: int) -> Iterator[None]:
     """Whatever is drawn inside, it is the same for the same seed; nothing of it is left outside."""
     with torch.random.fork_rng(devices=[]), kept_generators(nn.Module() if module is None else module):
-        torch.manual_seed(seed)
+        for generator in generators():  # torch.manual_seed writes the stack down each time, which takes a millisecond
+            generator.manual_seed(seed)
         yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For thousands of answers about a few records, over which threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from confide.auditing.as_written import check_as_written
 from confide.auditing.hostile_records import RECORDS, TABLES, UNUSABLE, HostileTable
-from confide.auditing.kept_state import KeptState, evaluation, same_start
+from confide.auditing.kept_state import KeptState, evaluation, one_thread, same_start
 from confide.auditing.results import Check
 from confide.data.schema import Schema
 from confide.errors import Refusal, SpeedWarning
@@ -149,6 +149,14 @@ def audit_query(
     sizes = SIZES if sizes is None else sizes
     examples = _examples(x, y, classes)
     bench = MovesBench(query, examples, make_data, seed)
+    with one_thread():
+        return _audited(bench, name, sizes, seeds, seconds, progress)
+
+
+def _audited(
+    bench: MovesBench, name: str, sizes: tuple[int, ...], seeds: int, seconds: float, progress: Progress | None
+) -> QueryAudit:
+    query, examples, seed = bench.query, bench.examples, bench.seed
     title = name or (type(query.module).__name__ if isinstance(query, GradientQuery) else "statistic")
     slow, written = bench.slow(), check_as_written(query, examples, seed)
     refused = bench.refusal()

@@ -156,7 +156,7 @@ def test_different_numbers_of_draws_are_refused() -> None:
 
 
 def test_rows_that_do_not_fit_the_draws_are_refused() -> None:
-    layer = MeanFieldLinear(5, 3).double().sample_(draws=4)
+    layer = MeanFieldLinear(5, 3).double().sample_(draws=3)
     with pytest.raises(ValueError, match="fold_draws"):
         layer(floats(5))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.rules import recurrence, recurrent
 
-CLIP, RECORDS, STEPS = 0.3, 5, 4
+CLIP, RECORDS, STEPS = 0.3, 8, 4
 
 
 class Read(nn.Module):

@@ -345,7 +345,7 @@ def test_a_network_that_takes_another_way_for_real_records(axis: int) -> None:
     x[:3] += 100
     found = run(module.double(), loss, x, y)
     parts = [torch.zeros_like(found) for _ in range(2)]
-    for part, some in zip(parts, (slice(0, 3), slice(3, 6)), strict=True):
+    for part, some in zip(parts, (slice(0, 3), slice(3, None)), strict=True):
         reference_clipped_sum(module, loss, x[some], y[some], clip=0.1, out=part)
     torch.testing.assert_close(found, parts[0] + parts[1])
 

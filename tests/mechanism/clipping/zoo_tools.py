@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from confide.layers.bayesian import draw_
 
-RECORDS = 6
+RECORDS = 8
 CLASSES = 4
 Case = tuple[nn.Module, Callable[[Any, Any], Tensor], Any, Any]
 ZOO: dict[str, Animal] = {}

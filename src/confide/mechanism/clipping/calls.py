@@ -245,6 +245,20 @@ class Found:
         return found
 
 
+def first_of(
+    found: list[tuple[Slot, Contribution]], norms: Mapping[int, Tensor], records: int
+) -> tuple[list[tuple[Slot, Contribution]], dict[int, Tensor]]:
+    """What the first records contribute, and what is known of their squared norms."""
+    kept, known = [], {}
+    for slot, one in found:
+        first = one.chosen(slice(0, records))
+        first.shortened = one.shortened
+        kept.append((slot, first))
+        if id(one) in norms:
+            known[id(first)] = norms[id(one)][:records]
+    return kept, known
+
+
 def _shortened(*values: Sequence[Any]) -> bool:
     """Whether something is in half precision."""
     return any(

@@ -111,8 +111,10 @@ class LayerChain:
             and not torch.is_autocast_enabled(self.device.type)
         )
 
-    def contributions(self, loss: Loss, x: Tensor, y: Any, space: Workspace) -> list[tuple[Slot, OuterProduct]]:
-        """Every layer's contribution; none if the loss does not depend on the output."""
+    def contributions(
+        self, loss: Loss, x: Tensor, y: Any, space: Workspace, counted: int
+    ) -> list[tuple[Slot, OuterProduct]]:
+        """What the first `counted` records contribute by layer; nothing if the loss does not depend on the output."""
         self.space.begin(1 << 62, x.shape[0] * self.row_bytes)
         hidden = x.flatten(1) if self.flat else x
         inputs: list[Tensor] = []
@@ -136,7 +138,10 @@ class LayerChain:
             link, layer = self.links[number], layers[number]
             for (activation, place), values in zip(reversed(link.activations), reversed(kept[number]), strict=True):
                 activation.backward(place(), gradient, values)
-            product = OuterProduct(gradient, inputs[number], layer["bias"] is not None, space, number < last)
+            left, right = gradient, inputs[number]
+            if counted < len(left):
+                left, right = left[:counted], right[:counted]
+            product = OuterProduct(left, right, layer["bias"] is not None, space, number < last)
             found.append((link.slot, product))
             if number:
                 wide = self.space.take(gradient, gradient.shape[0], layer["weight"].shape[1])

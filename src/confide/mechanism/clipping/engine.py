@@ -29,9 +29,10 @@ from confide.errors import Refusal, UnclippableError
 from confide.mechanism.clipping import libraries, one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, Slot, anatomy_of, signature_of
 from confide.mechanism.clipping.backward import propagate
-from confide.mechanism.clipping.calls import Cluster, Found, clusters_of
+from confide.mechanism.clipping.calls import Cluster, Found, clusters_of, first_of
 from confide.mechanism.clipping.certified import add_certified, exact_products, views_of
 from confide.mechanism.clipping.chain import LayerChain
+from confide.mechanism.clipping.evenly import ANY, even_size, filled
 from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, forget
@@ -68,6 +69,7 @@ class ClipBound:
     strict: bool = False  # the records are made up: what they raise is raised
     allowed: float = 0.0  # what rounding may take of the clip in this piece of the batch
     weights: Tensor | None = None  # what each record counts for, at most 1: it scales what was clipped
+    most: int = ANY  # records that may go through the module at once
 
 
 @dataclass(slots=True)
@@ -82,6 +84,11 @@ class Batch:
     @property
     def records(self) -> int:
         return records_of(self.x)
+
+    def of_size(self, size: int) -> Batch:
+        """Filled up to so many with copies of the last record."""
+        x, y = filled((self.x, self.y), self.records, size)
+        return Batch(self.module, self.loss, x, y)
 
     def pieces(self, largest: int) -> list[Batch]:
         if largest >= self.records:
@@ -141,8 +148,11 @@ class Engine:
         asked = Batch(module, loss, x, y)
         dtype = working_type(anatomy.parameters)
         bound.allowed = SHARE[dtype] * (1 - IN_DOUBLE[dtype])
-        pieces = asked.pieces(self._largest_piece(anatomy, examined, records, bound))
+        bound.most = self._most_at_once(anatomy, examined, bound)
         try:
+            if records <= bound.most or examined.way == "one by one":
+                return self._answered(anatomy, examined, asked, bound)
+            pieces = asked.pieces(equal_part(records, bound.most))
             return self._added_up(pieces, bound, lambda piece, part: self._answered(anatomy, examined, piece, part))
         finally:
             forget()
@@ -171,10 +181,7 @@ class Engine:
         try:
             if examined.way == "one by one":
                 return self._one_by_one(anatomy, asked, bound)
-            if examined.way == "proven" and self._is_proven(asked.module, asked.x):
-                return self._proven(anatomy, examined, asked, bound)
-            with muted() if examined.quiet else nullcontext():
-                return self._isolated(anatomy, asked, bound)
+            return self._at_once(anatomy, examined, asked, bound)
         except NotIsolable:
             return self._one_by_one(anatomy, asked, bound)
         except Exception:
@@ -184,6 +191,16 @@ class Engine:
                 return self._one_by_one(anatomy, asked, bound)
         halves = asked.pieces(-(-asked.records // 2))
         return self._added_up(halves, bound, lambda half, part: self._answered(anatomy, examined, half, part))
+
+    def _at_once(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
+        """All of them, among so many that a record's numbers round as they would in any other batch (`evenly`)."""
+        records = asked.records
+        size = even_size(records, bound.most)
+        whole = asked if size == records else asked.of_size(size)
+        if examined.way == "proven" and self._is_proven(whole.module, whole.x):
+            return self._proven(anatomy, examined, whole, bound, records)
+        with muted() if examined.quiet else nullcontext():
+            return self._isolated(anatomy, whole, bound, records)
 
     def _is_proven(self, module: nn.Module, x: Inputs) -> bool:
         """Before every pass: nothing has changed since the whole look that found it so, or the whole look once more."""
@@ -195,38 +212,35 @@ class Engine:
         self.looked = now if proven else None
         return proven
 
-    def _largest_piece(self, anatomy: Anatomy, examined: Examined, records: int, bound: ClipBound) -> int:
-        """How many records go through the module at once: all, unless they would hold too much; pieces are equal."""
-        largest = records if bound.micro_batch is None else min(records, bound.micro_batch)
-        if examined.way == "one by one":
-            return records
+    def _most_at_once(self, anatomy: Anatomy, examined: Examined, bound: ClipBound) -> int:
+        """How many records may go through the module at once: any number, unless they would hold too much."""
+        most = ANY if bound.micro_batch is None else bound.micro_batch
         if anatomy.copied:
-            largest = min(largest, max(1, bound.budget // max(1, anatomy.copied_bytes)))
+            most = min(most, max(1, bound.budget // max(1, anatomy.copied_bytes)))
         held, device = examined.record_bytes, bound.out.device
-        if examined.chain is not None and device.type == HOST.type:
-            return largest
+        if held == 0 or (examined.chain is not None and device == HOST):
+            return most
         room = held_bytes(device)
-        if (examined.chain is None or room < HELD_BYTES) and largest * held > room:
-            largest = min(largest, max(FEWEST_RECORDS, room // held))
-            largest = -(-records // -(-records // largest))
-        return largest
+        if examined.chain is None or room < HELD_BYTES:
+            most = min(most, max(FEWEST_RECORDS, room // held))
+        return most
 
-    def _proven(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
+    def _proven(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound, counted: int) -> Tensor:
         chain = examined.chain
         if chain is not None and isinstance(asked.x, Tensor) and chain.fits(asked.x):
-            return self._chained(anatomy, chain, asked, asked.x, bound)
+            return self._chained(anatomy, chain, asked, asked.x, bound, counted)
         run = proven_pass(asked.module, anatomy, asked.loss, asked.x, asked.y)
         if not is_proven_loss(asked.loss, asked.y) and run.unseen():
             raise NotIsolable("uses parameters in its loss")
-        return self._sum(anatomy, run, bound)
+        return self._sum(anatomy, run, bound, counted)
 
-    def _isolated(self, anatomy: Anatomy, asked: Batch, bound: ClipBound) -> Tensor:
+    def _isolated(self, anatomy: Anatomy, asked: Batch, bound: ClipBound, counted: int) -> Tensor:
         if any(hooked_backwards(layer) for layer in asked.module.modules()):
             raise NotIsolable("has hooks on gradients")
         run = isolated_pass(asked.module, anatomy, asked.loss, asked.x, asked.y)
         if run.unseen():  # it took another way than for made-up records
             raise NotIsolable("uses parameters outside of their layers")
-        return self._sum(anatomy, run, bound)
+        return self._sum(anatomy, run, bound, counted)
 
     @torch.no_grad()
     def _one_by_one(self, anatomy: Anatomy, asked: Batch, bound: ClipBound) -> Tensor:
@@ -243,20 +257,24 @@ class Engine:
 
         return self._added_up(asked.pieces(max(1, bound.budget // max(1, anatomy.bytes))), bound, answer)
 
-    def _chained(self, anatomy: Anatomy, chain: LayerChain, asked: Batch, x: Tensor, bound: ClipBound) -> Tensor:
+    def _chained(
+        self, anatomy: Anatomy, chain: LayerChain, asked: Batch, x: Tensor, bound: ClipBound, counted: int
+    ) -> Tensor:
         """The clipped sum without a tape. The switch is set by hand: torch's context takes longer than small layers."""
         before = torch.is_grad_enabled()
-        set_grad_enabled(False)
         try:
-            return self._chained_sum(anatomy, chain, asked, x, bound)
+            set_grad_enabled(False)  # inside: an interrupt must not leave it so
+            return self._chained_sum(anatomy, chain, asked, x, bound, counted)
         finally:
             set_grad_enabled(before)
 
-    def _chained_sum(self, anatomy: Anatomy, chain: LayerChain, asked: Batch, x: Tensor, bound: ClipBound) -> Tensor:
+    def _chained_sum(
+        self, anatomy: Anatomy, chain: LayerChain, asked: Batch, x: Tensor, bound: ClipBound, counted: int
+    ) -> Tensor:
         self.space.begin(bound.budget)
-        found = chain.contributions(asked.loss, x, asked.y, self.space)
+        found = chain.contributions(asked.loss, x, asked.y, self.space, counted)
         if not found:
-            return bound.out.new_zeros(x.shape[0])
+            return bound.out.new_zeros(counted)
         self.adding = True
         if bound.style != "per-layer" and bound.weights is None:
             parts = self._views(anatomy, bound.out).parts
@@ -268,10 +286,9 @@ class Engine:
             return add_certified(clusters, anatomy, bound, self._views(anatomy, bound.out))
 
     @torch.no_grad()
-    def _sum(self, anatomy: Anatomy, run: Pass, bound: ClipBound) -> Tensor:
-        records = run.losses.shape[0]
+    def _sum(self, anatomy: Anatomy, run: Pass, bound: ClipBound, counted: int) -> Tensor:
         if not run.losses.requires_grad:
-            return bound.out.new_zeros(records)
+            return bound.out.new_zeros(counted)
         self.space.begin(bound.budget)
         calls = [entry.edges for entry in run.entries]
         found = Found(run.tape, self.space)
@@ -281,7 +298,10 @@ class Engine:
                 found.take(number, gradients)
 
         at_copies = propagate(run.losses, calls, run.copies, take)
-        return self._add(anatomy, found.contributions(at_copies), records, bound, found.norms)
+        made, norms = found.contributions(at_copies), found.norms
+        if run.losses.shape[0] > counted:
+            made, norms = first_of(made, norms, counted)
+        return self._add(anatomy, made, counted, bound, norms)
 
     def _add(
         self,
@@ -307,6 +327,11 @@ class Engine:
             self.views = views if anatomy.size <= SMALL else None
             return views
         return self.views
+
+
+def equal_part(records: int, most: int) -> int:
+    """The size of pieces that are as equal as can be, of at most so many."""
+    return -(-records // -(-records // most))
 
 
 def held_bytes(device: torch.device) -> int:

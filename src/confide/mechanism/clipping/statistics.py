@@ -17,10 +17,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import Tree, tensors_in
+from confide.data.trees import Tree, rows_of, tensors_in
 from confide.errors import Refusal, SpeedWarning
 from confide.mechanism.clipping import libraries, one_by_one, randomness
 from confide.mechanism.clipping.collection import no_collection
+from confide.mechanism.clipping.evenly import even_size, filled
 from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.made_up import FEW, made_up
@@ -53,20 +54,58 @@ def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal:
         return torch.zeros(0, size, dtype=torch.float64, device=y.device)
     check_surroundings()
     with torch.no_grad():
-        if type(function) is Recordwise and function.holds(x):
-            try:
-                return _whole(function(x, y), len(y), size)
-            except Exception:
-                if rehearsal:
-                    raise
-                return _rows_one_by_one(function, x, y, size, rehearsal)
         try:
-            return rows_at_once(function, x, y, size)
+            return _even_rows(function, x, y, size)
         except Exception as error:  # whatever vmap cannot do; an error of the function itself comes up again
+            if rehearsal and _is_believed(function, x):
+                raise
+            if not rehearsal and len(y) > 1 and _runs_at_once(function, x, y, size):
+                return _halves(function, x, y, size)
             rows = _rows_one_by_one(function, x, y, size, rehearsal)
             if rehearsal:
                 _warn(function, error)
             return rows
+
+
+def _is_believed(function: Statistic, x: Tree) -> bool:
+    return type(function) is Recordwise and function.holds(x)
+
+
+def _even_rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
+    """All records in one pass, among so many that their numbers round as in any other batch (`evenly`)."""
+    records, whole = len(y), even_size(len(y))
+    if whole > records:
+        x, y = filled((x, y), records, whole)
+        return _even_rows(function, x, y, size)[:records]
+    if _is_believed(function, x):
+        return _whole(function(x, y), len(y), size)
+    return rows_at_once(function, x, y, size)
+
+
+def _runs_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> bool:
+    """Whether made-up records of this form do not raise, so that what has raised is a record of the batch."""
+    few_x, few_y = made_up((x, y), FEW, False, "uniform", (0, 1), None)
+    with muted(), randomness.restored():
+        try:
+            _even_rows(function, few_x, few_y, size)
+        except Exception:
+            return False
+    return True
+
+
+def _halves(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
+    """Where a record raises, the others go the way they would have gone without it."""
+    middle = len(y) // 2
+    cut = [rows_of((x, y), half) for half in (slice(0, middle), slice(middle, len(y)))]
+    found = []
+    for some_x, some_y in cut:
+        try:
+            found.append(_even_rows(function, some_x, some_y, size))
+        except Exception:
+            apart = _rows_one_by_one if len(some_y) == 1 else _halves
+            found.append(apart(function, some_x, some_y, size).to(torch.float64))
+    kinds = {rows.dtype for rows in found}
+    return torch.cat([rows.double() for rows in found] if len(kinds) > 1 else found)
 
 
 def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
@@ -92,7 +131,7 @@ def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     return rows
 
 
-def _rows_one_by_one(function: Statistic, x: Tree, y: Tensor, size: int, strict: bool) -> Tensor:
+def _rows_one_by_one(function: Statistic, x: Tree, y: Tensor, size: int, strict: bool = False) -> Tensor:
     found = torch.zeros(len(y), size, dtype=torch.float64, device=y.device)
 
     def of_record(one_x: Any, one_y: Tensor) -> list[Tensor]:

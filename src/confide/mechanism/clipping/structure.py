@@ -36,7 +36,15 @@ from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choo
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
-from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, per_record_losses, proven_pass
+from confide.mechanism.clipping.running import (
+    Inputs,
+    Loss,
+    Pass,
+    isolated_pass,
+    per_record_losses,
+    proven_pass,
+    records_of,
+)
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -247,7 +255,7 @@ def _chain(asked: Question, anatomy: Anatomy, run: Pass) -> LayerChain | None:
     space.begin(BUDGET)
     try:
         with torch.no_grad():
-            found = chain.contributions(asked.loss, few.x, few.y, space)
+            found = chain.contributions(asked.loss, few.x, few.y, space, records_of(few.x))
     except Exception:  # a loss that wants more of the output than its values
         return None
     return None if missed_parameters(run.losses, anatomy, found, space, {}) else chain
