@@ -85,10 +85,13 @@ def information(program: Program, position: Tensor, x: Tree, y: Tensor, classes:
     return held if bool(torch.isfinite(held).all()) else None
 
 
-def clipped_score(program: Program, position: Tensor, form: Form, axes: Tensor, clip: float) -> Tensor | None:
+def clipped_score(
+    program: Program, position: Tensor, form: Form, axes: Tensor, clip: float, share: float = 0.0
+) -> Tensor | None:
     """What clipped scores along these axes are on average, by the program's own law of y; None where that is not known.
 
-    It would be zero without a clip: the score of a law is nought on average at its own parameters.
+    It would be zero without a clip: the score of a law is nought on average at its own parameters. A record answers
+    with its score s and share * s s^T, which are clipped together.
     """
     with torch.no_grad():
         found = _scores(program, position, *form)
@@ -96,7 +99,9 @@ def clipped_score(program: Program, position: Tensor, form: Form, axes: Tensor, 
         return None
     scores, chances = found
     along = scores @ axes.double()
-    lost = (clip / along.norm(dim=2)).clamp(max=1) - 1  # what the clip takes: sums over points miss little of that
+    long = along.norm(dim=2)
+    answer = long * (1 + (share * long).square()).sqrt()
+    lost = (clip / answer).clamp(max=1) - 1  # what the clip takes: sums over points miss little of that
     mean: Tensor = (along * (chances * lost)[..., None]).sum(1).mean(0)
     return mean if bool(torch.isfinite(mean).all()) else None
 
