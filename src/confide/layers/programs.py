@@ -107,7 +107,8 @@ class WhitenedOutput(ProgramOutput):
             return found
         said = super()._said
         s = torch.stack([said(ahead, x, y) - said(behind, x, y) for ahead, behind in self.shifted])
-        return found + self.asked.share * self.asked.products @ packed(s / (2 * self.little))
+        # Not by @: a product of matrices rounds a record's part by how many records stand beside it.
+        return found + self.asked.share * (self.asked.products * packed(s / (2 * self.little))).sum()
 
 
 def packed(vector: Tensor) -> Tensor:

@@ -14,15 +14,17 @@ from confide.errors import Refusal
 from confide.methods._told import Told, belief_of, met_anew
 from confide.methods._whitened import (
     UNCUT,
+    WIDER,
+    Local,
     Pace,
     axes_of,
+    cut_of,
     looks,
     move_,
     of_prior,
     of_records,
     pace_of,
     query_of,
-    taken_by_clip,
 )
 from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior, Prior
@@ -49,7 +51,7 @@ class ChainState:
     """step: releases told so far; draws: kept positions; weights: the step size at each.
 
     axes, reach   of a program: along which it moves, and how far at most (`_whitened`)
-    taken         by the clip from a record's gradient along them, on average, when they were last looked for
+    taken, clip   by the clip from a record's gradient along them, on average, and the clip: since they were looked for
     told          since then: what its belief is made of, where the chain is worth few draws
     met           what records tell beyond what made-up inputs have led to expect (`_told`)
     """
@@ -60,6 +62,7 @@ class ChainState:
     axes: Tensor | None = field(default=None, repr=False)
     reach: Tensor | None = field(default=None, repr=False)
     taken: Tensor | None = field(default=None, repr=False)
+    clip: float | None = None
     told: Told = field(default_factory=Told, repr=False)
     met: Tensor | None = field(default=None, repr=False)
 
@@ -100,30 +103,36 @@ class Chain(Method):
     def ask(self, problem: Problem, state: Any) -> GradientQuery:
         if state.axes is None:
             return problem.gradient_query
-        return query_of(problem, state.axes, self._pace(problem))
+        return query_of(problem, state.axes, self._pace(problem, state))
 
     def _aligned(self, problem: Problem, state: StateType) -> StateType:
         """With the axes of a program at its present position, where steps follow from public rules."""
-        found = axes_of(problem, self.prior, state.met) if self.step_size is None else None
-        if found is None:
+        at = problem.position.detach()
+        here = Local.at(problem, self.prior, at, state.met) if self.step_size is None else None
+        found = None if here is None else axes_of(here, at.dtype)
+        if here is None or found is None:
             return state
-        taken = taken_by_clip(problem, found[0], self._pace(problem), problem.position.detach())
-        return replace(state, axes=found[0], reach=found[1], taken=taken)
+        pace = self._pace(problem)
+        clips = [pace.clip * wider for wider in (WIDER if pace.share else (1.0,))]
+        cut = cut_of(problem, here, pace, at, clips)
+        if cut is None:
+            return replace(state, axes=found[0], reach=found[1], taken=None, clip=pace.clip)
+        return replace(state, axes=found[0], reach=found[1], taken=cut.scores, clip=cut.clip)
 
-    def _pace(self, problem: Problem) -> Pace:
-        return pace_of(problem, problem.plan.steps - self.burn_in_steps(problem))
+    def _pace(self, problem: Problem, state: ChainState | None = None) -> Pace:
+        pace = pace_of(problem, problem.plan.steps - self.burn_in_steps(problem))
+        return pace.with_clip(None if state is None else state.clip)
 
     def believes(self, problem: Problem) -> bool:
         """Whether the run of a program gives its belief instead of a chain."""
-        return (
-            self.step_size is None and self._pace(problem).share > 0 and axes_of(problem, self.prior, None) is not None
-        )
+        asks = self.step_size is None and self._pace(problem).share > 0
+        return asks and Local.at(problem, self.prior, problem.position, None) is not None
 
     def slope_along(
         self, problem: Problem, state: StateType, axes: Tensor, release: Release
     ) -> tuple[Tensor, StateType]:
         """R^T grad U of a program's posterior, and the state that remembers what was told."""
-        pace = self._pace(problem)
+        pace = self._pace(problem, state)
         slope = of_records(problem, axes, release, pace)
         if pace.share:
             state = replace(state, told=state.told.with_one(problem, slope, release, pace))
@@ -139,7 +148,7 @@ class Chain(Method):
         if state.step + 1 not in looks(self.burn_in_steps(problem)):
             return state
         if state.told.points:
-            met = met_anew(problem, self.prior, state.axes, state.told, state.met)
+            met = met_anew(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
             state = replace(state, told=Told(), met=met)
         return self._aligned(problem, state)
 
@@ -149,7 +158,7 @@ class Chain(Method):
         own = self.facts_along(problem, state)
         if len(state.told.points) < FEWEST_TOLD:
             return self.collected(problem, state, {**own, **facts})
-        belief = belief_of(problem, self.prior, state.axes, state.told, self._pace(problem), state.met)
+        belief = belief_of(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
         warning = own.get("clipping") or (STILL_ON_ITS_WAY.format(belief.way) if belief.way > LARGEST_WAY else None)
         draws = belief.draws.to(problem.position.dtype)
         about = {
@@ -168,7 +177,7 @@ class Chain(Method):
 
     def facts_along(self, problem: Problem, state: ChainState) -> dict[str, Any]:
         """Of a program's chain: its step in units of a record's information, its clip in those, and how hot it ran."""
-        pace, plan = self._pace(problem), problem.plan
+        pace, plan = self._pace(problem, state), problem.plan
         noise = plan.mechanism.noise_std / pace.factor
         heat = pace.rate * problem.records * noise**2 / (2 * plan.expected_batch**2)
         cut = plan.mechanism.noise_std > 0 and pace.clip <= UNCUT * math.sqrt(problem.position.numel())

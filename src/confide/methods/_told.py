@@ -11,7 +11,7 @@ from torch import Tensor
 from confide.devices import HOST
 from confide.layers.programs import packed_matrix, unpacked
 from confide.methods._trace import curvatures_of, drawn
-from confide.methods._whitened import TRUST, Local, Pace, taken_by_clip
+from confide.methods._whitened import TRUST, Cut, Local, Pace, cut_of
 from confide.methods.base import Problem
 from confide.models.priors import Prior
 from confide.sources.queries import Release
@@ -63,10 +63,12 @@ class Belief:
 
 
 def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> Belief:
-    """In d, about the mean of the points: u = centre + R d."""
+    """In d, about the mean of the points: u = centre + R d. pace: with the clip that questions had."""
     wide, points, slopes = axes.to(HOST, torch.float64), torch.stack(told.points), torch.stack(told.slopes)
     centre, slope, count = points.mean(0), slopes.mean(0), len(points)
-    mean, error, trust = _information(problem, own, wide, centre, told, met)
+    here = Local.at(problem, own, centre.to(axes.dtype), met)
+    cut = None if here is None else cut_of(problem, here, pace, centre.to(axes.dtype), (pace.clip,))
+    mean, error, trust = _information(problem, here, wide, cut, told, TRUST**2)
     noise = torch.randn(curvatures_of(len(centre)), len(mean), generator=problem.generator, dtype=torch.float64)
     curvatures = problem.records * _of_one_sign(unpacked(mean + math.sqrt(error) * noise, len(centre)), 0.0, math.inf)
     curvature = curvatures.mean(0)
@@ -77,37 +79,45 @@ def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace
     excess = float(off.square().sum() / max(1, count - 1) / errors.trace())
     errors = errors * max(1.0, excess) / count
     energy, nought = problem.prior(own).energy, torch.zeros_like(centre)
-    taken = taken_by_clip(problem, axes, pace, centre.to(axes.dtype))
-    whole = slope if taken is None else slope + problem.records * taken
-    draws = drawn(curvatures, nought, whole, errors, lambda at: energy(centre + wide @ at), nought, problem.generator)
+    if cut is not None:
+        slope, errors = slope + problem.records * cut.scores, errors + cut.doubt(problem.records)
+    draws = drawn(curvatures, nought, slope, errors, lambda at: energy(centre + wide @ at), nought, problem.generator)
     way = float((draws.mean(0).square() / draws.var(0)).mean().sqrt())
     return Belief(centre + draws @ wide.mT, way, excess, trust)
 
 
-def met_anew(problem: Problem, own: Prior, axes: Tensor, told: Told, met: Tensor | None) -> Tensor:
+def met_anew(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> Tensor | None:
     """N after what was told along R = (L N)^-T: the root of N B N^T, B being information and prior along R."""
     wide, centre = axes.to(HOST, torch.float64), torch.stack(told.points).mean(0)
-    mean, _, _ = _information(problem, own, wide, centre, told, met)
     here = Local.at(problem, own, centre.to(axes.dtype), met)
-    prior = torch.zeros_like(wide) if here is None else wide.mT @ here.prior @ wide / problem.records
-    seen = _of_one_sign(unpacked(mean, len(centre)) + prior, 1 / LARGEST_CHANGE, LARGEST_CHANGE)
+    if here is None:
+        return met
+    cut = cut_of(problem, here, pace, centre.to(axes.dtype), (pace.clip,))
+    mean, _, _ = _information(problem, here, wide, cut, told, 0.0)
+    whole = unpacked(mean, len(centre)) + wide.mT @ here.prior @ wide / problem.records
+    whole = whole if cut is None else whole - cut.products  # what was taken is negative
+    seen = _of_one_sign(whole, 1 / LARGEST_CHANGE, LARGEST_CHANGE)
     before = torch.eye(len(centre), dtype=torch.float64) if met is None else met
     found: Tensor = torch.linalg.cholesky(before @ seen @ before.mT)
     return found
 
 
 def _information(
-    problem: Problem, own: Prior, axes: Tensor, centre: Tensor, told: Told, met: Tensor | None
+    problem: Problem, here: Local | None, axes: Tensor, cut: Cut | None, told: Told, least: float
 ) -> tuple[Tensor, float, float]:
-    """A along R, packed, the variance of each of its numbers, and how much of what was released is in it."""
+    """A along R, packed, the variance of each of its numbers, and how much of what was released is in it.
+
+    least   mean square by which records differ from what is expected of them, where noise hides it
+    """
     seen = torch.stack(told.products).mean(0)
     error = sum(one for _, one in told.noise) / len(told.noise) ** 2
-    here = Local.at(problem, own, centre.to(problem.position.dtype), met)
     if here is None:
         return seen, error, 1.0
-    guess = packed_matrix(here.told_along(axes, problem.records))
-    beyond = max(TRUST**2, float((seen - guess).square().mean()) - error)
-    share = beyond / (beyond + error)
+    expected = here.told_along(axes, problem.records)
+    guess = packed_matrix(expected if cut is None else expected + cut.products)
+    by_chance = 1 + 2 * math.sqrt(2 / len(seen))  # two deviations of a mean of squares
+    beyond = max(least, float((seen - guess).square().mean()) - error * by_chance)
+    share = beyond / (beyond + error) if beyond > 0 else 0.0
     return guess + share * (seen - guess), share * error, share
 
 

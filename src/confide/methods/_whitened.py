@@ -33,7 +33,8 @@ Positions are released already, so all of this is post-processing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ from confide.devices import HOST
 from confide.methods._trace import LocalPrior
 from confide.methods.base import Problem
 from confide.models.priors import Prior
-from confide.models.program_sharpness import clipped_score, information
+from confide.models.program_sharpness import information, taken_by_clips
 from confide.models.programs import Program, ProgramLikelihood
 from confide.sources.queries import GradientQuery, Loss, Release
 
@@ -65,6 +66,13 @@ MOST_TOLD = 40
 """Parameters of such a belief: products of scores are half the square of their number, and noise is in all of them."""
 PRODUCTS = 0.5
 """Length of a record's share * s s^T, over that of s, where s is as long as on average."""
+SPARE = 0.1
+"""Of a belief: a clip may be so wide that noise adds this to the variance that records leave. Laws other than the
+program's have their mass further out, and what a clip takes of those nobody puts back."""
+WIDER = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""Of the least clip: those among which the one is chosen that adds least to a belief's width."""
+DOUBT = 0.25
+"""Of what a clip takes by the program's law at made-up inputs, is what other inputs may change in it."""
 TRUST = 0.1
 """Of the information that the program expects of a record, at least, is what inputs may change in it."""
 
@@ -84,15 +92,19 @@ class Scaled:
 class Pace:
     """rate: a, the step on the mean gradient; clip: of the loss, along R; factor: what the loss is multiplied by.
 
-    worth   independent draws that the steps after burn-in give
+    counted, worth   steps after burn-in, and the independent draws that they give
     share   of products of scores in a record's answer; zero where the chain gives its own draws
     """
 
     rate: float
     clip: float
     factor: float
+    counted: int
     worth: float
     share: float
+
+    def with_clip(self, clip: float | None) -> Pace:
+        return self if clip is None else replace(self, clip=clip, factor=self.factor * self.clip / clip)
 
     def at(self, step: int, burn_in: int) -> float:
         """The rate of a step: while nothing counts yet, chains may be as hot as they are fast."""
@@ -109,12 +121,13 @@ def pace_of(problem: Problem, counted: int) -> Pace:
     def pace(least: float, share: float) -> Pace:
         heat = records * (noise * least) ** 2 / (2 * batch**2)
         rate = _rate(heat, max(0.0, records / batch - 1) / 2, counted)
-        clip = least if share else max(least, batch * math.sqrt(2 / (rate * records)) / noise)
-        return Pace(rate, clip, mechanism.clip / clip, counted * rate / 2, share)
+        spare = SPARE * counted / records if share else 2 / (rate * records)
+        clip = max(least, batch * math.sqrt(spare) / noise)
+        return Pace(rate, clip, mechanism.clip / clip, counted, counted * rate / 2, share)
 
     if noise == 0:
         rate = _rate(0.0, max(0.0, records / batch - 1) / 2, counted)
-        return Pace(rate, mechanism.clip, 1.0, counted * rate / 2, 0.0)
+        return Pace(rate, mechanism.clip, 1.0, counted, counted * rate / 2, 0.0)
     alone = pace(least, 0.0)
     if alone.worth >= ENOUGH or size > MOST_TOLD:
         return alone
@@ -142,9 +155,12 @@ def looks(burn_in: int) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Local:
-    """At a vector: what n records are expected to tell of it, each with its share of the prior (root of A, lower), and
-    the curvature of the prior."""
+    """At a vector, lower roots of what a record tells of it, with its share of the prior, and the prior's curvature.
 
+    expected   by the program at made-up inputs;  root: after what records have told of themselves
+    """
+
+    expected: Tensor
     root: Tensor
     prior: Tensor
 
@@ -168,7 +184,7 @@ class Local:
             root = torch.linalg.cholesky(found + bend / problem.records)
         except Exception:  # whatever the program does not like here: its own errors come up in the rehearsal
             return None
-        return cls(root if met is None else root @ met, bend)
+        return cls(root, root if met is None else root @ met, bend)
 
     def told_along(self, axes: Tensor, records: int) -> Tensor:
         """What a record is expected to tell along these axes, without the prior."""
@@ -177,15 +193,11 @@ class Local:
         return found
 
 
-def axes_of(problem: Problem, own: Prior, met: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """R at the present position, and how far a step may go."""
-    position = problem.position
-    here = Local.at(problem, own, position, met)
-    if here is None:
-        return None
+def axes_of(here: Local, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """R, and how far a step may go."""
     axes, reach = torch.linalg.inv(here.root).mT, FARTHEST_MOVE / here.prior.diagonal().sqrt()
     good = bool(torch.isfinite(axes).all() and torch.isfinite(reach).all())
-    return (axes.to(position.dtype), reach.to(position.dtype)) if good else None
+    return (axes.to(dtype), reach.to(dtype)) if good else None
 
 
 def query_of(problem: Problem, axes: Tensor, pace: Pace) -> GradientQuery:
@@ -205,17 +217,41 @@ def of_prior(problem: Problem, own: Prior, axes: Tensor) -> Tensor:
     return axes.mT @ problem.prior(own).add_energy_gradient_(problem.position, torch.zeros_like(problem.position))
 
 
-def taken_by_clip(problem: Problem, axes: Tensor, pace: Pace, at: Tensor) -> Tensor | None:
-    """Of a record's gradient along R at a vector, on average; None where the program does not tell."""
+@dataclass(frozen=True)
+class Cut:
+    """A clip, along R, and what it takes on average by the program's own law: of a score, and of its products."""
+
+    clip: float
+    scores: Tensor
+    products: Tensor
+
+    def doubt(self, records: int) -> Tensor:
+        """Covariance of the gradient of all records, from inputs that are not like those that were made up."""
+        return torch.diag((DOUBT * records * self.scores).square())
+
+
+def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequence[float]) -> Cut | None:
+    """Of the clip that adds least: noise grows with it, and what is taken shrinks. None where that is not known.
+
+    Scores of records along R are taken to be like those of the program along axes of its own: R is where they agree.
+    """
     program, likelihood = problem.module, problem.likelihood
     assert isinstance(program, Program)
     assert isinstance(likelihood, ProgramLikelihood)
-    if likelihood.form is None or pace.clip > UNCUT * math.sqrt(problem.position.numel()):
+    size = len(at)
+    if likelihood.form is None or min(clips) > UNCUT * math.sqrt(size):
         return None
     try:
-        return clipped_score(program, at, likelihood.form, axes, pace.clip, pace.share)
+        axes = torch.linalg.inv(here.expected).mT
+        found = taken_by_clips(program, at, likelihood.form, axes, clips, pace.share)
     except Exception:  # whatever the program does not like at this vector
         return None
+    if found is None:
+        return None
+    mechanism, records = problem.plan.mechanism, problem.records
+    noise = mechanism.noise_std / mechanism.clip * records / problem.plan.expected_batch
+    cuts = [Cut(clip, *taken) for clip, taken in zip(clips, found, strict=True)]
+    return min(cuts, key=lambda cut: size * (noise * cut.clip) ** 2 / pace.counted + float(cut.doubt(records).trace()))
 
 
 def move_(problem: Problem, axes: Tensor, reach: Tensor, step: Tensor) -> None:

@@ -74,7 +74,7 @@ class SGHMC(Chain):
     def _told_along(self, problem: Problem, state: SghmcState, axes: Tensor, release: Release) -> SghmcState:
         """The same step for a program, along axes of one record's information (`_whitened`)."""
         assert state.velocity is not None
-        pace = self._pace(problem)
+        pace = self._pace(problem, state)
         eta = self.friction * pace.at(state.step, self.burn_in_steps(problem)) / problem.records
         eta *= (state.step + 1) ** -self.decay
         scale = problem.records / (release.expected_batch * pace.factor)
