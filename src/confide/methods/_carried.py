@@ -20,6 +20,7 @@ Energies: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 MOVES, LEAPS = 25, 6
 """Of every draw: moves, each of so many leaps, which go about half around a Gaussian."""
 FIRST_LEAP = 0.35
+"""In units of the root: short enough for most densities that are near a Gaussian."""
 WANTED = 0.8
 """Of moves are accepted; leaps are made shorter or longer towards it."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from confide.devices import HOST
 from confide.layers.programs import packed_matrix, unpacked
 from confide.methods._trace import curvatures_of, drawn
-from confide.methods._whitened import TRUST, Cut, Local, Pace, cut_of
+from confide.methods._whitened import TRUST, Local, Pace, TakenByClip, cut_of
 from confide.methods.base import Problem
 from confide.models.priors import Prior
 from confide.sources.queries import Release
@@ -48,7 +48,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Belief:
+class ToldBelief:
     """Draws of the unbounded vector.
 
     way      how far their mean is from where was asked, in their deviations
@@ -62,7 +62,7 @@ class Belief:
     trust: float
 
 
-def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> Belief:
+def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> ToldBelief:
     """In d, about the mean of the points: u = centre + R d. pace: with the clip that questions had."""
     wide, points, slopes = axes.to(HOST, torch.float64), torch.stack(told.points), torch.stack(told.slopes)
     centre, slope, count = points.mean(0), slopes.mean(0), len(points)
@@ -83,7 +83,7 @@ def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace
         slope, errors = slope + problem.records * cut.scores, errors + cut.doubt(problem.records)
     draws = drawn(curvatures, nought, slope, errors, lambda at: energy(centre + wide @ at), nought, problem.generator)
     way = float((draws.mean(0).square() / draws.var(0)).mean().sqrt())
-    return Belief(centre + draws @ wide.mT, way, excess, trust)
+    return ToldBelief(centre + draws @ wide.mT, way, excess, trust)
 
 
 def met_anew(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> Tensor | None:
@@ -103,7 +103,7 @@ def met_anew(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace,
 
 
 def _information(
-    problem: Problem, here: Local | None, axes: Tensor, cut: Cut | None, told: Told, least: float
+    problem: Problem, here: Local | None, axes: Tensor, cut: TakenByClip | None, told: Told, least: float
 ) -> tuple[Tensor, float, float]:
     """A along R, packed, the variance of each of its numbers, and how much of what was released is in it.
 

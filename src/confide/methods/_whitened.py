@@ -218,7 +218,7 @@ def of_prior(problem: Problem, own: Prior, axes: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Cut:
+class TakenByClip:
     """A clip, along R, and what it takes on average by the program's own law: of a score, and of its products."""
 
     clip: float
@@ -230,7 +230,7 @@ class Cut:
         return torch.diag((DOUBT * records * self.scores).square())
 
 
-def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequence[float]) -> Cut | None:
+def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequence[float]) -> TakenByClip | None:
     """Of the clip that adds least: noise grows with it, and what is taken shrinks. None where that is not known.
 
     Scores of records along R are taken to be like those of the program along axes of its own: R is where they agree.
@@ -250,7 +250,7 @@ def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequenc
         return None
     mechanism, records = problem.plan.mechanism, problem.records
     noise = mechanism.noise_std / mechanism.clip * records / problem.plan.expected_batch
-    cuts = [Cut(clip, *taken) for clip, taken in zip(clips, found, strict=True)]
+    cuts = [TakenByClip(clip, *taken) for clip, taken in zip(clips, found, strict=True)]
     return min(cuts, key=lambda cut: size * (noise * cut.clip) ** 2 / pace.counted + float(cut.doubt(records).trace()))
 
 
