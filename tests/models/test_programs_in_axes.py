@@ -73,7 +73,14 @@ def test_a_record_answers_with_its_score_and_the_products_of_it() -> None:
     assert torch.allclose(norms, long * (1 + (0.5 * long) ** 2).sqrt(), rtol=1e-5), "clipped together"
 
 
-@pytest.mark.parametrize("method", [SGLD(), SGHMC(), LaplaceApproximation()])
+@pytest.mark.parametrize(
+    "method",
+    [
+        SGLD(),
+        pytest.param(SGHMC(), marks=pytest.mark.slow),
+        pytest.param(LaplaceApproximation(), marks=pytest.mark.slow),
+    ],
+)
 def test_a_chain_that_is_worth_few_draws_gives_its_belief(method: Any) -> None:
     """Of a mean and a scale: as wide as the records and the noise leave them, where a chain would be anywhere."""
     count = 2000
