@@ -167,6 +167,7 @@ class Chain(Method):
             **facts,
             "draws_of": "the belief that releases give: the chain itself is worth "
             f"{self._pace(problem).worth:.1f} draws",
+            "rests_on": "one peak, and inputs like those that were made up within the declared bounds",
             "draws": len(draws),
             "way": round(belief.way, 3),
             "residuals_over_known_noise": round(belief.excess, 3),
