@@ -11,9 +11,12 @@ from torch.distributions import HalfNormal, Normal
 
 import confide
 from confide.evaluate.mixing import mixing_facts
-from confide.methods import SGHMC, SGLD
+from confide.layers.programs import WhitenedProgram, unpacked
+from confide.mechanism.clipping import clipped_sum
+from confide.methods import SGHMC, SGLD, LaplaceApproximation
+from confide.methods._carried import carried
 from confide.models.likelihoods import Gaussian
-from confide.models.program_sharpness import clipped_score
+from confide.models.program_sharpness import taken_by_clips
 from confide.models.programs import ProgramLikelihood, scores_of
 from confide.posteriors.draws import Draws
 from confide.running.journal import Checkpoints
@@ -42,13 +45,76 @@ def test_what_a_clip_takes_is_put_back() -> None:
     scores = scores_of(model, position, torch.zeros(1, 1), y)[0][0]
     for clip in (1.0, 2.0):
         taken = (scores * ((clip / scores.abs()).clamp(max=1) - 1)).mean(0)
-        found = clipped_score(model, position, form, axes, clip)
+        found = taken_by_clips(model, position, form, axes, [clip])
         assert found is not None
-        assert torch.allclose(found, taken, atol=0.02)
+        assert torch.allclose(found[0][0], taken, atol=0.02)
         assert taken.abs() > 0.1
-    wide = clipped_score(model, position, form, axes, 1e6)
+    wide = taken_by_clips(model, position, form, axes, [1e6])
     assert wide is not None
-    assert wide.abs() < 1e-6
+    assert wide[0][0].abs() < 1e-6
+
+
+def test_a_record_answers_with_its_score_and_the_products_of_it() -> None:
+    """Differences stand for the score in products: they agree with gradients, and records stay apart."""
+    x, y = (one.double() for one in records())
+    model = regression().double()
+    position = model.unconstrained.detach()
+    root = torch.tril(torch.rand(len(position), len(position), generator=torch.Generator().manual_seed(3)) + 0.5)
+    asked = WhitenedProgram(model, share=0.5)
+    asked.axes.copy_(root)
+    total = torch.zeros(len(position) + len(asked.products), dtype=torch.float64)
+    norms = clipped_sum(asked, ProgramLikelihood().loss, x, y, clip=1e6, out=total)
+    each = torch.stack([scores_of(model, position, x[i : i + 1], y[i : i + 1])[0][0, 0] for i in range(len(y))])
+    scores = each @ root.double()
+    assert torch.allclose(-total[: len(position)], scores.sum(0), rtol=1e-6)
+    products = unpacked(-total[len(position) :] / 0.5, len(position))
+    assert torch.allclose(products, scores.mT @ scores, rtol=1e-5, atol=1e-5)
+    long = scores.norm(dim=1)
+    assert torch.allclose(norms, long * (1 + (0.5 * long) ** 2).sqrt(), rtol=1e-5), "clipped together"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        SGLD(),
+        pytest.param(SGHMC(), marks=pytest.mark.slow),
+        pytest.param(LaplaceApproximation(), marks=pytest.mark.slow),
+    ],
+)
+def test_a_chain_that_is_worth_few_draws_gives_its_belief(method: Any) -> None:
+    """Of a mean and a scale: as wide as the records and the noise leave them, where a chain would be anywhere."""
+    count = 2000
+    model = confide.models.program(
+        lambda p, x, y: Normal(p["m"], p["s"]).log_prob(y), {"m": Normal(0.0, 3.0), "s": HalfNormal(2.0)}
+    ).double()
+    generator = torch.Generator().manual_seed(1)
+    y = 1.5 + 0.4 * torch.randn(count, generator=generator, dtype=torch.float64)
+    data = confide.PrivateData(torch.zeros(count, 1), y, schema=confide.Schema(records=count), seed=2)
+    plan = confide.plan(records=count, batch=200, steps=120, epsilon=1.0, delta=1e-5)
+    found: Any = confide.fit(method, model, data, plan, seed=3).posterior
+    assert found.facts["draws_of"].startswith("the belief")
+    assert "warning" not in found.facts
+    m, s = (found.named_draws()[name] for name in ("m", "s"))
+    alone = float(y.std()) / count**0.5
+    assert alone < float(m.std()) < 2.5 * alone, "noise and batches widen it, and not to the prior's three"
+    assert abs(float(m.mean()) - float(y.mean())) < 3 * float(m.std())
+    assert abs(float(s.mean()) - float(y.std())) < 3 * float(s.std())
+    assert float(s.std()) < 2.5 * alone
+
+
+def test_draws_are_carried_to_a_density_that_is_no_gaussian() -> None:
+    """A log of a chi-square with three degrees: skewed, its mean and deviation known; draws begin a deviation off."""
+
+    def energies(points: Any) -> Any:
+        return (0.5 * points.exp() - 1.5 * points).sum(1), 0.5 * points.exp() - 1.5
+
+    generator = torch.Generator().manual_seed(0)
+    start = 2.0 + torch.randn(1000, 1, generator=generator, dtype=torch.float64)
+    found = carried(start, energies, torch.eye(1, dtype=torch.float64), generator)
+    known = torch.distributions.Chi2(torch.tensor(3.0)).sample((100_000,)).log()
+    assert abs(float(found.mean() - known.mean())) < 0.12
+    assert abs(float(found.std() / known.std()) - 1) < 0.1
+    assert abs(float(start.mean() - known.mean())) > 0.8, "so that draws left alone are caught"
 
 
 def test_classes_that_nobody_declared_are_found() -> None:

@@ -170,8 +170,9 @@ def change_point() -> tuple[Program, Any, Tensor]:
 OTHERS = {"zero-inflated": zero_inflated, "intercepts": intercepts, "change-point": change_point}
 
 
-def against_nuts(made: tuple[Program, Any, Tensor], method: Any, steps: int) -> float:
-    """The largest difference of means and deviations, in deviations of Pyro's chain on the program's own density."""
+def against_nuts(made: tuple[Program, Any, Tensor], method: Any, steps: int) -> tuple[float, float]:
+    """The largest difference of means and deviations, in deviations of Pyro's chain on the program's own density; and
+    the same in standard errors of both chains, by what their draws are worth."""
     mcmc: Any = pytest.importorskip("pyro.infer.mcmc")
     program, x, y = made
     program, y = program.double(), y.double()
@@ -191,8 +192,11 @@ def against_nuts(made: tuple[Program, Any, Tensor], method: Any, steps: int) -> 
     data = PrivateData(x, y, schema=confide.Schema(records=len(y)), seed=3)
     posterior: Any = confide.fit(method, program, data, plan, seed=5).posterior
     found = posterior.weighted_draws()[0].double()
-    mean, deviation = known.mean(0), known.std(0)
-    return float(torch.maximum((found.mean(0) - mean).abs() / deviation, (found.std(0) / deviation - 1).abs()).max())
+    deviation = known.std(0)
+    off = torch.stack([(found.mean(0) - known.mean(0)).abs() / deviation, (found.std(0) / deviation - 1).abs()])
+    worth = 1 / effective_sample_size(found[None]) + 1 / effective_sample_size(known[None])
+    errors = torch.stack([worth.sqrt(), (worth / 2).sqrt()])
+    return float(off.max()), float((off / errors).max())
 
 
 def gaussian(noise: float) -> Program:
@@ -218,11 +222,15 @@ def test_a_sharp_program_has_a_small_step_by_default() -> None:
 def test_programs_of_others_need_no_step_of_their_own(name: str, method: Any) -> None:
     """SGHMC forgets more slowly: at a change point it is .31 off after 6000 steps and .14 after 18 000."""
     torch.manual_seed(0)
-    assert against_nuts(OTHERS[name](), method, 18000 if isinstance(method, SGHMC) else 6000) < 0.3
+    assert against_nuts(OTHERS[name](), method, 18000 if isinstance(method, SGHMC) else 6000)[0] < 0.3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [SGLD(), SGHMC()])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_six_need_no_step_of_their_own(name: str, method: Any) -> None:
-    assert against_nuts((PROGRAMS[name](), *example(name)), method, 6000) < 0.35
+    """Judged in standard errors: a hundred kept draws of robust regression are worth 13 to 99. Means of its scale were
+    off by -.33 and -.06 with 6000 steps and two seeds, -.18 with 20 000; its deviation by -.2 and then +.02."""
+    off, errors = against_nuts((PROGRAMS[name](), *example(name)), method, 6000)
+    assert off < 0.5
+    assert errors < LARGEST_GAP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from confide.cli.output import emit_json, output, progress_bar
+from confide.cli.own_code import load
 from confide.errors import CommandError
 from confide.sources.queries import GradientQuery, StatisticQuery
 
@@ -49,27 +49,6 @@ def run_own(given: str, loss: str, features: str, classes: int, tokens: int, pag
     else:
         _show(found)
     return found.passed
-
-
-def load(option: str, given: str) -> Any:
-    """The object NAME of the Python file FILE, which is run."""
-    path, _, name = given.rpartition(":")
-    if not path or not name.isidentifier():
-        raise CommandError(f"{option}={given}: must be FILE.py:NAME")
-    if not Path(path).is_file():
-        raise CommandError(f"{option}={given}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"audited_{Path(path).stem}", path)
-    if spec is None or spec.loader is None:
-        raise CommandError(f"{option}={given}: {path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise CommandError(f"{option}={given}: running {path} raises {type(error).__name__}: {error}") from error
-    if name not in vars(module):
-        raise CommandError(f"{option}={given}: {path} defines no {name}")
-    return vars(module)[name]
 
 
 def made_up(chosen: Any, features: str, classes: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,6 +16,7 @@ from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import DATA, PRIVACY, RUN, AdjacencyName, Json
 from confide.cli.output import emit_json, for_this_command, one_line, output
+from confide.cli.own_code import OwnModule, saved_run
 from confide.cli.paths import check_ledger, ledger_by, same_file
 from confide.errors import CommandError
 
@@ -103,6 +104,7 @@ def evaluate(
     metrics: Metrics = None,
     nll_bound: NllBound = 5.0,
     error_bound: ErrorBound = None,
+    module: OwnModule = None,
     secure: given.Secure = False,
     ledger: given.LedgerFile = None,
     name: given.DataName = None,
@@ -133,7 +135,7 @@ def evaluate(
     options.seed(seed)
     for_this_command(ledger_by(ledger, key, who))
 
-    saved, encoder, table = _loaded(directory, data, public)
+    saved, encoder, table = _loaded(directory, data, public, module)
     if public:
         _measure_openly(saved, encoder, table, data, as_json)
         return
@@ -184,12 +186,11 @@ def _asked(text: str | None, known: tuple[str, ...]) -> list[str] | None:
     return [options.choice("--metrics", word.strip(), known) for word in text.split(",")]
 
 
-def _loaded(directory: Path, data: str, public: bool) -> tuple[SavedRun, Encoder, RawRecords]:
+def _loaded(directory: Path, data: str, public: bool, module: str | None) -> tuple[SavedRun, Encoder, RawRecords]:
     from confide.data import Encoder, load_table
     from confide.data.roles import arranged
-    from confide.running.artefacts import load_run
 
-    saved = load_run(directory)
+    saved = saved_run(directory, module)
     if saved.encoder is None:
         raise CommandError(
             f"DIR={directory}: its run does not say how records become inputs; fit again with `confide fit`"

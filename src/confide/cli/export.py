@@ -12,6 +12,7 @@ from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import OUTPUT, Json
 from confide.cli.output import emit_json, one_line, output
+from confide.cli.own_code import OwnModule, saved_run
 
 EXAMPLES = (
     "confide export out/run --to numpy --out out/deploy",
@@ -34,7 +35,9 @@ Kind = Annotated[
 Out = Annotated[Path, typer.Option(metavar="DIR", help="New directory.", rich_help_panel=OUTPUT, show_default=False)]
 
 
-def export(directory: Directory, *, out: Out, to: Kind = "numpy", as_json: Json = False) -> None:
+def export(
+    directory: Directory, *, out: Out, to: Kind = "numpy", module: OwnModule = None, as_json: Json = False
+) -> None:
     """Write a fitted model for deployment. It costs no budget.
 
     The new directory holds the whole posterior as one file, predict.py, which takes raw rows (a dict, a frame, a CSV
@@ -49,9 +52,8 @@ def export(directory: Directory, *, out: Out, to: Kind = "numpy", as_json: Json 
     from confide.export import models
     from confide.export.agreement import agreement
     from confide.export.card import model_card
-    from confide.running.artefacts import load_run
 
-    saved = load_run(directory)
+    saved = saved_run(directory, module)
     encoder = None if saved.encoder is None else Encoder.from_dict(saved.encoder)
     write = {"numpy": models.export_numpy, "torch": models.export_torch, "onnx": models.export_onnx}[to]
     card = model_card(saved, files=agreement(saved.posterior, encoder))

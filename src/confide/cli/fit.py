@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "confide fit digits --method sgld --epsilon 3 --delta 1e-4 --out out/digits",
     "confide fit train.csv --target income --facts facts.toml --test test.csv \\\n  --epsilon 1 --out out/run",
+    "confide fit train.csv --target income --facts facts.toml --module net.py:Net \\\n  --epsilon 1 --out out/own",
 )
 
 
@@ -38,6 +39,7 @@ def fit(
     split: given.Split = None,
     method: given.MethodName = "auto",
     hidden: given.Hidden = None,
+    module: given.OwnModule = None,
     batch: given.Batch = None,
     epochs: given.Epochs = None,
     steps: given.Steps = None,
@@ -77,6 +79,7 @@ def fit(
     processes make one fit together, each with a slice of the records.
     """
     from confide.cli import outcome
+    from confide.cli.own_code import own_module
     from confide.cli.records import Records
     from confide.cli.settings import method_or_rule
     from confide.data.loaders import load_table
@@ -100,6 +103,7 @@ def fit(
     options.seed(seed)
     records.check()
     check_new_directory("--out", out)
+    network = own_module(module, seed)
     checkpoint = check_checkpoint(checkpoint, resume)
     for_this_command(ledger_by(ledger, key, who))
     check_ledger(ledger)
@@ -122,6 +126,7 @@ def fit(
             adaptive_clip=adaptive_clip,
             method=chosen,
             hidden=widths,
+            module=network,
             likelihood=likelihood,
             class_weight=by_class,
             hold_out=fresh,
@@ -151,7 +156,7 @@ def fit(
         run,
         out,
         lambda: None if held_out is None else measured(run.posterior, encoder, held_out, records.test_source),
-        outcome.config_of(records, request, found.hidden, found.bayesian),
+        outcome.config_of(records, request, found.hidden, found.bayesian, module),
         encoder,
     )
     if found.bayesian is not None:

@@ -114,6 +114,18 @@ Hidden = Annotated[
         show_default=False,
     ),
 ]
+OwnModule = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        metavar="FILE:NAME",
+        help="Your own network, in place of --hidden: a torch module in a Python file, or a class or function without "
+        "arguments that gives one. It takes the encoded features of a batch; nn.LazyLinear counts them by itself. The "
+        "file is run, and predict, evaluate and export want the same --module.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
 Batch = Annotated[
     int | None,
     typer.Option(

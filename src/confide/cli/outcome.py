@@ -50,7 +50,11 @@ def bayesian_line(found: BayesianEstimate) -> str:
 
 
 def config_of(
-    records: Records, request: Request, hidden: tuple[int, ...] | None, bayesian: BayesianEstimate | None = None
+    records: Records,
+    request: Request,
+    hidden: tuple[int, ...] | None,
+    bayesian: BayesianEstimate | None = None,
+    module: str | None = None,
 ) -> dict[str, Any]:
     """What was typed, and the widths of the network, for the record of the run."""
     return {
@@ -58,6 +62,7 @@ def config_of(
         "ledger": None if request.ledger is None else str(request.ledger),
         "name": request.name,
         "hidden": None if hidden is None else list(hidden),
+        **({} if module is None else {"module": module}),
         "noise_scale": request.noise_scale,
         "seed": request.seed,
         **({} if bayesian is None else {"bayesian": bayesian.to_dict()}),

@@ -15,6 +15,7 @@ from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import OUTPUT, Json
 from confide.cli.output import emit_json, one_line, output, progress_bar
+from confide.cli.own_code import OwnModule, saved_run
 from confide.errors import CommandError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def predict(
     out: Out,
     level: Level = 0.9,
     overwrite: Overwrite = False,
+    module: OwnModule = None,
     as_json: Json = False,
 ) -> None:
     """Predict new records with a fitted model. It costs no budget.
@@ -64,9 +66,8 @@ def predict(
     options.number("--level", level, above=0, below=1)
     _check_target(out, overwrite)
     from confide.data import Encoder, load_table
-    from confide.running.artefacts import load_run
 
-    saved = load_run(directory)
+    saved = saved_run(directory, module)
     if saved.encoder is None:
         raise CommandError(
             f"DIR={directory}: its run does not say how records become inputs; fit again with `confide fit`"

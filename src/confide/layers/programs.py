@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -61,21 +63,78 @@ class MeanFieldProgram(BayesianLayer):
 class WhitenedProgram(nn.Module):
     """A program about its present position, in other axes: the vector is the program's own plus axes @ unconstrained.
 
-    `unconstrained` stays zero, so that what is asked of a record is the gradient along the axes.
+    `unconstrained` stays zero, so that what is asked of a record is s, the gradient along the axes. `products` stay
+    zero as well; where they are asked for, a record's answer is s and share * s s^T, packed: its own information.
     """
 
     axes: Tensor
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, share: float = 0.0) -> None:
         super().__init__()
         self.held = (program,)  # not a layer of this one: its vector moves by what is released alone
+        self.share = share
         self.unconstrained = nn.Parameter(torch.zeros_like(program.unconstrained))
-        self.register_buffer("axes", torch.eye(len(self.unconstrained), dtype=self.unconstrained.dtype))
+        size = len(self.unconstrained)
+        self.products = nn.Parameter(self.unconstrained.new_zeros(size * (size + 1) // 2), requires_grad=share > 0)
+        self.register_buffer("axes", torch.eye(size, dtype=self.unconstrained.dtype))
 
-    def forward(self, *x: Tensor, **named: Tensor) -> ProgramOutput:
+    def forward(self, *x: Tensor, **named: Tensor) -> WhitenedOutput:
         program = self.held[0]
-        position = program.unconstrained.detach() + self.axes @ self.unconstrained
-        return ProgramOutput(program, position[None], record_tree(x, named))
+        origin = program.unconstrained.detach()
+        little = torch.finfo(origin.dtype).eps ** (1 / 3)
+        shifts = self.axes.mT * little if self.share else ()
+        with torch.no_grad():
+            shifted = tuple((program.constrained(origin + one), program.constrained(origin - one)) for one in shifts)
+        position = origin + self.axes @ self.unconstrained
+        return WhitenedOutput(program, position[None], record_tree(x, named), self, shifted, little)
+
+
+@dataclass(frozen=True)
+class WhitenedOutput(ProgramOutput):
+    """What a program says of a batch along the axes of a method.
+
+    shifted   the parameters by name a little ahead and behind along every axis. Differences of what the program says
+              there stand for s in s s^T: a record's gradient inside of its gradient would run records one by one
+    """
+
+    asked: WhitenedProgram
+    shifted: tuple[tuple[Any, Any], ...]
+    little: float
+
+    def _said(self, values: Any, x: Any, y: Tensor) -> Tensor:
+        found = super()._said(values, x, y)
+        if not self.shifted:
+            return found
+        said = super()._said
+        s = torch.stack([said(ahead, x, y) - said(behind, x, y) for ahead, behind in self.shifted])
+        # Not by @: a product of matrices rounds a record's part by how many records stand beside it.
+        return found + self.asked.share * (self.asked.products * packed(s / (2 * self.little))).sum()
+
+
+def packed(vector: Tensor) -> Tensor:
+    """v v^T of a vector as its upper triangle, in which entries off the diagonal stand times the root of two."""
+    rows, columns, double = _triangle(len(vector), vector.dtype)
+    return vector[rows] * vector[columns] * double
+
+
+def packed_matrix(matrix: Tensor) -> Tensor:
+    """The same of any symmetric matrix."""
+    rows, columns, double = _triangle(len(matrix), matrix.dtype)
+    return matrix[rows, columns] * double
+
+
+def unpacked(values: Tensor, size: int) -> Tensor:
+    """Symmetric matrices from what `packed` gives."""
+    rows, columns, double = _triangle(size, values.dtype)
+    whole = values.new_zeros(*values.shape[:-1], size, size)
+    whole[..., rows, columns] = values / double
+    whole[..., columns, rows] = values / double
+    return whole
+
+
+def _triangle(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = torch.triu_indices(size, size)
+    return rows, columns, torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(dtype)
 
 
 def program_of(module: nn.Module) -> Program | None:

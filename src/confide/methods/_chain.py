@@ -11,15 +11,37 @@ from torch import Tensor
 
 from confide.devices import HOST, normals
 from confide.errors import Refusal
-from confide.methods._whitened import UNCUT, Pace, axes_of, looks, move_, pace_of, query_of, taken_by_clip
+from confide.methods._told import Told, belief_of, met_anew
+from confide.methods._whitened import (
+    UNCUT,
+    WIDER,
+    Local,
+    Pace,
+    axes_of,
+    cut_of,
+    looks,
+    move_,
+    of_prior,
+    of_records,
+    pace_of,
+    query_of,
+)
 from confide.methods.base import Method, Problem
 from confide.models.priors import GaussianPrior, Prior
 from confide.posteriors.draws import Draws
-from confide.sources.queries import GradientQuery
+from confide.sources.queries import GradientQuery, Release
 
 CLIP_UNKNOWN = (
     "What clipping does to this program is not known, since the values that y can take were not found; intervals of "
     "parameters are not to be relied on."
+)
+FEWEST_TOLD = 8
+"""A run that was ended before so many questions counted gives its chain."""
+LARGEST_WAY = 2.0
+"""Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
+STILL_ON_ITS_WAY = (
+    "The belief lies {:.1f} of its own deviations from where the chain asked. Intervals of parameters are not to be "
+    "relied on; use more steps."
 )
 MOST_DRAWS = 100  # by default: predictions cost in proportion, and draws of one chain resemble each other
 
@@ -29,6 +51,9 @@ class ChainState:
     """step: releases told so far; draws: kept positions; weights: the step size at each.
 
     axes, reach   of a program: along which it moves, and how far at most (`_whitened`)
+    taken, clip   by the clip from a record's gradient along them, on average, and the clip: since they were looked for
+    told          since then: what its belief is made of, where the chain is worth few draws
+    met           what records tell beyond what made-up inputs have led to expect (`_told`)
     """
 
     step: int = 0
@@ -36,6 +61,10 @@ class ChainState:
     weights: tuple[float, ...] = ()
     axes: Tensor | None = field(default=None, repr=False)
     reach: Tensor | None = field(default=None, repr=False)
+    taken: Tensor | None = field(default=None, repr=False)
+    clip: float | None = None
+    told: Told = field(default_factory=Told, repr=False)
+    met: Tensor | None = field(default=None, repr=False)
 
 
 StateType = TypeVar("StateType", bound=ChainState)
@@ -74,31 +103,86 @@ class Chain(Method):
     def ask(self, problem: Problem, state: Any) -> GradientQuery:
         if state.axes is None:
             return problem.gradient_query
-        return query_of(problem, state.axes, self._pace(problem))
+        return query_of(problem, state.axes, self._pace(problem, state))
 
     def _aligned(self, problem: Problem, state: StateType) -> StateType:
         """With the axes of a program at its present position, where steps follow from public rules."""
-        found = axes_of(problem, self.prior) if self.step_size is None else None
-        return state if found is None else replace(state, axes=found[0], reach=found[1])
+        at = problem.position.detach()
+        here = Local.at(problem, self.prior, at, state.met) if self.step_size is None else None
+        found = None if here is None else axes_of(here, at.dtype)
+        if here is None or found is None:
+            return state
+        pace = self._pace(problem)
+        clips = [pace.clip * wider for wider in (WIDER if pace.share else (1.0,))]
+        cut = cut_of(problem, here, pace, at, clips)
+        if cut is None:
+            return replace(state, axes=found[0], reach=found[1], taken=None, clip=pace.clip)
+        return replace(state, axes=found[0], reach=found[1], taken=cut.scores, clip=cut.clip)
 
-    def _pace(self, problem: Problem) -> Pace:
-        return pace_of(problem, problem.plan.steps - self.burn_in_steps(problem))
+    def _pace(self, problem: Problem, state: ChainState | None = None) -> Pace:
+        pace = pace_of(problem, problem.plan.steps - self.burn_in_steps(problem))
+        return pace.with_clip(None if state is None else state.clip)
+
+    def believes(self, problem: Problem) -> bool:
+        """Whether the run of a program gives its belief instead of a chain."""
+        asks = self.step_size is None and self._pace(problem).share > 0
+        return asks and Local.at(problem, self.prior, problem.position, None) is not None
+
+    def slope_along(
+        self, problem: Problem, state: StateType, axes: Tensor, release: Release
+    ) -> tuple[Tensor, StateType]:
+        """R^T grad U of a program's posterior, and the state that remembers what was told."""
+        pace = self._pace(problem, state)
+        slope = of_records(problem, axes, release, pace)
+        if pace.share:
+            state = replace(state, told=state.told.with_one(problem, slope, release, pace))
+        if state.taken is not None:
+            slope = slope.add_(state.taken.to(slope.dtype), alpha=problem.records)
+        return slope + of_prior(problem, self.prior, axes), state
 
     def moved_along(self, problem: Problem, state: StateType, step: Tensor) -> StateType:
         """A step of a program's chain along its axes, which are looked for anew until draws begin."""
         assert state.axes is not None
         assert state.reach is not None
         move_(problem, state.axes, state.reach, step)
-        looked = state.step + 1 in looks(self.burn_in_steps(problem))
-        return self._aligned(problem, state) if looked else state
+        if state.step + 1 not in looks(self.burn_in_steps(problem)):
+            return state
+        if state.told.points:
+            met = met_anew(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
+            state = replace(state, told=Told(), met=met)
+        return self._aligned(problem, state)
 
-    def facts_along(self, problem: Problem, axes: Tensor) -> dict[str, Any]:
+    def given_along(self, problem: Problem, state: ChainState, facts: dict[str, Any]) -> Draws:
+        """The posterior of a program: the belief where the chain is worth few draws, else the chain."""
+        assert state.axes is not None
+        own = self.facts_along(problem, state)
+        if len(state.told.points) < FEWEST_TOLD:
+            return self.collected(problem, state, {**own, **facts})
+        belief = belief_of(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
+        warning = own.get("clipping") or (STILL_ON_ITS_WAY.format(belief.way) if belief.way > LARGEST_WAY else None)
+        draws = belief.draws.to(problem.position.dtype)
+        about = {
+            **({} if warning is None else {"warning": warning}),
+            **own,
+            **facts,
+            "draws_of": "the belief that releases give: the chain itself is worth "
+            f"{self._pace(problem).worth:.1f} draws",
+            "rests_on": "one peak, and inputs like those that were made up within the declared bounds",
+            "draws": len(draws),
+            "way": round(belief.way, 3),
+            "residuals_over_known_noise": round(belief.excess, 3),
+            "trust_in_released_information": round(belief.trust, 3),
+        }
+        weights = torch.full((len(draws),), 1 / len(draws), dtype=draws.dtype)
+        return Draws(problem.module, problem.likelihood, draws, weights, about)
+
+    def facts_along(self, problem: Problem, state: ChainState) -> dict[str, Any]:
         """Of a program's chain: its step in units of a record's information, its clip in those, and how hot it ran."""
-        pace, plan = self._pace(problem), problem.plan
+        pace, plan = self._pace(problem, state), problem.plan
         noise = plan.mechanism.noise_std / pace.factor
         heat = pace.rate * problem.records * noise**2 / (2 * plan.expected_batch**2)
-        cut = plan.mechanism.noise_std > 0 and pace.clip <= UNCUT * math.sqrt(len(axes))
-        unknown = cut and taken_by_clip(problem, axes, pace) is None
+        cut = plan.mechanism.noise_std > 0 and pace.clip <= UNCUT * math.sqrt(problem.position.numel())
+        unknown = cut and state.taken is None
         told = {"clipping": CLIP_UNKNOWN} if unknown else {}
         return {**told, "pace": pace.rate, "clip_of_the_loss": pace.clip, "temperature": max(1.0, heat)}
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from confide.expectation.natural import signed_axes
+from confide.methods._carried import carried
 
 Energy: TypeAlias = Callable[[Tensor], Tensor]
 DRAWS, MOST_CURVATURES = 1000, 200
@@ -160,31 +161,59 @@ class LocalPrior:
 def believed(line: Line, energy: Energy, about: Tensor, generator: torch.Generator, unsure: Tensor | None) -> Tensor:
     """Draws of the belief, (draws, parameters).
 
-    energy   of the prior; it is taken as a Gaussian about the point `about`, and draws are then chosen by what it is
+    energy   of the prior; draws are those of the Gaussian that it is about the point `about`, carried to what it is
     unsure   covariance of an error of the gradient beside the noise, such as what clipping may have moved
     """
-    prior, size = LocalPrior.at(energy, about), len(about)
-    count = max(10, min(MOST_CURVATURES, 6400 // size))
-    curvatures = drawn_curvatures(line, count, generator)
+    size = len(about)
+    curvatures = drawn_curvatures(line, curvatures_of(size), generator)
     errors = torch.eye(size, dtype=torch.float64) / line.weight
     errors = errors if unsure is None else errors + unsure
-    pulled = curvatures @ line.point - line.gradient  # H theta_hat
+    return drawn(curvatures, line.point, line.gradient, errors, energy, about, generator)
+
+
+def curvatures_of(size: int) -> int:
+    """How many curvatures are drawn for a belief about so many parameters."""
+    return max(10, min(MOST_CURVATURES, 6400 // size))
+
+
+def drawn(
+    curvatures: Tensor,
+    point: Tensor,
+    gradient: Tensor,
+    errors: Tensor,
+    energy: Energy,
+    about: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
+    """Draws of a belief, from a gradient at a point with the covariance of its error, and draws of the curvature."""
+    prior, size, count = LocalPrior.at(energy, about), len(about), len(curvatures)
+    pulled = curvatures @ point - gradient  # H theta_hat
     through = torch.linalg.solve(curvatures + errors, curvatures)  # (H + errors)^-1 H
-    precision = prior.precision + curvatures @ through
-    root = torch.linalg.cholesky((precision + precision.mT) / 2)
-    wanted = prior.weighted_mean + (through.mT @ pulled[..., None])[..., 0]
-    mean = torch.cholesky_solve(wanted[..., None], root)
-    noise = torch.randn(count, size, DRAWS // count, generator=generator, dtype=torch.float64)
-    draws = mean + torch.linalg.solve_triangular(root.mT, noise, upper=True)
-    return _chosen(draws.mT.reshape(-1, size), energy, prior, generator)
+    told = curvatures @ through
+    told = (told + told.mT) / 2
+    towards = (through.mT @ pulled[..., None])[..., 0]
+    root = torch.linalg.cholesky(prior.precision + told)
+    mean = torch.cholesky_solve((prior.weighted_mean + towards)[..., None], root)
+    each = DRAWS // count
+    noise = torch.randn(count, size, each, generator=generator, dtype=torch.float64)
+    draws = (mean + torch.linalg.solve_triangular(root.mT, noise, upper=True)).mT  # (curvatures, each, numbers)
+    if _is_gaussian(prior, energy, draws.reshape(-1, size)):
+        found: Tensor = draws.reshape(-1, size)
+        return found
+    sloped = torch.vmap(torch.func.grad_and_value(energy))
+
+    def energies(points: Tensor) -> tuple[Tensor, Tensor]:
+        slopes, values = sloped(points)
+        here = points.reshape(count, each, size)
+        pull = here @ told - towards[:, None]
+        bowl = (here * (pull - towards[:, None])).sum(2) / 2
+        return values + bowl.reshape(-1), slopes + pull.reshape(-1, size)
+
+    typical = torch.linalg.cholesky(prior.precision + told.mean(0))
+    return carried(draws.reshape(-1, size), energies, typical, generator)
 
 
-def _chosen(draws: Tensor, energy: Energy, prior: LocalPrior, generator: torch.Generator) -> Tensor:
-    """As many draws again, each as often as the prior differs from the Gaussian that stood for it."""
-    off = torch.nan_to_num(prior.energies(draws) - torch.vmap(energy)(draws), nan=-torch.inf, posinf=-torch.inf)
-    weights = torch.softmax(off - off.max(), 0) if bool(torch.isfinite(off.max())) else torch.ones_like(off)
-    if float(weights.max() / weights.mean()) < 1.0 + 1e-6:
-        return draws
-    start = torch.rand(1, generator=generator, dtype=torch.float64)
-    ticks = (torch.arange(len(draws), dtype=torch.float64) + start) / len(draws)
-    return draws[torch.searchsorted(weights.cumsum(0) / weights.sum(), ticks).clamp(max=len(draws) - 1)]
+def _is_gaussian(prior: LocalPrior, energy: Energy, draws: Tensor) -> bool:
+    """Whether the prior differs from its Gaussian by one constant at all draws."""
+    off = prior.energies(draws) - torch.vmap(energy)(draws)
+    return bool(off.max() - off.min() < 1e-6)

@@ -19,26 +19,34 @@ draws, whose scatter is too narrow by a factor of 1 - 2 / (K a), and whose mean 
 they should where the two make up for each other, h (1 - 4 / (K a)) = 1: the pace is the a that solves this. It goes to
 zero for long chains.
 
+*Few draws.* At temperature 1 a p <= 1, so that a chain is worth K b^2 / (n z^2 C^2) draws at most, which is some
+n epsilon^2 / (25 C^2) whatever its length: noise allows no more. The same releases, averaged, know the peak far better
+than that. So where a private chain is worth few draws, what it was told after burn-in is remembered, and draws are
+those of the belief that it gives. Every record then answers with its score s along R and with s s^T (`share`), clipped
+together by a factor c. Scores with what the clip took put back have the slope A = E[c s s^T] in the parameters, which
+is just what is released; their mean over K steps is n A (u - peak) with known noise, and the peak is the truth with a
+covariance of A^-1 / n at most. A is shrunk towards what the program says of made-up inputs, as far as the two agree.
+
 Positions are released already, so all of this is post-processing.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from confide.devices import HOST
-from confide.layers.programs import WhitenedProgram
 from confide.methods._trace import LocalPrior
 from confide.methods.base import Problem
 from confide.models.priors import Prior
-from confide.models.program_sharpness import clipped_score, information
+from confide.models.program_sharpness import information, taken_by_clips
 from confide.models.programs import Program, ProgramLikelihood
-from confide.sources.queries import GradientQuery, Loss
+from confide.sources.queries import GradientQuery, Loss, Release
 
 MOST_PARAMETERS = 256
 """A matrix of their information is made and inverted."""
@@ -52,6 +60,21 @@ LOOKS = 8
 """How often R is looked for before draws begin."""
 FARTHEST_MOVE = 2.0
 """Of a step, in deviations of the prior: where a record seems to say next to nothing, axes are long."""
+ENOUGH = 100.0
+"""Independent draws: with fewer than these a private chain gives its belief, whose draws cost nothing."""
+MOST_TOLD = 40
+"""Parameters of such a belief: products of scores are half the square of their number, and noise is in all of them."""
+PRODUCTS = 0.5
+"""Length of a record's share * s s^T, over that of s, where s is as long as on average."""
+SPARE = 0.1
+"""Of a belief: a clip may be so wide that noise adds this to the variance that records leave. Laws other than the
+program's have their mass further out, and what a clip takes of those nobody puts back."""
+WIDER = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""Of the least clip: those among which the one is chosen that adds least to a belief's width."""
+DOUBT = 0.25
+"""Of what a clip takes by the program's law at made-up inputs, is what other inputs may change in it."""
+TRUST = 0.1
+"""Of the information that the program expects of a record, at least, is what inputs may change in it."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +90,21 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Pace:
-    """rate: a, the step on the mean gradient; clip: of the loss, along R; factor: what the loss is multiplied by."""
+    """rate: a, the step on the mean gradient; clip: of the loss, along R; factor: what the loss is multiplied by.
+
+    counted, worth   steps after burn-in, and the independent draws that they give
+    share   of products of scores in a record's answer; zero where the chain gives its own draws
+    """
 
     rate: float
     clip: float
     factor: float
+    counted: int
+    worth: float
+    share: float
+
+    def with_clip(self, clip: float | None) -> Pace:
+        return self if clip is None else replace(self, clip=clip, factor=self.factor * self.clip / clip)
 
     def at(self, step: int, burn_in: int) -> float:
         """The rate of a step: while nothing counts yet, chains may be as hot as they are fast."""
@@ -84,12 +117,21 @@ def pace_of(problem: Problem, counted: int) -> Pace:
     records, batch, mechanism = plan.records, plan.expected_batch, plan.mechanism
     least = LEAST_CLIP * math.sqrt(size)
     noise = mechanism.noise_std / mechanism.clip if mechanism.noise_std > 0 else 0.0
-    heat = records * (noise * least) ** 2 / (2 * batch**2)
-    rate = _rate(heat, max(0.0, records / batch - 1) / 2, counted)
+
+    def pace(least: float, share: float) -> Pace:
+        heat = records * (noise * least) ** 2 / (2 * batch**2)
+        rate = _rate(heat, max(0.0, records / batch - 1) / 2, counted)
+        spare = SPARE * counted / records if share else 2 / (rate * records)
+        clip = max(least, batch * math.sqrt(spare) / noise)
+        return Pace(rate, clip, mechanism.clip / clip, counted, counted * rate / 2, share)
+
     if noise == 0:
-        return Pace(rate, mechanism.clip, 1.0)
-    clip = max(least, batch * math.sqrt(2 / (rate * records)) / noise)
-    return Pace(rate, clip, mechanism.clip / clip)
+        rate = _rate(0.0, max(0.0, records / batch - 1) / 2, counted)
+        return Pace(rate, mechanism.clip, 1.0, counted, counted * rate / 2, 0.0)
+    alone = pace(least, 0.0)
+    if alone.worth >= ENOUGH or size > MOST_TOLD:
+        return alone
+    return pace(least * math.sqrt(1 + (LEAST_CLIP * PRODUCTS) ** 2), PRODUCTS / math.sqrt(size))
 
 
 def _rate(heat: float, batches: float, counted: int) -> float:
@@ -111,54 +153,105 @@ def looks(burn_in: int) -> frozenset[int]:
     return frozenset(burn_in * look // (LOOKS + 1) for look in range(1, LOOKS + 1)) - {0}
 
 
-def axes_of(problem: Problem, own: Prior) -> tuple[Tensor, Tensor] | None:
-    """R at the present position, and how far a step may go; None where the program does not say what a record tells.
+@dataclass(frozen=True)
+class Local:
+    """At a vector, lower roots of what a record tells of it, with its share of the prior, and the prior's curvature.
 
-    None for networks as well, whose steps do not follow from this.
+    expected   by the program at made-up inputs;  root: after what records have told of themselves
     """
-    program, likelihood, position = problem.module, problem.likelihood, problem.position
-    if not isinstance(program, Program) or not isinstance(likelihood, ProgramLikelihood) or likelihood.form is None:
-        return None
-    if position.numel() > MOST_PARAMETERS or position.device != HOST:
-        return None
-    prior = problem.prior(own)
-    try:
-        found = information(program, position.detach(), *likelihood.form)
-        if found is None:
+
+    expected: Tensor
+    root: Tensor
+    prior: Tensor
+
+    @classmethod
+    def at(cls, problem: Problem, own: Prior, position: Tensor, met: Tensor | None) -> Local | None:
+        """None where the program does not say what a record tells, and for networks, whose steps do not follow from it.
+
+        met   root of what records tell beyond what made-up inputs have led to expect: N N^T in the axes of L
+        """
+        program, likelihood = problem.module, problem.likelihood
+        if not isinstance(program, Program) or not isinstance(likelihood, ProgramLikelihood) or likelihood.form is None:
             return None
-        bend = LocalPrior.at(prior.energy, position.detach().double()).precision
-        root = torch.linalg.cholesky(found + bend / problem.records)
-        axes, reach = torch.linalg.inv(root).mT, FARTHEST_MOVE / bend.diagonal().sqrt()
-    except Exception:  # whatever the program does not like here: its own errors come up in the rehearsal
-        return None
+        if position.numel() > MOST_PARAMETERS or position.device != HOST:
+            return None
+        prior = problem.prior(own)
+        try:
+            found = information(program, position.detach(), *likelihood.form)
+            if found is None:
+                return None
+            bend = LocalPrior.at(prior.energy, position.detach().double()).precision
+            root = torch.linalg.cholesky(found + bend / problem.records)
+        except Exception:  # whatever the program does not like here: its own errors come up in the rehearsal
+            return None
+        return cls(root, root if met is None else root @ met, bend)
+
+    def told_along(self, axes: Tensor, records: int) -> Tensor:
+        """What a record is expected to tell along these axes, without the prior."""
+        along = axes.mT @ self.root
+        found: Tensor = along @ along.mT - axes.mT @ self.prior @ axes / records
+        return found
+
+
+def axes_of(here: Local, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """R, and how far a step may go."""
+    axes, reach = torch.linalg.inv(here.root).mT, FARTHEST_MOVE / here.prior.diagonal().sqrt()
     good = bool(torch.isfinite(axes).all() and torch.isfinite(reach).all())
-    return (axes.to(position.dtype), reach.to(position.dtype)) if good else None
+    return (axes.to(dtype), reach.to(dtype)) if good else None
 
 
 def query_of(problem: Problem, axes: Tensor, pace: Pace) -> GradientQuery:
-    """The gradient in d at d = 0."""
-    asked = problem.whitened
-    assert isinstance(asked, WhitenedProgram)
+    """The gradient in d at d = 0, with products of scores where they are wanted."""
+    asked = problem.whitened(pace.share)
     asked.axes.copy_(axes)
     return GradientQuery(asked, Scaled(problem.likelihood.loss, pace.factor))
 
 
-def slope_of(problem: Problem, own: Prior, axes: Tensor, total: Tensor, pace: Pace, expected_batch: float) -> Tensor:
-    """R^T grad U: of the records by what was released and what the clip took of it; of the prior as it is."""
-    slope = problem.prior(own).add_energy_gradient_(problem.position, torch.zeros_like(problem.position))
-    found = total * (problem.records / (expected_batch * pace.factor)) + axes.mT @ slope
-    taken = taken_by_clip(problem, axes, pace)
-    return found if taken is None else found.add_(taken.to(found.dtype), alpha=problem.records)
+def of_records(problem: Problem, axes: Tensor, release: Release, pace: Pace) -> Tensor:
+    """R^T grad of the records' negative log-likelihood, as it was released."""
+    return release.sum[: len(axes)] * (problem.records / (release.expected_batch * pace.factor))
 
 
-def taken_by_clip(problem: Problem, axes: Tensor, pace: Pace) -> Tensor | None:
-    """Of a record's gradient along R, on average; None where the program does not tell."""
+def of_prior(problem: Problem, own: Prior, axes: Tensor) -> Tensor:
+    """R^T grad of the prior's energy."""
+    return axes.mT @ problem.prior(own).add_energy_gradient_(problem.position, torch.zeros_like(problem.position))
+
+
+@dataclass(frozen=True)
+class TakenByClip:
+    """A clip, along R, and what it takes on average by the program's own law: of a score, and of its products."""
+
+    clip: float
+    scores: Tensor
+    products: Tensor
+
+    def doubt(self, records: int) -> Tensor:
+        """Covariance of the gradient of all records, from inputs that are not like those that were made up."""
+        return torch.diag((DOUBT * records * self.scores).square())
+
+
+def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequence[float]) -> TakenByClip | None:
+    """Of the clip that adds least: noise grows with it, and what is taken shrinks. None where that is not known.
+
+    Scores of records along R are taken to be like those of the program along axes of its own: R is where they agree.
+    """
     program, likelihood = problem.module, problem.likelihood
     assert isinstance(program, Program)
     assert isinstance(likelihood, ProgramLikelihood)
-    if likelihood.form is None or pace.clip > UNCUT * math.sqrt(problem.position.numel()):
+    size = len(at)
+    if likelihood.form is None or min(clips) > UNCUT * math.sqrt(size):
         return None
-    return clipped_score(program, problem.position.detach(), likelihood.form, axes, pace.clip)
+    try:
+        axes = torch.linalg.inv(here.expected).mT
+        found = taken_by_clips(program, at, likelihood.form, axes, clips, pace.share)
+    except Exception:  # whatever the program does not like at this vector
+        return None
+    if found is None:
+        return None
+    mechanism, records = problem.plan.mechanism, problem.records
+    noise = mechanism.noise_std / mechanism.clip * records / problem.plan.expected_batch
+    cuts = [TakenByClip(clip, *taken) for clip, taken in zip(clips, found, strict=True)]
+    return min(cuts, key=lambda cut: size * (noise * cut.clip) ** 2 / pace.counted + float(cut.doubt(records).trace()))
 
 
 def move_(problem: Problem, axes: Tensor, reach: Tensor, step: Tensor) -> None:

@@ -84,9 +84,15 @@ class Problem:
         return GradientQuery(self.module, self.likelihood.loss)
 
     @cached_property
-    def whitened(self) -> WhitenedProgram | None:
-        """A program in axes that a method chooses; None for a network."""
-        return WhitenedProgram(self.module) if isinstance(self.module, Program) else None
+    def _whitened(self) -> dict[float, WhitenedProgram]:
+        return {}
+
+    def whitened(self, share: float) -> WhitenedProgram:
+        """A program in axes that a method chooses, which asks for so much of its information."""
+        assert isinstance(self.module, Program)
+        if share not in self._whitened:
+            self._whitened[share] = WhitenedProgram(self.module, share)
+        return self._whitened[share]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from confide.devices import HOST
 from confide.errors import Refusal
+from confide.methods._chain import ChainState
 from confide.methods._trace import Line, LocalPrior, Trace, believed, fitted_line
 from confide.methods._whitened import Scaled
 from confide.methods.base import Method, Problem
+from confide.methods.sgld import SGLD
 from confide.models.priors import GaussianPrior, Prior
 from confide.posteriors.draws import Draws
 from confide.sources.queries import GradientQuery, Release
@@ -88,6 +90,9 @@ class LaplaceApproximation(Method):
     noise. Clips are made by scaling the loss, so that the plan's own clip is only where it starts. Points and clips
     depend on earlier releases alone; the rest is post-processing.
 
+    A private program that says what one record tells of its parameters (`confide.methods._whitened`) is asked for
+    scores and their products instead, and the belief follows from these: it is that of a short chain of SGLD.
+
     For models that are smooth and have one peak near the way; at most 256 parameters, and several times as many steps.
     Parameters whose curvature cannot be told from noise keep their prior.
 
@@ -102,7 +107,10 @@ class LaplaceApproximation(Method):
     name: ClassVar[str] = "laplace"
     noise_in_width: ClassVar[str] = "counted"
 
-    def init(self, problem: Problem) -> LaplaceState:
+    def init(self, problem: Problem) -> LaplaceState | ChainState:
+        told = self._told(problem)
+        if told is not None:
+            return told.init(problem)
         size, rest = problem.position.numel(), problem.plan.steps - _way(problem)
         if size > MOST_PARAMETERS:
             raise Refusal(
@@ -129,12 +137,16 @@ class LaplaceApproximation(Method):
             draws=start.new_zeros(1, size),
         )
 
-    def ask(self, problem: Problem, state: LaplaceState) -> GradientQuery:
+    def ask(self, problem: Problem, state: LaplaceState | ChainState) -> GradientQuery:
+        if isinstance(state, ChainState):
+            return SGLD(prior=self.prior).ask(problem, state)
         problem.position.copy_(state.point)
         problem.settle()
         return GradientQuery(problem.module, Scaled(problem.likelihood.loss, _factor(problem, state)))
 
-    def tell(self, problem: Problem, state: LaplaceState, release: Release) -> LaplaceState:
+    def tell(self, problem: Problem, state: LaplaceState | ChainState, release: Release) -> LaplaceState | ChainState:
+        if isinstance(state, ChainState):
+            return SGLD(prior=self.prior).tell(problem, state, release)
         whole = problem.records / release.expected_batch / _factor(problem, state)
         gradient = release.sum.to(HOST, torch.float64) * whole
         # Without any noise a small one stands for what numbers are rounded to.
@@ -148,7 +160,9 @@ class LaplaceApproximation(Method):
             return self._walked(problem, told, gradient, noise)
         return self._looked(problem, told, gradient, noise)
 
-    def posterior(self, problem: Problem, state: LaplaceState) -> Draws:
+    def posterior(self, problem: Problem, state: LaplaceState | ChainState) -> Draws:
+        if isinstance(state, ChainState):
+            return SGLD(prior=self.prior).posterior(problem, state)
         draws = state.draws.to(problem.position.dtype)
         problem.position.copy_(draws.mean(0))
         weights = torch.full((len(draws),), 1 / len(draws), dtype=draws.dtype)
@@ -157,6 +171,11 @@ class LaplaceApproximation(Method):
     @property
     def releases(self) -> int:
         return RELEASES
+
+    def _told(self, problem: Problem) -> SGLD | None:
+        """The chain of a program that remembers scores and their products: its belief needs no points about it."""
+        chain = SGLD(prior=self.prior)
+        return chain if chain.believes(problem) else None
 
     # the way to the peak ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from confide.errors import Refusal
 from confide.methods._chain import Chain, ChainState, add_normal_, energy_gradient_
-from confide.methods._whitened import slope_of
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
 from confide.sources.queries import Release
@@ -75,11 +74,12 @@ class SGHMC(Chain):
     def _told_along(self, problem: Problem, state: SghmcState, axes: Tensor, release: Release) -> SghmcState:
         """The same step for a program, along axes of one record's information (`_whitened`)."""
         assert state.velocity is not None
-        pace = self._pace(problem)
+        pace = self._pace(problem, state)
         eta = self.friction * pace.at(state.step, self.burn_in_steps(problem)) / problem.records
         eta *= (state.step + 1) ** -self.decay
         scale = problem.records / (release.expected_batch * pace.factor)
-        slope = slope_of(problem, self.prior, axes, release.sum, pace, release.expected_batch)
+        slope, state = self.slope_along(problem, state, axes, release)
+        assert state.velocity is not None
         velocity = state.velocity * (1 - self.friction) - eta * slope
         needed = 2 * self.friction * eta
         missing = needed - (eta * scale * release.noise_std) ** 2
@@ -90,7 +90,7 @@ class SGHMC(Chain):
 
     def posterior(self, problem: Problem, state: SghmcState) -> Draws:
         if state.axes is not None:
-            return self.collected(problem, state, {**self.facts_along(problem, state.axes), "friction": self.friction})
+            return self.given_along(problem, state, {"friction": self.friction})
         eta = self._step_size(problem, 1)
         brought = (eta * problem.records / problem.plan.expected_batch * problem.plan.mechanism.noise_std) ** 2
         facts = {

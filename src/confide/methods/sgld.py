@@ -10,7 +10,6 @@ from torch import Tensor
 
 from confide.errors import Refusal
 from confide.methods._chain import Chain, ChainState, add_normal_
-from confide.methods._whitened import slope_of
 from confide.methods.base import Problem
 from confide.posteriors.draws import Draws
 from confide.sources.queries import Release
@@ -72,11 +71,12 @@ class SGLD(Chain):
 
     def _told_along(self, problem: Problem, state: ChainState, axes: Tensor, release: Release) -> ChainState:
         """The same step for a program, along axes of one record's information (`_whitened`)."""
-        pace = self._pace(problem)
+        pace = self._pace(problem, state)
         eta = 2 * pace.at(state.step, self.burn_in_steps(problem)) / problem.records
         eta *= (state.step + 1) ** -self.decay
         scale = problem.records / (release.expected_batch * pace.factor)
-        step = slope_of(problem, self.prior, axes, release.sum, pace, release.expected_batch).mul_(-eta / 2)
+        slope, state = self.slope_along(problem, state, axes, release)
+        step = slope.mul_(-eta / 2)
         missing = eta - (eta / 2 * scale * release.noise_std) ** 2
         if missing > 1e-9 * eta:
             add_normal_(problem, step, math.sqrt(missing))
@@ -84,9 +84,7 @@ class SGLD(Chain):
 
     def posterior(self, problem: Problem, state: ChainState) -> Draws:
         if state.axes is not None:
-            return self.collected(
-                problem, state, {**self.facts_along(problem, state.axes), "convention": self.convention}
-            )
+            return self.given_along(problem, state, {"convention": self.convention})
         facts = {
             "step_size": self._step_size(problem, 1),
             "temperature": self.temperature(problem),

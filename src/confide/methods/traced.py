@@ -124,6 +124,8 @@ class Traced(Method):
         query = self.traced.ask(problem, state.inner)
         if not isinstance(query, GradientQuery):
             raise Refusal(f"of={self.traced.name!r}: asks for more than gradients, and knows its noise by itself")
+        if query.size != problem.position.numel():
+            raise Refusal(f"of={self.traced.name!r}: on a program its draws count noise by themselves; use it alone")
         return query
 
     def tell(self, problem: Problem, state: TracedState, release: Release) -> TracedState:

@@ -51,9 +51,24 @@ def check_copyable(module: nn.Module) -> None:
                 )
 
 
+def shaped(module: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """The same network; a copy of one with lazy layers, which has seen a made-up record of this shape."""
+    if not _waiting(module):
+        return module
+    found = copy.deepcopy(module)
+    before = found.training
+    with torch.no_grad():
+        found.eval()(torch.zeros(1, *shape))
+    return found.train(before)
+
+
+def _waiting(module: nn.Module) -> list[str]:
+    return [name for name, value in module.named_parameters() if isinstance(value, UninitializedParameter)]
+
+
 def check_initialised(module: nn.Module) -> None:
     """Refuse lazy layers that have not seen a record yet."""
-    waiting = [name for name, value in module.named_parameters() if isinstance(value, UninitializedParameter)]
+    waiting = _waiting(module)
     if waiting:
         raise Refusal(
             f"module: {', '.join(waiting[:3])} has no shape yet; call the module once on made-up records of the right "

@@ -15,7 +15,7 @@ records stand for F.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -43,6 +43,8 @@ LEAST_OF_A_PART = 0.2
 """Of the information about the best known number of a parameter: less for others makes their steps longer."""
 SHARPEST = 1e6
 """Beyond this a chain of any length would stand still."""
+SOME = 32
+"""Inputs at which draws of the prior are looked at: of these there are many."""
 FEW = 2
 """Records whose second derivatives are looked at, which take longer."""
 
@@ -53,8 +55,9 @@ def sharpness(program: Program, x: Tree, y: Tensor, classes: int | None, clip: f
         return 1.0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
+        few = rows_of(x, slice(0, SOME))
         try:
-            found = torch.tensor([_at(program, start, x, y, classes, clip) for start in _starts(program)])
+            found = torch.tensor([_at(program, start, few, y, classes, clip) for start in _starts(program)])
         except Exception:  # whatever the program does not like: its own errors come up in the rehearsal
             return 1.0
     known = found[torch.isfinite(found)]
@@ -85,20 +88,30 @@ def information(program: Program, position: Tensor, x: Tree, y: Tensor, classes:
     return held if bool(torch.isfinite(held).all()) else None
 
 
-def clipped_score(program: Program, position: Tensor, form: Form, axes: Tensor, clip: float) -> Tensor | None:
-    """What clipped scores along these axes are on average, by the program's own law of y; None where that is not known.
+def taken_by_clips(
+    program: Program, position: Tensor, form: Form, axes: Tensor, clips: Sequence[float], share: float = 0.0
+) -> list[tuple[Tensor, Tensor]] | None:
+    """What each of these clips takes of scores along the axes, and of their products, on average, by the program's own
+    law of y: means of (c - 1) s and of (c - 1) s s^T. None where that law is not known.
 
-    It would be zero without a clip: the score of a law is nought on average at its own parameters.
+    Whole scores are nought on average, at the law's own parameters. A record answers with its score s and with
+    share * s s^T, which are clipped together.
     """
     with torch.no_grad():
         found = _scores(program, position, *form)
     if found is None:
         return None
     scores, chances = found
-    along = scores @ axes.double()
-    lost = (clip / along.norm(dim=2)).clamp(max=1) - 1  # what the clip takes: sums over points miss little of that
-    mean: Tensor = (along * (chances * lost)[..., None]).sum(1).mean(0)
-    return mean if bool(torch.isfinite(mean).all()) else None
+    along = (scores @ axes.double()).flatten(0, 1)
+    long = along.norm(dim=1)
+    answer = long * (1 + (share * long).square()).sqrt()
+    means = []
+    for clip in clips:
+        # What a clip takes, not what it leaves: sums over points miss little of that.
+        lost = ((clip / answer).clamp(max=1) - 1) * chances.flatten() / size_of(form[0])
+        weighted = along * lost[:, None]
+        means.append((weighted.sum(0), weighted.mT @ along))
+    return means if all(bool(torch.isfinite(one).all()) for pair in means for one in pair) else None
 
 
 def _scores(

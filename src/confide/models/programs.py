@@ -18,6 +18,7 @@ prior is not data, and is never given a record.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -321,11 +322,23 @@ def _laid_out(parameters: Mapping[str, PriorLaw], start: Mapping[str, Any]) -> t
         unbounded = torch.Size(to_support.inverse_shape(shape))
         free = _free_start(name, law, to_support, shape, unbounded, start.get(name))
         where = slice(first, first + unbounded.numel())
-        parts.append(Part(name, prior, shape, unbounded, where, str(law.support)))
+        parts.append(Part(name, _unvalidated(prior), shape, unbounded, where, str(law.support)))
         values.append(free)
         before[name] = to_support(free)
         first = where.stop
     return tuple(parts), values
+
+
+def _unvalidated(prior: PriorLaw) -> PriorLaw:
+    """A law as it is, without its checks of values, which it keeps from when it was made (see `_unchecked`)."""
+    if not isinstance(prior, Distribution):
+        return prior
+    found = copy.copy(prior)
+    found._validate_args = False
+    for inner in ("base_dist", "_component_distribution", "_mixture_distribution"):
+        if isinstance(getattr(found, inner, None), Distribution):
+            setattr(found, inner, _unvalidated(getattr(found, inner)))
+    return found
 
 
 def _law(name: str, prior: Any, before: Values) -> Distribution:

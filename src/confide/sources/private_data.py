@@ -69,7 +69,7 @@ ROOM_FOR_RANKS = 2.0**-20
 """What adding up the sums of several processes may take of C. Two data sets give sums of R terms in double precision of
 which each is off by at most (R - 1) 2^-53 B C, for B records in the batch: within this for R B up to MOST_TERMS."""
 MOST_TERMS = 1 << 32  # 2 (R - 1) B 2^-53 is within 2^-20 up to here
-FORM = 32  # made-up records, so many that their inputs are not all alike
+FORM = 160  # made-up records, so many that averages over their inputs are known to some per cent
 SEEDED = "noise from a seed, which anybody can make again: no privacy"
 """What a ledger says of releases that a test made reproducible."""
 _DOOR = ForkAwareLock()

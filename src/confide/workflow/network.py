@@ -10,6 +10,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods.base import Method
 from confide.models.additive import NUMBER, blocks_of
+from confide.models.flat import shaped
 from confide.models.likelihoods import Gaussian, Likelihood
 from confide.models.networks import MLP, Recipe
 from confide.running.fit import default_likelihood
@@ -20,10 +21,15 @@ MOST_WEIGHTS = 10**7
 """Of a network by widths alone: 40 MB, and a typing error in a width is far beyond it."""
 
 
-def network_of(request: Request, schema: Schema, features: int, method: Method) -> nn.Module:
-    """The user's module, the method's own, or a fully connected one; its first weights come from the seed, if any."""
+def network_of(
+    request: Request, schema: Schema, features: int, method: Method, shape: tuple[int, ...] | None = None
+) -> nn.Module:
+    """The user's module, the method's own, or a fully connected one; its first weights come from the seed, if any.
+
+    shape   of one encoded record, where it is more than so many features: a lazy layer of the user's is told by it
+    """
     if request.module is not None:
-        return request.module
+        return shaped(request.module, shape or (features,))
     own = method.network(schema, features, outputs_of(request, schema)) if request.hidden is None else None
     if own is not None:
         return own

@@ -147,7 +147,7 @@ def job_of(request: Request, settled: Settled) -> Job:
     known = settled if settled.schema.records is not None else settled.with_records(REHEARSED_RECORDS)
     request = replace(request, method=pictures_rule(request, settled))
     method = method_of(request, known.schema, settled.features)
-    module = network_of(request, known.schema, settled.features, method)
+    module = network_of(request, known.schema, settled.features, method, settled.encoder.output_shape)
     if request.device is not None:
         module = copy.deepcopy(module).to(named(request.device))
     counting, histogram = count.mechanism_of(request), noise.mechanism_of(request, settled.task, method)
