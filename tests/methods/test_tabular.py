@@ -126,7 +126,7 @@ def test_a_fit_of_noise_is_flattened_and_one_that_is_right_is_left() -> None:
         found, shift, floor = recalibrate.fitted(counts, 5.0, 500 * len(middles), middles)
         assert found == pytest.approx(slope, abs=0.05)
         assert shift == pytest.approx(0.0, abs=0.1)
-        assert floor == (0.0 if slope else pytest.approx(0.0, abs=0.4))
+        assert floor == pytest.approx(0.0, abs=0.01 if slope else 0.4)  # of all that are possible
     nothing = torch.zeros(2, len(middles), dtype=torch.float64)
     found, shift, floor = recalibrate.fitted(nothing, 1e6, 500 * len(middles), middles)
     assert found == pytest.approx(math.exp(recalibrate.STEEPER), rel=0.05)
