@@ -72,8 +72,14 @@ def _middle(low: float, high: float) -> float:
 
 SHARE = 0.15
 """Part of epsilon that the release may cost; it composes with the fit, which loses about two per cent of mu^2."""
-_UPPER = (0.25, 0.75, 1.25, 1.75, 2.25, 3.0, 3.75, 4.5, 6.5, 10.0, 16.0, 30.0)
-EDGES = (*(-edge for edge in reversed(_UPPER)), *_UPPER)
+EDGES = tuple(
+    sign * edge
+    for sign, edges in (
+        (-1, (30.0, 16.0, 10.0, 6.5, 4.5, 3.75, 3.0, 2.25, 1.75, 1.25, 0.75, 0.25)),
+        (1, (0.25, 0.75, 1.25, 1.75, 2.25, 3.0, 3.75, 4.5, 6.5, 10.0, 16.0, 30.0)),
+    )
+    for edge in edges
+)
 """Of the bins of log odds, less those of the levels: half a unit apart where most records lie, for in between a sigmoid
 is nearly a line. A fit that has learnt little has all records about its level, which is the middle of a bin: were it
 anywhere in one, the difference would be taken for a shift. The far ones are empty unless a fit has gone astray, such as
