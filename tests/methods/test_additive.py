@@ -204,7 +204,10 @@ class TestNoise:
         wanted, outputs = torch.tensor(shares, dtype=torch.float64), 1 if len(shares) == 2 else len(shares)
         spread = torch.full((outputs,), 4.0, dtype=torch.float64)
         level, _ = levels.levels_of(wanted, 0.01 * wanted, spread)
-        drawn = level + 2 * torch.randn(200_000, outputs, generator=torch.Generator().manual_seed(0)).double()
+        noise = torch.randn(200_000, outputs, generator=torch.Generator().manual_seed(0)).double()
+        if outputs > 1:  # outputs of a softmax add up to zero
+            noise = (noise - noise.mean(1, keepdim=True)) * math.sqrt(outputs / (outputs - 1))
+        drawn = level + 2 * noise
         found = drawn.softmax(1) if outputs > 1 else torch.cat([1 - drawn.sigmoid(), drawn.sigmoid()], 1)
         assert found.mean(0).tolist() == pytest.approx(shares, rel=0.06)
 

@@ -80,3 +80,17 @@ def test_shares_of_the_histogram_count_where_effects_are_large() -> None:
     assert level.tolist() == pytest.approx(here.tolist(), abs=0.01)
     level, _ = levels.constants_of((even, 0.005 * even), spread, spread, here, (here, 100 * even))
     assert float(level[1]) == pytest.approx(0.0, abs=0.03), "what noise says of a constant is not believed"
+
+
+def test_a_clip_does_not_make_a_rare_class_rarer() -> None:
+    """One record in fifty, whose residual is cut at .65 of the longest: read as it is, the gradient says two thirds."""
+    share, level = torch.tensor([0.98, 0.02], dtype=torch.float64), torch.tensor([0.0, -4.0], dtype=torch.float64)
+    expected, spread = level.softmax(0), torch.full((2,), 1e-9, dtype=torch.float64)
+    kept = levels.passing(expected, 0.65)
+    residual = (share * kept).sum() * expected - share * kept
+    sums = torch.stack([torch.full_like(level, 1e9), torch.zeros_like(level), 1e9 * 1000 * residual])
+    unknown = (torch.full_like(share, 0.5), math.inf)
+    found, _ = levels.shares_of(sums, level, 1.0, 1000, spread, unknown, clip=0.65)
+    assert found.tolist() == pytest.approx(share.tolist(), rel=0.01)
+    plain, _ = levels.shares_of(sums, level, 1.0, 1000, spread, unknown)
+    assert float(plain[1]) < 0.75 * float(share[1])

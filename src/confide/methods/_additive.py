@@ -319,15 +319,18 @@ def told(position: Tensor, gradient: Tensor, noise: float) -> Tensor:
     return found / noise**2 if noise > 0 else found
 
 
-def measured(sums: Tensor, curvature: Tensor, alike: float = 1.0) -> tuple[Tensor, Tensor]:
+def measured(
+    sums: Tensor, curvature: Tensor, alike: float = 1.0, reached: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
     """Where every weight belongs by all steps that were added up, and the variance of that by their noise.
 
     Each step by itself says position - gradient / curvature, whose noise does not depend on the way before it. Columns
-    that move together by a factor `alike` meet a curvature that is sharper by as much, and noise says less.
+    that move together by a factor `alike` meet a curvature that is sharper by as much, and noise says less. Where the
+    curvature is that at the end, `reached` is the one at the positions in units of it.
     """
     weight, position, gradient = sums / sums[0].clamp(min=LEAST_WEIGHT)
     weight, curvature = sums[0].clamp(min=LEAST_WEIGHT), curvature.clamp(min=1e-12)
-    return position - gradient / (curvature * alike), 1 / (weight * (curvature * alike).square())
+    return position * reached - gradient / (curvature * alike), 1 / (weight * (curvature * alike).square())
 
 
 class BelievedWeights(NamedTuple):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
+from confide.methods._additive_levels import levels_of, mean_curvature, passing
 from confide.methods._additive_target import EXPECTED_MEAN, TARGET_BINS
 from confide.methods.base import Problem
 from confide.models.additive import AdditiveNetwork
@@ -29,6 +30,9 @@ LEAST_COUNTED, MOST_COUNTED, COUNTED_GROWTH = 0.25, 0.75, 3.0
 """Share of the steps that count as measurements, from little noise to a sixth of what is expected of a column."""
 LARGEST = 0.6
 """Deviation of a number, of half its declared range, with which 90 % intervals are just not wider than that."""
+FLATTEST = 0.25
+"""Part of the curvature at even odds that steps rely on at least: were they divided by less wherever outputs have gone
+far, steps that went too far would grow."""
 CUT = 1.0
 """Deviations of a number at which its residual is cut, times the share of the clip."""
 
@@ -113,35 +117,49 @@ def start_doubt(problem: Problem, shares: Tensor, doubt: float) -> float:
     return min(UNKNOWN_START, math.hypot(doubt / least, START_SHIFT))
 
 
-def amplitudes_of(problem: Problem, smoothness: float) -> Tensor:
-    """Of all features; 0 for waves beyond what the budget pays for."""
+def rarity(likelihood: Likelihood, shares: Tensor) -> float:
+    """How many times fewer records would say as much of an effect if they were of two even classes.
+
+    A gradient has the same noise whatever the shares are, and the curvature that it is divided by is less where classes
+    are many or rare: one class in eighty shows its effects as a twentieth of the records would.
+    """
+    if isinstance(likelihood, Gaussian):
+        return 1.0
+    even = torch.full((2,), 0.5, dtype=torch.float64)
+    largest = 0.5 if isinstance(likelihood, Categorical) else float(curvature_weights(likelihood, even))
+    return max(1.0, largest / float(curvature_weights(likelihood, shares).mean()))
+
+
+def amplitudes_of(problem: Problem, smoothness: float, shares: Tensor) -> Tensor:
+    """Of all features; 0 for waves beyond what the budget pays for where answers have these shares."""
     recipe = network_of(problem).recipe
-    rare = max(1.0, recipe.outputs / 2)  # of several classes each has fewer records to learn from
-    affordable = min(budget_of(problem) / (RECORDS_PER_WAVE * rare * len(recipe.blocks)), recipe.waves)
+    wave = RECORDS_PER_WAVE * rarity(problem.likelihood, shares) * len(recipe.blocks)
+    affordable = min(budget_of(problem) / wave, recipe.waves)
     order = torch.arange(1, recipe.waves + 1, dtype=torch.float64)
     waves = order**-smoothness * (order <= max(1, int(affordable)))
     ones = torch.ones(len(recipe.categories), dtype=torch.float64)
-    first = torch.tensor([constant_of(problem)], dtype=torch.float64)
+    first = torch.tensor([constant_of(problem, shares)], dtype=torch.float64)
     return torch.cat([first, waves.repeat(len(recipe.numbers)), ones])
 
 
-def hopeless(problem: Problem) -> float:
+def hopeless(problem: Problem, shares: Tensor) -> float:
     """Noise in the effect of a column over the effect that is expected, about."""
-    return HOPELESS * len(network_of(problem).recipe.blocks) / budget_of(problem)
+    columns = len(network_of(problem).recipe.blocks)
+    return HOPELESS * columns * rarity(problem.likelihood, shares) / budget_of(problem)
 
 
-def constant_of(problem: Problem) -> float:
+def constant_of(problem: Problem, shares: Tensor) -> float:
     """The constant feature, 1 unless columns cannot be learnt anyway: then more of a record's norm is its own."""
-    return math.hypot(1.0, hopeless(problem))
+    return math.hypot(1.0, hopeless(problem, shares))
 
 
-def counted_share(problem: Problem) -> float:
+def counted_share(problem: Problem, shares: Tensor) -> float:
     """Share of the steps, the last ones, that count as measurements.
 
     Under much noise nearly all; under little those at the end, since what is learnt bends sigmoids, and columns that
     say the same have to settle first.
     """
-    return min(LEAST_COUNTED + COUNTED_GROWTH * hopeless(problem), MOST_COUNTED)
+    return min(LEAST_COUNTED + COUNTED_GROWTH * hopeless(problem, shares), MOST_COUNTED)
 
 
 def within(likelihood: Likelihood, gradient: Tensor) -> tuple[Tensor, float]:
@@ -181,6 +199,29 @@ def flatness(likelihood: Likelihood, variances: Tensor, weights: Tensor) -> floa
     # A logit is the difference of two outputs, and all outputs add up to zero.
     both = 2 * len(spread) / max(1, len(spread) - 1) if isinstance(likelihood, Categorical) else 1.0
     return float((1 + math.pi / 8 * both * spread.mean()).rsqrt())
+
+
+def bend_of(likelihood: Likelihood, level: Tensor, spread: Tensor) -> Tensor:
+    """Curvature of the loss in each output of classes, on average over outputs around these levels."""
+    if len(spread) == 1:
+        return mean_curvature(torch.cat([0 * level, level]), spread)[1:]
+    return mean_curvature(level, spread) * len(spread) / (len(spread) - 1)  # see `curvature_weights`
+
+
+def bend_at(problem: Problem, shares: tuple[Tensor, Tensor], spread: Tensor) -> Tensor:
+    """By how much clipped gradients in each output grow with what is true of the records, where classes have these
+    shares and true outputs these variances.
+
+    By Stein's lemma the mean of a normal feature times (p - y) is its weight where a step was taken, times the mean
+    curvature there, less the true weight times the mean curvature at the truth. The two are the same where steps have
+    come to the end; where noise holds weights back, the former alone would leave large effects too small.
+    """
+    level, _ = levels_of(*shares, spread)
+    kept = passing(shares[0], clip_share(problem))
+    share, each = shares[0][-len(spread) :], kept[-len(spread) :]
+    least = FLATTEST * curvature_weights(problem.likelihood, shares[0])
+    bend = torch.maximum(bend_of(problem.likelihood, level, spread), least)
+    return bend * (each * (1 - share) + (shares[0] * kept).sum() * share)
 
 
 def own_noise(noise: float, rate: float, divisor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -27,11 +27,19 @@ from confide.methods._additive import (
     target_share,
     told,
 )
-from confide.methods._additive_levels import LEAST_WEIGHT, constants_of, shares_of
+from confide.methods._additive_levels import (
+    constants_of,
+    free_part,
+    own_residuals,
+    shares_of,
+)
 from confide.methods._additive_problem import (
     CUT,
+    FLATTEST,
     LARGEST,
     amplitudes_of,
+    bend_at,
+    bend_of,
     budget_of,
     check_likelihood,
     classes_of,
@@ -49,6 +57,7 @@ from confide.methods._additive_problem import (
     tremor,
     within,
 )
+from confide.methods._additive_state import AdditiveState, origin_of, reached_by, spread_of
 from confide.methods._additive_steps import MOMENTUM, divided, largest_rate, sharpness, wave_matrix
 from confide.methods._additive_target import legible
 from confide.methods.base import Method, Problem
@@ -61,9 +70,8 @@ RELEASES = 17
 """About all records: one histogram and sixteen steps, or thirteen and three."""
 FEW_WAVES = 3
 """Of each number, where there are more than MANY_NUMBERS: no budget pays for more of them."""
-FLATTEST = 0.25
-"""Part of the curvature at even odds that steps rely on at least: were they divided by less wherever outputs have gone
-far, steps that went too far would grow."""
+ROUNDS = 3
+"""In which weights and the curvature where they lead are found from each other."""
 TREMOR = 0.2
 """How far noise may carry outputs while steps are taken, in logits or deviations: further off a sigmoid is flat and
 residuals are cut, and what a step says of a weight would depend on the way to it."""
@@ -73,41 +81,6 @@ much where little moves, and noise that is walked along is taken for curvature t
 USUAL_EFFECT, EXPLAINED = 0.5, 0.2
 """Size of a column's weights that is expected beforehand, in logits or in deviations of the target; and the square of
 what all columns together are expected to explain, in the same units: of many columns each says less."""
-
-
-@dataclass(frozen=True)
-class AdditiveState:
-    """Functions of releases alone.
-
-    gathered    sums of the present phase of counting
-    heights, centres, variances, answers    the scale, see `Scale`
-    unit        by which features are multiplied, so that the plan's clip is the one that is wanted
-    start       where the constant of every output started, with the standard deviation of what it was read off
-    velocity    of the weights, in units of features that are not multiplied
-    sums        of what the last steps have told of every weight, see `told`
-    deviation   of the target around the network, for numbers
-    before      position and gradient of the step before, for the curvature along the way
-    sharpest    curvature of the two steps before in units of the assumed one, at most
-    waves_alike (numbers, waves, waves): correlations of every number's waves
-    alike       the largest curvature so far that is no noise: how many columns move together, about
-    """
-
-    step: int
-    heights: Tensor = field(repr=False)
-    centres: Tensor = field(repr=False)
-    variances: Tensor = field(repr=False)
-    answers: Tensor = field(repr=False)
-    unit: float
-    start: Tensor
-    start_doubt: float
-    deviation: float
-    velocity: Tensor = field(repr=False)
-    sums: Tensor = field(repr=False)
-    waves_alike: Tensor = field(repr=False)
-    before: tuple[Tensor, ...] = field(default=(), repr=False)
-    sharpest: tuple[float, ...] = ()
-    alike: float = 1.0
-    gathered: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -277,8 +250,8 @@ class Additive(Method):
         """The state at the start of learning, with features of a known scale and shares with that much noise."""
         recipe = network_of(problem).recipe
         start, deviation = start_of(problem, scale.answers)
-        start = start / constant_of(problem)
-        variances = scale.variances * amplitudes_of(problem, self.smoothness).square()
+        start = start / constant_of(problem, scale.answers)
+        variances = scale.variances * amplitudes_of(problem, self.smoothness, scale.answers).square()
         usual = math.sqrt(float(variances.sum()))
         unit = 1 / usual
         if not isinstance(problem.likelihood, Gaussian):
@@ -301,7 +274,8 @@ class Additive(Method):
         features = network_of(problem).features
         features.heights.copy_(state.heights)
         features.centres.copy_(state.centres)
-        features.amplitudes.copy_(amplitudes_of(problem, self.smoothness) * (state.variances > 0) * state.unit)
+        amplitudes = amplitudes_of(problem, self.smoothness, state.answers)
+        features.amplitudes.copy_(amplitudes * (state.variances > 0) * state.unit)
 
     # -- learning --------------------------------------------------------------------------------------------------
 
@@ -333,8 +307,8 @@ class Additive(Method):
         most = largest_rate(network_of(problem).recipe, sharpest, curvature / divisor, learning)
         rate = min(most, TREMOR**2 / max(shaken, 1e-30))
         done = self._schedule(problem).learnt(state.step) + 1
-        away = position - self._origin(state)
-        counts = done > int((1 - counted_share(problem)) * learning)
+        away = position - origin_of(state)
+        counts = done > int((1 - counted_share(problem, state.answers)) * learning)
         sums = state.sums + told(away, gradient, noise) if counts else state.sums
         push = divided(gradient + prior * away, divisor, matrix)
         velocity = MOMENTUM * state.velocity + push
@@ -378,25 +352,50 @@ class Additive(Method):
         every = math.sqrt(EXPLAINED / max(float(state.variances[1:].sum()), 1e-12))
         return min(USUAL_EFFECT, every) * self._spread(problem, state)
 
-    def _origin(self, state: AdditiveState) -> Tensor:
-        origin = torch.zeros_like(state.velocity)
-        origin[:, 0] = state.start
-        return origin
-
     # -- posterior -------------------------------------------------------------------------------------------------
 
     def _belief(self, problem: Problem, state: AdditiveState) -> BelievedWeights:
         curvature, _, _ = self._curvatures(problem, state, 0.0)
-        constant, origin = constant_of(problem), self._origin(state)
+        constant, origin = constant_of(problem, state.answers), origin_of(state)
         shares = self._shares(problem, state)
-        if shares is not None:  # the curvature where the records are, and not where it was first taken for granted
-            now, then = (curvature_weights(problem.likelihood, value) for value in (shares[0], state.answers))
-            curvature = curvature * (now / then)[:, None]
-        reached = state.sums[1] / state.sums[0].clamp(min=LEAST_WEIGHT) + origin
-        curvature = curvature * flatness(problem.likelihood, state.variances, reached)
-        found, noise = measured(state.sums, curvature, state.alike)
+        reached, steps = reached_by(state), spread_of(state)
+        if shares is None:
+            curvature = curvature * flatness(problem.likelihood, state.variances, reached)
+            mean, doubt, scales, leverage = self._weighed(problem, state, curvature)
+            before = (state.start_doubt / constant) ** 2
+            gain = before / (before + doubt[:, 0])
+            mean[:, 0], doubt[:, 0] = gain * mean[:, 0], gain * doubt[:, 0]
+            return BelievedWeights(mean + origin, doubt, scales, leverage)
+        even = curvature / curvature_weights(problem.likelihood, state.answers)[:, None]
+        there = bend_of(problem.likelihood, constant * reached[:, 0], steps)
+        spread = steps
+        for _ in range(ROUNDS):
+            here = bend_at(problem, shares, spread)
+            ratio = (there / here)[:, None]
+            mean, doubt, scales, leverage = self._weighed(problem, state, even * here[:, None], ratio)
+            spread = (state.variances * (mean.square() + doubt))[:, 1:].sum(1)
+        doubt = doubt / free_part(len(doubt))  # for predictions draw every output by itself
+        # Shares are to come out as measured on average over what columns are believed to add, and its doubt.
+        own = self._own_level(problem, state, there)
+        level, error = constants_of(shares, spread, steps, constant * reached[:, 0], own)
+        mean[:, 0], doubt[:, 0] = level / constant - origin[:, 0], error / constant**2
+        return BelievedWeights(mean + origin, doubt, scales, leverage)
+
+    def _own_level(self, problem: Problem, state: AdditiveState, bend: Tensor) -> tuple[Tensor, Tensor]:
+        """Constants by a Newton step from where the steps that count were taken, and their variances by noise."""
+        constant, clip = constant_of(problem, state.answers), clip_share(problem)
+        level, sums = constant * reached_by(state)[:, 0], state.sums[:, :, 0]
+        residual, noise = own_residuals(sums, level, constant, problem.records, spread_of(state), clip)
+        return level - residual / bend, (noise / bend).square()
+
+    def _weighed(
+        self, problem: Problem, state: AdditiveState, curvature: Tensor, reached: Tensor | float = 1.0
+    ) -> BelievedWeights:
+        """What steps say of all weights under a curvature, with what is expected of columns beforehand; the constant's
+        as it was measured."""
+        found, noise = measured(state.sums, curvature, state.alike, reached)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
-        sampling = square * passed(problem) / curvature.clamp(min=1e-12)
+        sampling = square * passed(problem) * free_part(len(found)) / curvature.clamp(min=1e-12)
         groups, usual, variance = network_of(problem).recipe.groups(), self._usual(problem, state), sampling + noise
         # Records say more of columns that move together than of each by itself: the former decides how much of them
         # is believed, the latter how wide a band is. Noise is alike for all.
@@ -405,31 +404,15 @@ class Additive(Method):
         leverage = leverage_of(mean, found, curvature, state.variances, state.alike)
         unused = state.variances == 0
         mean[:, unused], doubt[:, unused] = 0.0, 0.0
-        if shares is None:
-            before = (state.start_doubt / constant) ** 2
-            gain = before / (before + variance[:, 0])
-            mean[:, 0], doubt[:, 0] = gain * found[:, 0], gain * variance[:, 0]
-            return BelievedWeights(mean + origin, doubt, scales, leverage)
-        # Shares are to come out as measured on average over what columns are believed to add, and its doubt.
-        spread = (state.variances * (mean.square() + doubt))[:, 1:].sum(1)
-        own_level, doubted = (value[:, 0] for value in measured(state.sums, curvature))
-        own = constant * (own_level + origin[:, 0]), constant**2 * doubted
-        level, error = constants_of(shares, spread, self._stepped(state), constant * reached[:, 0], own)
-        mean[:, 0], doubt[:, 0] = level / constant - origin[:, 0], error / constant**2
-        return BelievedWeights(mean + origin, doubt, scales, leverage)
+        return BelievedWeights(mean, doubt, scales, leverage)
 
     def _shares(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor] | None:
         """Shares of the classes by all steps that count, and their deviations."""
         if not isinstance(problem.likelihood, Categorical | Bernoulli):
             return None
-        constant, counted = constant_of(problem), (state.answers, self._count_noise(problem))
-        start, steps = state.start * constant, self._stepped(state)
-        return shares_of(state.sums[:, :, 0], start, constant, problem.records, steps, counted)
-
-    def _stepped(self, state: AdditiveState) -> Tensor:
-        """Variances of the outputs where the steps that count were taken."""
-        reached = state.sums[1] / state.sums[0].clamp(min=LEAST_WEIGHT)
-        return (state.variances * reached.square())[:, 1:].sum(1)
+        constant, counted = constant_of(problem, state.answers), (state.answers, self._count_noise(problem))
+        start, steps = state.start * constant, spread_of(state)
+        return shares_of(state.sums[:, :, 0], start, constant, problem.records, steps, counted, clip_share(problem))
 
     def _count_noise(self, problem: Problem) -> float:
         """In the shares of the histogram."""

@@ -46,8 +46,9 @@ GROUPS = 8
 """Stretches of those steps. That their means differ shows how much noise is left in the mean of all."""
 DRAWS = 32
 """Of the posterior: an error of a fifth in its spread, and a file that stays small."""
-KEPT_FACTS = ("columns", "waves", "quantile_scale", "columns_in_use", "levels")
-"""Of the effects, that stand among those of the whole."""
+KEPT_FACTS = ("columns", "waves", "quantile_scale", "columns_in_use", "leverage", "levels")
+"""Of the effects, that stand among those of the whole. Their leverage is what is known of how far a record has moved
+its own outputs: the network, whose steps are noisier, adds to it."""
 MADE_UP = 256
 """Records, evenly spread, over which the usual length of a gradient is taken."""
 

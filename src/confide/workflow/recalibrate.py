@@ -16,14 +16,15 @@ slope, shift and floor are right, whatever the number of records in the bin.
 Several: a record tells whether its likeliest class is its own, less how sure the prediction is of that under one slope,
 and how sure it would be under others. Sums over all records have the noise of one count: read off bins of odds, the
 same would be known three times worse. The same times how sure it is shows whether it takes a floor. Probabilities
-are those that predictions will have, means over all draws with the slope applied to each. Shifts are read off the sums
+are those that predictions will have, means over all draws with the slope applied to their mean where outputs are linear
+in what was drawn, and to each of them where they are not. Shifts are read off the sums
 of [y = k] - q_k, whose norm is at most the root of 2 however many classes there are, and of q_k (1 - q_k), by which
 they grow with a shift, at two slopes, for which slope is right is not known when they are asked.
 
 A fit is surer of the records that it has learnt from than of others, and what a record has moved its own odds by is
 taken off before it tells anything. A method may know that from its steps (the fact `own_pull`) or by linear response
 (`leverage`, per unit of a residual). Else a record moves its own logit by mu times the noise that the logit has, in
-deviations. Networks beside effects, whose draws are wide for other reasons, are left as they are.
+deviations.
 
 A small budget moves all of them little from what is expected beforehand, and a fit that learnt noise alone is
 flattened as far as the counts show it. The release shares the epsilon of the fit, whose plan is calibrated with it in
@@ -33,7 +34,9 @@ mind (`spent`), and all of it is charged in one go.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -47,7 +50,9 @@ from confide.models.additive import smoothed
 from confide.models.likelihoods import Bernoulli, Calibrated, Categorical, Likelihood
 from confide.models.predictive import ClassPredictive
 from confide.models.tabular import TabularNetwork
+from confide.posteriors.additive import AdditiveGaussian
 from confide.posteriors.base import Posterior
+from confide.posteriors.draws import Draws
 from confide.posteriors.recordwise import recordwise
 from confide.running.closing import Closing
 from confide.sources.queries import Release, StatisticQuery
@@ -70,14 +75,16 @@ SHARE = 0.15
 EDGES = tuple(
     sign * edge
     for sign, edges in (
-        (-1, (35.0, 20.0, 12.0, 8.0, 5.0, 4.0, 3.25, 2.5, 2.0, 1.5, 1.0, 0.5)),
-        (1, (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.25, 4.0, 5.0, 8.0, 12.0, 20.0, 35.0)),
+        (-1, (30.0, 16.0, 10.0, 6.5, 4.5, 3.75, 3.0, 2.25, 1.75, 1.25, 0.75, 0.25)),
+        (1, (0.25, 0.75, 1.25, 1.75, 2.25, 3.0, 3.75, 4.5, 6.5, 10.0, 16.0, 30.0)),
     )
     for edge in edges
 )
-"""Of the bins of log odds: half a unit apart where most records lie, for in between a sigmoid is nearly a line. The far
-ones are empty unless a fit has gone astray, such as one of hundreds of columns whose sum nobody could centre."""
-MIDDLES = (-45.0, *(_middle(low, high) for low, high in pairwise(EDGES)), 45.0)
+"""Of the bins of log odds, less those of the levels: half a unit apart where most records lie, for in between a sigmoid
+is nearly a line. A fit that has learnt little has all records about its level, which is the middle of a bin: were it
+anywhere in one, the difference would be taken for a shift. The far ones are empty unless a fit has gone astray, such as
+one of hundreds of columns whose sum nobody could centre."""
+MIDDLES = (-40.0, *(_middle(low, high) for low, high in pairwise(EDGES)), 40.0)
 """Of the bins, for which they stand; of the far ones odds seldom go much further than their nearer edge."""
 STEEPER, EXPECTED, TAILS, LEAST_SLOPE, LARGEST_SLOPE = 0.1, 0.15, 3.0, 0.02, 6.0
 """Of the slope's logarithm that is expected beforehand: its middle, for what shrinkage and clipping take off a fit is
@@ -132,7 +139,7 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
         if plan.target_epsilon is not None:
             facts["recalibration_epsilon"] = SHARE * plan.target_epsilon
         one_logit = isinstance(posterior.likelihood, Bernoulli)
-        return posterior.with_likelihood(Calibrated(classes, slope, shifts, one_logit, floor), facts)
+        return _narrowed(posterior, slope).with_likelihood(Calibrated(classes, slope, shifts, one_logit, floor), facts)
 
     return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan)), tell)
 
@@ -163,10 +170,12 @@ def odds_of(posterior: Posterior, clip: float, mu: float) -> StatisticQuery:
     classes = _classes(posterior.likelihood)
     tell, levels = _two if classes == 2 else _several, _levels(posterior, classes)
 
+    law = _keeping_doubt if _linear(posterior) else _scaling_doubt
+
     def answer(x: Tensor, y: Tensor) -> Tensor:
         y = y.reshape(-1, 1).long().clamp(0, classes - 1)
         parts = zip(x.split(ROWS), y.split(ROWS), strict=True)
-        rows = [tell(*_as_if_new(posterior, part, own, mu), own, levels) for part, own in parts]
+        rows = [tell(partial(law, *_as_if_new(posterior, part, own, mu), levels), own, levels) for part, own in parts]
         return clip * torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.float64)
 
     size = 2 * len(MIDDLES) if classes == 2 else 2 * (len(SURENESS) + 1) + 2 * len(SLOPES) * classes
@@ -185,8 +194,6 @@ def _as_if_new(posterior: Posterior, x: Tensor, y: Tensor, mu: float) -> tuple[T
     residual = residual / residual.norm(dim=1, keepdim=True).clamp(min=WHOLE)
     if "own_pull" in posterior.facts:
         return logs - float(posterior.facts["own_pull"]) * residual, weights
-    if isinstance(posterior.module, TabularNetwork):
-        return logs, weights
     level = logs - logs.mean(2, keepdim=True)
     level = level - torch.einsum("s,snk->nk", weights, level)
     deviation = torch.einsum("s,snk->nk", weights, level.square()).mean(1, keepdim=True).sqrt()
@@ -199,28 +206,60 @@ def _levels(posterior: Posterior, classes: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _sure(logs: Tensor, weights: Tensor, slope: float, levels: Tensor) -> Tensor:
-    """Probabilities (records, classes) of the predictive under a slope."""
+Sure = Callable[[float], Tensor]
+"""Probabilities (records, classes) of the predictive under a slope."""
+
+
+def _scaling_doubt(logs: Tensor, weights: Tensor, levels: Tensor, slope: float) -> Tensor:
+    """A slope of every draw."""
     return torch.einsum("s,snk->nk", weights, (slope * logs + (1 - slope) * levels).softmax(2))
 
 
-def _two(logs: Tensor, weights: Tensor, y: Tensor, levels: Tensor) -> Tensor:
-    q = _sure(logs, weights, 1.0, levels).clamp(min=1e-30)
-    place = torch.bucketize((q[:, 1:] / q[:, :1]).log(), torch.tensor(EDGES, dtype=torch.float64))
+def _keeping_doubt(logs: Tensor, weights: Tensor, levels: Tensor, slope: float) -> Tensor:
+    """A slope of the draws' mean, about which they differ by as much as before."""
+    mean = torch.einsum("s,snk->nk", weights, logs)
+    return torch.einsum("s,snk->nk", weights, (logs + (slope - 1) * mean + (1 - slope) * levels).softmax(2))
+
+
+def _linear(posterior: Posterior) -> bool:
+    """Whether draws of the weights about their mean are draws of the outputs about theirs."""
+    if isinstance(posterior, AdditiveGaussian):
+        return True
+    return isinstance(posterior, Draws) and isinstance(posterior.module, TabularNetwork)
+
+
+def _narrowed(posterior: Posterior, slope: float) -> Posterior:
+    """With deviations that have their size again once outputs are multiplied by the slope.
+
+    A slope says by how much a fit falls short of what its columns say. It does not say that less is known of that: were
+    doubt to grow with it, the surest predictions, which hang on most columns, would be flattened most.
+    """
+    if isinstance(posterior, AdditiveGaussian):
+        return replace(posterior, spread=posterior.spread / slope)
+    if isinstance(posterior, Draws) and _linear(posterior):
+        mean = posterior.mean()
+        return replace(posterior, draws=mean + (posterior.draws - mean) / slope)
+    return posterior
+
+
+def _two(sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
+    q = sure(1.0).clamp(min=1e-30)
+    odds = (q[:, 1:] / q[:, :1]).log() - (levels[1] - levels[0])
+    place = torch.bucketize(odds, torch.tensor(EDGES, dtype=torch.float64))
     rows = torch.zeros(len(q), 2 * len(MIDDLES), dtype=torch.float64)
     return rows.scatter(1, place + (1 - y) * len(MIDDLES), 1.0)
 
 
-def _several(logs: Tensor, weights: Tensor, y: Tensor, levels: Tensor) -> Tensor:
+def _several(sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
     """In norm about 1 at most; a record beyond it is clipped."""
-    probabilities = [_sure(logs, weights, slope, levels) for slope in SURENESS]
+    probabilities = [sure(slope) for slope in SURENESS]
     likeliest = probabilities[USUAL].argmax(1, keepdim=True)
     lowest, usual, higher, highest = (value.gather(1, likeliest) for value in probabilities)
     right = (likeliest == y).double()
     rows = torch.cat([right - usual, lowest - usual, higher - usual, highest - higher, LEVEL_WEIGHT * (usual - 0.5)], 1)
     rows = torch.cat([rows, FLOOR_WEIGHT * (2 * usual - 1) * rows], 1)
     level_weight, sum_weight = _weights()
-    return torch.cat([level_weight * rows, sum_weight * _sums(logs, weights, y, levels)], 1)
+    return torch.cat([level_weight * rows, sum_weight * _sums(sure, y)], 1)
 
 
 def _weights() -> tuple[float, float]:
@@ -229,12 +268,12 @@ def _weights() -> tuple[float, float]:
     return math.sqrt((1 - SHIFT_SHARE) / level), math.sqrt(SHIFT_SHARE / (2 * len(SLOPES)))
 
 
-def _sums(logs: Tensor, weights: Tensor, y: Tensor, levels: Tensor) -> Tensor:
+def _sums(sure: Sure, y: Tensor) -> Tensor:
     """Of every slope [y = k] - q_k and q_k (1 - q_k), whose squares add up to 2 at most: to 1 - 2 q_y + |q|^2 and, no
     more than a quarter of 1 - |q|^2."""
     parts = []
     for slope in SLOPES:
-        q = _sure(logs, weights, slope, levels)
+        q = sure(slope)
         parts += [torch.zeros_like(q).scatter(1, y, 1.0) - q, q * (1 - q)]
     return torch.cat(parts, 1)
 
@@ -304,37 +343,53 @@ def _pieces(steep: Tensor) -> Tensor:
 def fitted(
     counts: Tensor, noise: float, records: int, middles: Tensor, level: float = 0.0
 ) -> tuple[float, float, float]:
-    """The mean slope and shift under their posterior, and the most probable floor, given noisy counts (2, bins).
+    """Slope, shift and floor that cost least by what noisy counts (2, bins) leave possible.
 
-    level   log odds that a slope leaves where they are
+    Under every floor slope and shift have their posterior means, and what is believed of a bin is the mean over floors;
+    of all three those are taken under which these beliefs are the least surprising. The likeliest floor alone would not
+    do: where noise hides the few records that a fit is very sure of, the many in the middle ask for a slope that is
+    ruinous for the former unless a floor goes with it.
+
+    middles   of the bins, in log odds beyond the level
+    level     log odds that a slope leaves where they are
     """
-    middles = middles - level
     low = torch.tensor([math.log(LEAST_SLOPE), -LARGEST_SHIFT], dtype=torch.float64)
     high = torch.tensor([math.log(LARGEST_SLOPE), LARGEST_SHIFT], dtype=torch.float64)
-    ends, least, floor = (low, high), (low, high), 0.0
+    ends, least, best = (low, high), (low, high), (1.0, 0.0, 0.0)
+    floors = torch.tensor(FLOORS, dtype=torch.float64)[:, None, None]
+    rarer = 2 / (1 + math.exp(abs(level)))  # 1 for even classes: a floor raises the share of a rare one
     present = _present(counts, torch.sigmoid(middles + level), noise, records)
-    mean = torch.zeros(2, dtype=torch.float64)
     for _ in range(1 + ZOOMS):
         steep = torch.linspace(float(ends[0][0]), float(ends[1][0]), POINTS, dtype=torch.float64)
         shift = torch.linspace(float(ends[0][1]), float(ends[1][1]), POINTS, dtype=torch.float64)
         straight = torch.sigmoid(steep.exp()[:, None, None] * middles + level + shift[:, None])
-        floors = torch.tensor(FLOORS, dtype=torch.float64)[:, None, None, None]
-        chance = _evidence(counts, noise, present, (1 - floors) * straight + floors / 2)
+        q = ((1 - floors[..., None]) * straight + floors[..., None] / 2).clamp(1e-12, 1 - 1e-12)
+        chance = _evidence(counts, noise, present, q) - floors / (EXPECTED_FLOOR * rarer)
         chance = chance + _expected((steep[:, None] - STEEPER) / EXPECTED) + _expected(shift / EXPECTED)
-        best = int(
-            (chance.flatten(1).logsumexp(1) - torch.tensor(FLOORS, dtype=torch.float64) / EXPECTED_FLOOR).argmax()
-        )
-        floor, share = FLOORS[best], chance[best].flatten().softmax(0).view(chance.shape[1:])
-        sides = ((share.sum(1), steep), (share.sum(0), shift))
-        mean = torch.stack([(weight * value).sum() for weight, value in sides])
-        spread = torch.stack(
-            [(weight * (value - at).square()).sum().sqrt() for (weight, value), at in zip(sides, mean, strict=True)]
-        )
-        reach = torch.maximum(4 * spread, 2 * (ends[1] - ends[0]) / (POINTS - 1))
-        ends = (torch.maximum(mean - reach, least[0]), torch.minimum(mean + reach, least[1]))
-        q = (1 - floor) * torch.sigmoid(mean[0].exp() * middles + level + mean[1]) + floor / 2
-        present = _present(counts, q, noise, records)
-    return float(mean[0].exp()), float(mean[1]), floor
+        share = chance.flatten().softmax(0).view(chance.shape)
+        under = share / share.sum((1, 2), keepdim=True).clamp(min=1e-300)  # every floor by itself
+        slopes, shifts = ((under.sum(axis) * value).sum(1)[:, None] for axis, value in ((2, steep), (1, shift)))
+        each = (1 - floors[:, 0]) * torch.sigmoid(slopes.exp() * middles + level + shifts) + floors[:, 0] / 2
+        believed = share.sum((1, 2)) @ each
+        cost = -(q.log() @ (present * believed) + (1 - q).log() @ (present * (1 - believed)))
+        at = torch.unravel_index(cost.argmin(), cost.shape)
+        best = float(steep[at[1]].exp()), float(shift[at[2]]), FLOORS[int(at[0])]
+        present = _present(counts, q[at], noise, records)
+        ends = _nearer(((share.sum((0, 2)), steep), (share.sum((0, 1)), shift)), ends, least)
+    return best
+
+
+Ends = tuple[Tensor, Tensor]
+
+
+def _nearer(sides: Sequence[tuple[Tensor, Tensor]], ends: Ends, least: Ends) -> Ends:
+    """Ends of a finer grid, four deviations around the mean of every (chances, places)."""
+    mean = torch.stack([(weight * value).sum() for weight, value in sides])
+    spread = torch.stack(
+        [(weight * (value - at).square()).sum().sqrt() for (weight, value), at in zip(sides, mean, strict=True)]
+    )
+    reach = torch.maximum(4 * spread, 2 * (ends[1] - ends[0]) / (POINTS - 1))
+    return torch.maximum(mean - reach, least[0]), torch.minimum(mean + reach, least[1])
 
 
 def _evidence(counts: Tensor, noise: float, present: Tensor, q: Tensor) -> Tensor:

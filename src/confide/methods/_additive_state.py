@@ -1,0 +1,63 @@
+"""What the additive method knows while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from confide.methods._additive_levels import LEAST_WEIGHT
+
+
+@dataclass(frozen=True)
+class AdditiveState:
+    """Functions of releases alone.
+
+    gathered    sums of the present phase of counting
+    heights, centres, variances, answers    the scale, see `Scale`
+    unit        by which features are multiplied, so that the plan's clip is the one that is wanted
+    start       where the constant of every output started, with the standard deviation of what it was read off
+    velocity    of the weights, in units of features that are not multiplied
+    sums        of what the last steps have told of every weight, see `told`
+    deviation   of the target around the network, for numbers
+    before      position and gradient of the step before, for the curvature along the way
+    sharpest    curvature of the two steps before in units of the assumed one, at most
+    waves_alike (numbers, waves, waves): correlations of every number's waves
+    alike       the largest curvature so far that is no noise: how many columns move together, about
+    """
+
+    step: int
+    heights: Tensor = field(repr=False)
+    centres: Tensor = field(repr=False)
+    variances: Tensor = field(repr=False)
+    answers: Tensor = field(repr=False)
+    unit: float
+    start: Tensor
+    start_doubt: float
+    deviation: float
+    velocity: Tensor = field(repr=False)
+    sums: Tensor = field(repr=False)
+    waves_alike: Tensor = field(repr=False)
+    before: tuple[Tensor, ...] = field(default=(), repr=False)
+    sharpest: tuple[float, ...] = ()
+    alike: float = 1.0
+    gathered: Tensor | None = field(default=None, repr=False)
+
+
+def origin_of(state: AdditiveState) -> Tensor:
+    """Where weights were before the first step: (outputs, features), zero but for the constants."""
+    origin = torch.zeros_like(state.velocity)
+    origin[:, 0] = state.start
+    return origin
+
+
+def reached_by(state: AdditiveState) -> Tensor:
+    """Mean position of the steps that count."""
+    return state.sums[1] / state.sums[0].clamp(min=LEAST_WEIGHT) + origin_of(state)
+
+
+def spread_of(state: AdditiveState) -> Tensor:
+    """Variances of the outputs where the steps that count were taken."""
+    reached = state.sums[1] / state.sums[0].clamp(min=LEAST_WEIGHT)
+    return (state.variances * reached.square())[:, 1:].sum(1)
