@@ -14,7 +14,7 @@ import confide
 from confide import methods
 from confide.mechanism.clipping import clipped_sum
 from confide.models.likelihoods import Categorical
-from confide.running.fit import HALF, make_problem
+from confide.running.fit import HALF, UNEVEN, make_problem
 from tests.conformance.conftest import Case, classification, small_plan
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -109,3 +109,11 @@ def test_double_precision_records_are_cast(name: str) -> None:
     run = confide.fit(methods.get(name)(), copy.deepcopy(network()), data, small_plan(case, steps=5), seed=5)
     said: Any = run.posterior.summary(case.x.double().numpy())
     torch.testing.assert_close(said.centre, fitted(case, network(), name, 5).posterior.summary(case.x).centre)
+
+
+def test_a_device_that_rounds_by_the_size_of_a_batch_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for alike, stated in ((True, False), (False, True)):
+        monkeypatch.setattr("confide.running.fit.rounds_alike", lambda dtype, alike=alike: alike)
+        privacy = fitted(classification(), network(), "sgd", steps=2).privacy
+        assert (UNEVEN in privacy.assumptions) is stated
+        assert (UNEVEN in privacy.statement()) is stated

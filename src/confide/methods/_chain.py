@@ -43,6 +43,11 @@ STILL_ON_ITS_WAY = (
     "The belief lies {:.1f} of its own deviations from where the chain asked. Intervals of parameters are not to be "
     "relied on; use more steps."
 )
+RESTS_ON = (
+    "The belief rests on one peak, and on inputs like those that were made up within the declared bounds; where either "
+    "fails, intervals of parameters hold the truth less often than they say."
+)
+"""Said of every belief: nothing that was released tells whether it is so, and programs were seen where it was not."""
 MOST_DRAWS = 100  # by default: predictions cost in proportion, and draws of one chain resemble each other
 
 
@@ -159,15 +164,14 @@ class Chain(Method):
         if len(state.told.points) < FEWEST_TOLD:
             return self.collected(problem, state, {**own, **facts})
         belief = belief_of(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
-        warning = own.get("clipping") or (STILL_ON_ITS_WAY.format(belief.way) if belief.way > LARGEST_WAY else None)
+        late = STILL_ON_ITS_WAY.format(belief.way) if belief.way > LARGEST_WAY else RESTS_ON
         draws = belief.draws.to(problem.position.dtype)
         about = {
-            **({} if warning is None else {"warning": warning}),
+            "warning": own.get("clipping") or late,
             **own,
             **facts,
             "draws_of": "the belief that releases give: the chain itself is worth "
             f"{self._pace(problem).worth:.1f} draws",
-            "rests_on": "one peak, and inputs like those that were made up within the declared bounds",
             "draws": len(draws),
             "way": round(belief.way, 3),
             "residuals_over_known_noise": round(belief.excess, 3),

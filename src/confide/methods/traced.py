@@ -125,7 +125,9 @@ class Traced(Method):
         if not isinstance(query, GradientQuery):
             raise Refusal(f"of={self.traced.name!r}: asks for more than gradients, and knows its noise by itself")
         if query.size != problem.position.numel():
-            raise Refusal(f"of={self.traced.name!r}: on a program its draws count noise by themselves; use it alone")
+            raise Refusal(
+                f"of={self.traced.name!r}: on a program its draws count noise by themselves; use it alone, or of='sgd'"
+            )
         return query
 
     def tell(self, problem: Problem, state: TracedState, release: Release) -> TracedState:

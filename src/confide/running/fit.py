@@ -23,6 +23,7 @@ from confide.devices import HOST, computes_for, device_of, on_host
 from confide.errors import Refusal, SpeedWarning, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
 from confide.layers.programs import program_of
+from confide.mechanism.clipping.evenly import rounds_alike
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.additive import AdditiveNetwork
@@ -48,6 +49,8 @@ from confide.wording import html_table
 
 HALF = "half precision: what a record's gradient rounds to does not depend on the other records of its batch"
 """Three digits are so few that products which round in another order may matter; the statement says so."""
+UNEVEN = "this device: what a record's gradient rounds to does not depend on the other records of its batch"
+"""Said where products were seen to round by the size of a batch, and of devices where nobody has looked."""
 
 
 @dataclass(frozen=True)
@@ -176,9 +179,11 @@ def fit(
 
 
 def _coarse(problem: Problem) -> tuple[str, ...]:
-    """What is taken for granted about a network that computes in half precision; see docs/soundness.md, section 1."""
-    device = problem.position.device.type
-    return (HALF,) if problem.rounded is not None or torch.is_autocast_enabled(device) else ()
+    """What is taken for granted about how numbers are rounded; see docs/soundness.md, section 1."""
+    device = problem.position.device
+    if problem.rounded is not None or torch.is_autocast_enabled(device.type):
+        return (HALF,)
+    return () if device == HOST and rounds_alike(problem.position.dtype) else (UNEVEN,)
 
 
 def stated(privacy: Privacy, data: Source) -> Privacy:
