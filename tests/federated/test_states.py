@@ -14,11 +14,12 @@ from torch import Tensor
 import confide
 from confide.federated import Federation, InProcess, Party, wire
 from confide.federated.wire import Message
+from confide.mechanism.clipping.evenly import even_size
 from confide.methods import SEP
 from confide.privacy.ledger import Ledger
 from tests.federated.problems import parties_of, records_of
 
-ROWS, STEPS, RUN, NOISE = 40, 400, "r" * 32, 1e-4
+ROWS, STEPS, RUN, NOISE = 41, 400, "r" * 32, 1e-4  # one more than a batch that needs no filling up
 NETWORKS = {
     "one layer": lambda: confide.networks.logistic(3),
     "hidden": lambda: confide.networks.mlp(3, 2, hidden=(4,)),
@@ -60,8 +61,8 @@ def asked(party: Party, message: Message) -> Message:
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": lambda value: value,
-    "for each record": lambda value: torch.stack([value] * ROWS),
-    "for each of one fewer": lambda value: torch.stack([value] * (ROWS - 1)),
+    "for each record": lambda value: torch.stack([value] * even_size(ROWS)),
+    "for each of one fewer": lambda value: torch.stack([value] * even_size(ROWS - 1)),
     "for one": lambda value: value[None],
     "no numbers": lambda value: value * float("nan"),
     "huge": lambda value: value * 1e300,

@@ -220,6 +220,7 @@ import torch, confide
 from confide.running.journal import Checkpoints
 from tests.conformance.conftest import classification, small_plan
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 case = classification()
 made = []
 def progress(done, total):

@@ -182,7 +182,7 @@ def compare(
             contest = _Contest(Opened(request, settled, test), test_source, repeats, shown, config or {})
             if workers is not None:  # the noise that all fits share is found while they open the records
                 workers.ready()
-            found = contest.run(*contest.fitting(methods), directory, workers)
+            found = contest.run(*contest.fitting(methods), directory, workers, out is not None)
             if out is not None:
                 _save(found, {**found.to_dict(), "out": str(out)}, settled, directory)
     return found
@@ -253,7 +253,7 @@ class _Contest:
         return [self.opened.job(name, turn) for turn in range(self.repeats)]
 
     def run(
-        self, names: Sequence[str], not_run: dict[str, str], directory: Path, workers: Workers | None = None
+        self, names: Sequence[str], not_run: dict[str, str], directory: Path, workers: Workers | None, stays: bool
     ) -> Comparison:
         trials: list[Trial] = []
         evaluation: Evaluation | None = None
@@ -267,7 +267,7 @@ class _Contest:
         first = records_of(self.shared)
         parts = [part for fits in jobs.values() for job in fits for part in job.parts]
         purse = pay_ahead(first, parts, f"compare {', '.join(name for name in names if name in jobs)}")
-        tickets = _tickets(jobs, purse.run, directory)
+        tickets = _tickets(jobs, purse.run, directory, stays)
         done = self.in_turn(tickets, jobs, purse) if workers is None else self.in_workers(tickets, workers)
         for ticket, result in done:
             if isinstance(result, Refusal):  # it stays paid for
@@ -304,7 +304,7 @@ class _Contest:
                 continue
             try:
                 job, shown = jobs[ticket.method][ticket.turn], self.shown(place, len(tickets))
-                yield ticket, self.opened.one(job, purse, ticket.target, self.test_source, shown, self.config)
+                yield ticket, self.opened.one(job, purse, ticket, self.test_source, shown, self.config)
             except Refusal as error:
                 refused.add(ticket.method)
                 yield ticket, error
@@ -324,13 +324,13 @@ class _Contest:
         return lambda done, _: self.progress(place * steps + done, fits * steps)
 
 
-def _tickets(jobs: Mapping[str, list[Job]], run: str, directory: Path) -> list[Ticket]:
+def _tickets(jobs: Mapping[str, list[Job]], run: str, directory: Path, stays: bool) -> list[Ticket]:
     tickets: list[Ticket] = []
     claimed = 0
     for name, fits in jobs.items():
         for turn, job in enumerate(fits):
             target = directory / (name if turn == 0 else f"{name}-{turn + 1}")
-            tickets.append(Ticket(len(tickets), name, turn, run, job.parts, claimed, target))
+            tickets.append(Ticket(len(tickets), name, turn, run, job.parts, claimed, target, stays))
             claimed += sum(answers for _, answers in job.parts)
     return tickets
 

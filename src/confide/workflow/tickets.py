@@ -48,6 +48,7 @@ class Ticket:
     parts    what this one may ask
     claimed  the last step under that name that belongs to the fits before it
     target   where it is saved
+    stays    whether it is kept there, with its report; else it is gone when all have been compared
     """
 
     place: int
@@ -57,6 +58,7 @@ class Ticket:
     parts: tuple[Part, ...]
     claimed: int
     target: Path
+    stays: bool = True
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -82,15 +84,20 @@ class Opened:
         carry_out(replace(made_up, histogram=None))
 
     def one(
-        self, job: Job, purse: Purse, target: Path, test_source: str, progress: Progress, config: Mapping[str, Any]
+        self, job: Job, purse: Purse, ticket: Ticket, test_source: str, progress: Progress, config: Mapping[str, Any]
     ) -> tuple[Trial, Evaluation]:
         """One fit of one method, saved and measured."""
         with peak_memory() as peak:
             outcome = carry_out(job, progress, purse)
         evaluation = measured(outcome.run.posterior, outcome.encoder, self.test, test_source)
+        target = ticket.target
         try:
             kept = {**config, "hidden": outcome.hidden}
-            save_run(outcome.run, target, evaluation=evaluation, config=kept, encoder=outcome.encoder)
+            if ticket.stays:
+                save_run(outcome.run, target, evaluation=evaluation, config=kept, encoder=outcome.encoder)
+            else:  # for its size alone
+                target.mkdir()
+                outcome.run.posterior.save(target / POSTERIOR)
         except Unfinished as error:
             if error.kept != target:  # else the model is there, and only its own report is not
                 raise
@@ -210,6 +217,6 @@ def _fit_in_worker(
         return ticket.place, Refusal(f"methods={ticket.method!r}: not what was paid for; the records' file has changed")
     purse = Purse(ticket.run, ticket.parts, ticket.claimed)
     try:
-        return ticket.place, opened.one(job, purse, ticket.target, test_source, lambda *_: None, config)
+        return ticket.place, opened.one(job, purse, ticket, test_source, lambda *_: None, config)
     except (Refusal, Unfinished) as error:
         return ticket.place, error

@@ -114,17 +114,17 @@ def test_a_batch_goes_in_pieces_where_memory_is_short(device: torch.device, monk
     module, _ = models()["images"]
     x, y = torch.randn(64, 1, 6, 6), torch.randint(3, (64,))
     size = sum(value.numel() for value in module.parameters())
-    sums = []
-    pieces: list[int] = []
+    sums, pieces = [], []
     cut = engines.Batch.pieces
 
     def counted(self: engines.Batch, largest: int) -> list[engines.Batch]:
         found = cut(self, largest)
-        pieces.append(len(found))
+        pieces[-1] = len(found)
         return found
 
     monkeypatch.setattr(engines.Batch, "pieces", counted)
     for free in (1 << 34, 1 << 17):
+        pieces.append(1)
         monkeypatch.setattr(engines, "free_bytes", lambda _, free=free: free)
         out = torch.zeros(size, device=device)
         clipped_sum(copy.deepcopy(module).to(device), own_loss, x.to(device), y.to(device), clip=0.5, out=out)
