@@ -12,8 +12,8 @@ processor on which a few products show that it is not so, and every other device
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
-from itertools import permutations
 from typing import Any
 
 import torch
@@ -54,12 +54,10 @@ def network_rounds_alike(module: nn.Module) -> bool:
     Rows of an odd number of numbers begin at other places in memory than whole vectors, and a processor may add up the
     first few of them by themselves: a record then has other numbers in the second row than in the first.
     """
-    sizes = {
-        (side, other, weight.dtype)
-        for weight in module.parameters()
-        if weight.ndim > 1 and weight.numel()
-        for side, other in permutations((_probed(len(weight)), _probed(weight[0].numel())))
-    }
+    weights = [weight for weight in module.parameters() if weight.ndim > 1 and weight.numel()]
+    if any(one.ndim > 2 and math.prod(one.shape[2:]) == 1 for one in weights):
+        return False  # convolutions of single places go by kernels of their own, which were seen to differ
+    sizes = {(_probed(math.prod(one.shape[1:])), _probed(one.shape[0]), one.dtype) for one in weights}
     return all(_size_alike(*size) for size in sizes)
 
 
@@ -70,14 +68,16 @@ def _probed(width: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _size_alike(width: int, outputs: int, dtype: torch.dtype) -> bool:
-    return _product_alike(width, outputs, dtype)
+    """Of outputs, and of what goes back to the inputs, whose products have other kernels."""
+    return _product_alike(width, outputs, dtype) and _product_alike(outputs, width, dtype, back=True)
 
 
-def _product_alike(width: int, outputs: int, dtype: torch.dtype) -> bool:
+def _product_alike(width: int, outputs: int, dtype: torch.dtype, back: bool = False) -> bool:
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(outputs, width, generator=generator, dtype=dtype)
+    weight = torch.randn(*((width, outputs) if back else (outputs, width)), generator=generator, dtype=dtype)
     row = torch.randn(1, width, generator=generator, dtype=dtype)
-    found = [torch.nn.functional.linear(row.expand(size, -1).contiguous(), weight) for size in PROBED]
+    batches = [row.expand(size, -1).contiguous() for size in PROBED]
+    found = [rows @ weight if back else torch.nn.functional.linear(rows, weight) for rows in batches]
     return all(torch.equal(one, found[0][:1].expand_as(one)) for one in found)
 
 
