@@ -138,6 +138,21 @@ def test_what_cannot_be_read_counts_for_nothing_when_learnt_from_and_is_refused_
         load_table(tmp_path, schema=Schema(shape=(8, 8)), target_required=False)
 
 
+def test_one_line_of_labels_changes_no_other(tmp_path: Path) -> None:
+    """Bytes that are no text, a quote that is left open, a cell too long for the reader, a line that ends early."""
+    for name in "1234567":
+        _write(tmp_path / f"{name}.png", (8, 8), int(name))
+    odd = [b"1.png,cat\xff", b'2.png,"cat', b"3.png," + b"x" * 200_000, b"4.png", b"5.png,cat\0"]
+    lines = [b"file,label", *odd, b"6.png,dog", b"7.png,cat"]
+    (tmp_path / "labels.csv").write_bytes(b"\n".join(lines))
+    table = load_table(tmp_path, schema=Schema(shape=(8, 8)))
+    assert table.labels is not None
+    assert table.labels.tolist()[-2:] == ["dog", "cat"]
+    assert not {"dog", "cat"} & set(table.labels.tolist()[:3])
+    (tmp_path / "labels.csv").write_bytes(b"file,label\n")  # no picture has one: a note, as for any other label
+    assert load_table(tmp_path, schema=Schema(shape=(8, 8))).labels is not None
+
+
 def test_a_folder_without_a_declared_size_or_without_pictures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="declare their size in the facts"):
         load_table(tmp_path)

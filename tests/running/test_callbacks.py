@@ -174,6 +174,24 @@ class TestInterruptions:
             run = fitted(case, callbacks=[broken_at(4)])
         assert torch.equal(run.posterior.mean(), fitted(case).posterior.mean())
 
+    def test_a_terminal_that_is_gone_or_an_error_without_words_loses_nothing(self) -> None:
+        """What raises beside a paid run, and whatever that says of itself, does not end it."""
+
+        class WordlessError(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no words")
+
+        def gone(done: int, total: int) -> None:
+            raise BrokenPipeError("gone")
+
+        def wordless(moment: Moment) -> None:
+            raise WordlessError
+
+        case = classification()
+        with pytest.warns(CallbackWarning, match="gone"), pytest.warns(CallbackWarning, match="WordlessError"):
+            run = fitted(case, progress=gone, callbacks=[wordless])
+        assert torch.equal(run.posterior.mean(), fitted(case).posterior.mean())
+
     @pytest.mark.parametrize("kind", ["callback", "progress"])
     def test_with_a_checkpoint_the_last_step_is_kept(self, kind: str, tmp_path: Path) -> None:
         case, ledger = classification(), Ledger()

@@ -111,6 +111,24 @@ def test_the_ledger_holds_both_parts_of_the_price() -> None:
     assert ledger.spent(BUDGET.delta, "people") <= BUDGET.epsilon
 
 
+def test_what_is_paid_for_is_given_where_nothing_stands_out_of_a_named_column(tmp_path: Path) -> None:
+    """With a ledger in a file the records are encoded once more, for which every column needs its facts."""
+
+    class Wild:
+        def __hash__(self) -> int:
+            raise RuntimeError("secret")
+
+    table = people(400)
+    names = np.array([f"person {place}" for place in range(400)], dtype=object)
+    names[7] = Wild()  # nothing is refused for what one cell is
+    table = Table({**table.columns, "who": names})
+    for kind in ("numeric", "categorical"):
+        declared = Schema(target="ill", columns=[Column("who", kind)])  # type: ignore[arg-type]
+        found = learn_facts(table, declared, BUDGET, ledger=tmp_path / f"{kind}.db")
+        assert "who" in found.schema.ignore
+        assert "who" not in {column.name for column in found.schema.columns}
+
+
 def test_one_record_is_in_no_more_bins_than_are_paid_for() -> None:
     """Whatever its cells: the counts of the records with it differ from those without by at most `ones`, each by 1."""
     hostile = [

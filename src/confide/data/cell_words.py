@@ -59,7 +59,7 @@ def _column(values: Array, key: bytes) -> Words:
             word = known.get(cell)
             if word is None:
                 word = known[cell] = _word(cell, key)
-        except TypeError:  # a cell that is a list
+        except Exception:  # a list, or an object of somebody's: no error depends on a record
             word = _word(cell, key)
         words[row] = word
     return words

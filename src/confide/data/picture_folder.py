@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +83,33 @@ def _listed(path: Path, where: str) -> tuple[list[Path], Any]:
     files = attempt(found, f"{where}: cannot be listed", OSError)
     if not files:
         raise DataError(f"{where}: holds no pictures; they end in {', '.join(SUFFIXES)}")
-    if (path / LABELS).is_file():
+    listed = (path / LABELS).is_file()
+    if listed:
         by_name = attempt(lambda: _labels_in(path / LABELS), f"{where}: {LABELS} cannot be read as a table", *_FAULTS)
         names = [by_name.get(file.relative_to(path).as_posix()) for file in files]
     else:
         names = [file.relative_to(path).parts[0] if file.parent != path else None for file in files]
     labels = np.empty(len(files), dtype=object)
     labels[:] = names
-    return files, None if all(name is None for name in names) else labels
+    # Whether there are labels is told by the list or the sub-folders, never by what one picture has.
+    labelled = listed or any(place.is_dir() for place in path.iterdir())
+    return files, labels if labelled else None
 
 
-_FAULTS = (OSError, UnicodeError, csv.Error, KeyError, ValueError)
+_FAULTS = (OSError, csv.Error, ValueError)
 
 
 def _labels_in(path: Path) -> dict[str, str]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return {row["file"]: row["label"] for row in csv.DictReader(file)}
+    """Each line by itself: one that cannot be read has no label, and a quote that is left open takes no other along."""
+    found = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        header = next(csv.reader([file.readline()]), [])
+        name, label = header.index("file"), header.index("label")
+        for line in file:
+            with suppress(csv.Error, IndexError, StopIteration):
+                cells = next(csv.reader([line]))
+                found[cells[name]] = cells[label]
+    return found
 
 
 def _decoded(file: Path, height: int, width: int, mode: str) -> Array | None:

@@ -174,13 +174,8 @@ class CallbackWatch:
         except Exception as error:
             if self.kept:
                 raise
-            self.left.remove(callback)
-            warnings.warn(
-                f"callbacks: {_name(callback)} raised {type(error).__name__} ({error}) and is not called again; the "
-                "run is paid for and goes on",
-                CallbackWarning,
-                stacklevel=4,
-            )
+            self.left = [one for one in self.left if one is not callback]
+            _tell_of("callbacks", callback, error)
             return False
 
 
@@ -220,6 +215,42 @@ def progress_line(file: TextIO) -> Callable[[int, int], None]:
             file.flush()
 
     return progress
+
+
+def guarded(progress: Callable[[int, int], None] | None, kept: bool) -> Callable[[int, int], None]:
+    """`progress` as a fit calls it: like a callback, it cannot lose what is paid for where nothing is kept.
+
+    A terminal that has gone away is enough to make it raise.
+    """
+    left = [] if progress is None else [progress]
+
+    def called(done: int, total: int) -> None:
+        try:
+            for one in left:
+                one(done, total)
+        except Exception as error:
+            if kept:
+                raise
+            _tell_of("progress", left.pop(), error)
+
+    return called
+
+
+def _tell_of(argument: str, function: Any, error: Exception) -> None:
+    warnings.warn(
+        f"{argument}: {_said(lambda: _name(function))} raised {type(error).__name__} ({_said(lambda: str(error))}) and "
+        "is not called again; the run is paid for and goes on",
+        CallbackWarning,
+        stacklevel=5,
+    )
+
+
+def _said(text: Callable[[], str]) -> str:
+    """What somebody else's object says of itself, which may raise as well."""
+    try:
+        return text()
+    except Exception:
+        return "without a name"
 
 
 def so_far(method: Method, problem: Problem, state: Any) -> tuple[Posterior, bool]:

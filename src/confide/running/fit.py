@@ -23,7 +23,7 @@ from confide.devices import HOST, computes_for, device_of, on_host
 from confide.errors import Refusal, SpeedWarning, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
 from confide.layers.programs import program_of
-from confide.mechanism.clipping.evenly import rounds_alike
+from confide.mechanism.clipping.evenly import network_rounds_alike, rounds_alike
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.additive import AdditiveNetwork
@@ -37,7 +37,7 @@ from confide.posteriors.base import Posterior, warnings_of
 from confide.posteriors.files import check_saveable
 from confide.privacy.ledger.position import position_of
 from confide.privacy.statement import Privacy
-from confide.running.callbacks import CallbackWatch, Moment, Validation, check_callbacks, so_far
+from confide.running.callbacks import CallbackWatch, Moment, Validation, check_callbacks, guarded, so_far
 from confide.running.closing import Closing
 from confide.running.crews import check_whole, kept_alike, shared_journal, start_alike, steps_between_looks
 from confide.running.dress_rehearsal import Cast, dress_rehearsal
@@ -145,6 +145,7 @@ def fit(
     opened = journal if data.crew.size == 1 else shared_journal
     look = partial(_look, method, module, data.schema, plan, likelihood, problem)
     watch = CallbackWatch(callbacks, validation, method, checkpoint is not None, look, plan.steps)
+    show = guarded(progress, checkpoint is not None)
     attempt = Attempt(method, problem, data, state, closing)
     with opened(checkpoint, attempt) as book, _interrupts(checkpoint) as interrupted:
         book.charge(plan)  # before any record is read
@@ -156,8 +157,7 @@ def fit(
             if step % steps_between_looks(query) == 0:
                 state = kept_alike(data.crew, problem, state)
             book.keep(step, state)
-            if progress is not None:
-                progress(step, plan.steps)
+            show(step, plan.steps)
             interrupted()
             if watch.after(step, state):
                 break
@@ -183,7 +183,8 @@ def _coarse(problem: Problem) -> tuple[str, ...]:
     device = problem.position.device
     if problem.rounded is not None or torch.is_autocast_enabled(device.type):
         return (HALF,)
-    return () if device == HOST and rounds_alike(problem.position.dtype) else (UNEVEN,)
+    alike = device == HOST and rounds_alike(problem.position.dtype) and network_rounds_alike(problem.module)
+    return () if alike else (UNEVEN,)
 
 
 def stated(privacy: Privacy, data: Source) -> Privacy:

@@ -208,11 +208,10 @@ class _Reading:
             columns, note = self._columns(question, answer)
             if note:
                 notes.append(f"{where}: {note}")
-            if columns:
-                found.pop(column.name, None)
-                found |= {one.name: one for one in columns}
-            elif column.name not in found:
-                left_out.append(column.name)
+            found.pop(column.name, None)  # also where it was named: without facts no record could be encoded
+            found |= {one.name: one for one in columns}
+            if not any(one.raw == column.raw for one in found.values()):
+                left_out.append(column.raw)
         facts |= {"columns": tuple(found.values()), "ignore": tuple(left_out), "sources": sources}
         return replace(declared, **facts), tuple(notes)
 

@@ -164,6 +164,20 @@ def test_equal_records_have_equal_numbers_in_even_batches(name: str, dtype: torc
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("width", [64, 65])
+def test_a_network_in_which_the_place_of_a_record_decides_is_seen(width: int, dtype: torch.dtype) -> None:
+    """One record less moves all others by a row: where that moves a sum by more than C, the statement has to say so."""
+    torch.manual_seed(0)
+    found = nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Linear(8, CLASSES)).to(dtype)
+    with torch.no_grad():
+        found[0].weight.copy_(found[0].weight[:, :1].expand(-1, width))
+    x = torch.zeros(41, width, dtype=dtype)
+    x[4::4, :WIDTH] = cancelling(10, dtype)
+    moved = moves(GradientQuery(found, Categorical(CLASSES).loss), x)
+    assert moved <= ROUNDING or not evenly.network_rounds_alike(found)
+
+
 def test_a_processor_that_rounds_by_the_size_of_a_batch_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "linear", lambda x, weight: (x @ weight.T) + len(x) % 3 * 1e-6)
     assert not evenly.rounds_alike.__wrapped__(torch.float32)
