@@ -45,7 +45,7 @@ from confide.posteriors.files import check_saveable
 from confide.posteriors.mapped import DrawWriter, MappedDraws, open_draws
 from confide.privacy.statement import Privacy
 from confide.running.crews import digest_of, versions_here
-from confide.running.fit import Run, check_sizes, default_likelihood, head_behind, stated
+from confide.running.fit import UNEVEN, Run, check_sizes, default_likelihood, head_behind, stated
 from confide.running.journal import Attempt, CheckpointPlace, Journal, KeptJournal
 from confide.running.sharded_journal import spread_journal
 from confide.sources.base import Source
@@ -98,7 +98,8 @@ def fit_sharded(
         if not isinstance(state, ChainState):
             average = getattr(state, "average", None)
             writing.write(network.pieces(problem.position if average is None else average), 1.0)
-    privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, data.assumptions), data)
+    assumed = (*data.assumptions, UNEVEN)  # nobody has looked at products of weights that are spread
+    privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, assumed), data)
     head = head_behind(data, privacy)
     public = network.fresh()  # never shown a record
     posterior: MappedDraws | None = ranks.together(
