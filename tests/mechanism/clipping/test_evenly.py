@@ -146,10 +146,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_equal_records_have_equal_numbers_in_even_batches(name: str, dtype: torch.dtype) -> None:
-    """What is taken for granted of processors and libraries, measured on this one: forwards and backwards."""
+    """Where a statement leaves the assumption out, it must be true: forwards and backwards, on this processor."""
     torch.manual_seed(0)
     make, shape = LAYERS[name]
     layer, one = make().to(dtype), torch.randn(1, *shape, dtype=dtype)
+    if not (evenly.rounds_alike(dtype) and evenly.network_rounds_alike(layer)):
+        pytest.skip(f"{name}: statements of runs on this processor say that it may round by the batch")
     seen: set[bytes] = set()
     for size in SIZES:
         assert evenly.even_size(size) == size
@@ -159,8 +161,6 @@ def test_equal_records_have_equal_numbers_in_even_batches(name: str, dtype: torc
         (gradient,) = torch.autograd.grad(output.square().sum(), x)
         rows = torch.cat([output.detach().flatten(1), gradient.flatten(1)], 1)
         seen |= {bytes(np.ascontiguousarray(row)) for row in rows.numpy()}
-    if len(seen) > 1 and not (name == "linear" and evenly.rounds_alike(dtype)):
-        pytest.skip(f"{name}: rounds by the size of a batch on this processor")
     assert len(seen) == 1
 
 
