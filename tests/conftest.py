@@ -6,6 +6,8 @@ import tempfile
 
 import pytest
 
+import confide as confide  # before the first product of the process: what it asks for is looked at once
+
 # Before torch is loaded: no matrix extension of the processor. Some virtual machines name it (AMX) and do not grant it,
 # and there a product in bfloat16 ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")

@@ -1,10 +1,13 @@
 """confide: differentially private Bayesian learning for PyTorch.
 
-Everything below is imported when it is first used: `import confide` itself loads neither torch nor scikit-learn.
+Everything below is imported when it is first used: `import confide` itself loads neither torch nor scikit-learn. It
+asks the library that makes torch's products to add up in one order wherever a row stands (docs/soundness.md, "Sums as
+they are computed"). That listens once, at the first product of a process; where it is not there nobody hears.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from confide.workflow.compare import compare
     from confide.workflow.request import Request
     from confide.workflow.run import run_request
+
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 __all__ = [
     "BudgetExceeded",

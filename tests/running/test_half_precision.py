@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import confide
 from confide import methods
 from confide.mechanism.clipping import clipped_sum
+from confide.mechanism.clipping.places import UNEVEN, Even
 from confide.models.likelihoods import Categorical
-from confide.running.fit import HALF, UNEVEN, make_problem
+from confide.running.fit import HALF, make_problem
 from tests.conformance.conftest import Case, classification, small_plan
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -113,7 +114,7 @@ def test_double_precision_records_are_cast(name: str) -> None:
 
 def test_a_device_that_rounds_by_the_size_of_a_batch_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     for alike, stated in ((True, False), (False, True)):
-        monkeypatch.setattr("confide.running.fit.rounds_alike", lambda dtype, alike=alike: alike)
+        monkeypatch.setattr("confide.mechanism.clipping.structure.even_batches", lambda *_, a=alike: Even(alike=a))
         privacy = fitted(classification(), network(), "sgd", steps=2).privacy
         assert (UNEVEN in privacy.assumptions) is stated
         assert (UNEVEN in privacy.statement()) is stated

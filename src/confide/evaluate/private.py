@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from confide.errors import Refusal
+from confide.mechanism.clipping.places import assumed_of_places, hearing_of_uneven
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models.predictive import ClassPredictive, LabelPredictive, VectorPredictive
 from confide.models.survival import SurvivalPredictive
@@ -150,10 +151,13 @@ def private_scores(
     mechanism = SampledGaussian(noise, asked.norm_bound, 1.0, records or 1, "full-batch", secure=secure)
     query = asked.query(posterior)
     data.rehearse(query)
-    release = data.answer(query, mechanism, purpose=f"evaluate {', '.join(asked.names)}")
+    with hearing_of_uneven() as uneven:
+        release = data.answer(query, mechanism, purpose=f"evaluate {', '.join(asked.names)}")
     total, sigma = release.sum.clone(), release.noise_std
     count = float(records) if records is not None else max(2 * float(total[-1]), 2 * sigma, 1.0)
-    privacy = Privacy((release.event,), delta, adjacency, data.seeded, data.assumptions)
+    privacy = Privacy(
+        (release.event,), delta, adjacency, data.seeded, (*data.assumptions, *assumed_of_places(bool(uneven)))
+    )
     return PrivateScores(_read(asked, total, sigma, count), count, asked.counted, privacy)
 
 

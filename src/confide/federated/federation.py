@@ -36,6 +36,7 @@ from confide.federated.members import Member, agreed_facts, member_of, raise_ref
 from confide.federated.party import UNKNOWN_RUN, mechanism_to_dict
 from confide.federated.question import BY_DRAW, BY_GRADIENT, IN_ROUNDS, MOST_AT_ONCE, Inquiry
 from confide.federated.wire import Message
+from confide.mechanism.clipping.places import tell_of_uneven
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.mechanism.posterior_sampling import PosteriorSampling
@@ -194,7 +195,9 @@ class Federation:
             "own": [[mechanism_to_dict(mechanism), steps] for mechanism, steps in own],
             "shares": next(iter(self.members.values())).peers if self._shares is not None else None,
         }
-        self._everybody(Message({**header, "try": True}))  # who would refuse does so before anybody has paid
+        replies = self._everybody(Message({**header, "try": True}))  # who would refuse does so before anybody has paid
+        if not all(reply.header.get("alike") is True for reply in replies.values()):
+            tell_of_uneven()
         self._opening, self._run, self._step = Message(header), run, 0
         self._last, self._ahead, self._latest = sum(steps for _, steps in own), [], {}
         self._absent.clear()

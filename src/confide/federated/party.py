@@ -38,6 +38,7 @@ from confide.federated.question import (
     query_of,
 )
 from confide.federated.wire import Message
+from confide.mechanism.clipping.places import hearing_of_uneven
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.secure import lattice_for
 from confide.mechanism.secure_sum import Cover
@@ -68,6 +69,7 @@ class OpenRun:
     trust: str
     level: str
     told: str  # digest of the message that opened it
+    alike: bool  # whether the place of a record in a batch was seen not to matter here
 
     @property
     def steps(self) -> int:
@@ -172,7 +174,7 @@ class Party:
         opened = self._tried(request)
         if request.header.get("try") is True:
             self._check_room(run, opened)
-            return Message({"fits": True})
+            return Message({"fits": True, "alike": opened.alike})
         self._pay(run, opened)
         self._runs.pop(run, None)
         while len(self._runs) >= MOST_OPEN_RUNS:
@@ -263,13 +265,14 @@ class Party:
             problem.generator.seed()  # draws of weights, where the method makes some, are this party's own
             start = question.method.init(problem)
             query = query_of(question, problem, start)
-            self._data.rehearse(query)
+            with hearing_of_uneven() as uneven:
+                self._data.rehearse(query)
         except UNFIT as error:
             raise Refusal(f"question: does not fit records like these ({type(error).__name__})") from None
         if trust == "sum":
             self._check_shares(request, blocks, query.size)
         asked = {name: request.header.get(name) for name in ("trust", "level", "question", "own", "shares")}
-        return OpenRun(question, blocks, problem, start, trust, level, wire.asked_alike(asked))
+        return OpenRun(question, blocks, problem, start, trust, level, wire.asked_alike(asked), not uneven)
 
     def _check_shares(self, request: Message, blocks: tuple[Part, ...], size: int) -> None:
         """Noise is shared out by the owner's numbers; a server that counts on others would state something wrong."""

@@ -32,7 +32,7 @@ from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
 from confide.privacy.statement import Privacy
 from confide.running.closing import Closing
-from confide.running.fit import HALF, UNEVEN, Run, fit, head_behind, rehearse, stated
+from confide.running.fit import ROUNDING, Run, fit, head_behind, rehearse, stated
 from confide.running.journal import CheckpointPlace
 from confide.running.processes import in_processes
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
@@ -98,7 +98,8 @@ def fit_chains(
     found: list[Any] = [run.posterior for run in runs]
     posterior = _pooled(found[0], [one.draws for one in found], [one.weights for one in found])
     events = tuple(event for run in runs for event in run.privacy.events)  # what sources charge beside the plan, too
-    assumed = (*data.assumptions, *(one for one in runs[0].privacy.assumptions if one in (HALF, UNEVEN)))
+    coarse = dict.fromkeys(one for run in runs for one in run.privacy.assumptions if one in ROUNDING)
+    assumed = (*data.assumptions, *coarse)
     privacy = stated(Privacy(events, plan.delta, plan.adjacency, data.seeded, assumed), data)
     seconds = time.perf_counter() - started
     return Run(posterior, privacy, runs[0].plan, method, data.schema, seconds, head_behind(data, privacy))

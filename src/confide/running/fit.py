@@ -23,7 +23,7 @@ from confide.devices import HOST, computes_for, device_of, on_host
 from confide.errors import Refusal, SpeedWarning, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
 from confide.layers.programs import program_of
-from confide.mechanism.clipping.evenly import network_rounds_alike, rounds_alike
+from confide.mechanism.clipping.places import TOO_LATE, UNEVEN, assumed_of_places, hearing_of_uneven
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.additive import AdditiveNetwork
@@ -49,8 +49,7 @@ from confide.wording import html_table
 
 HALF = "half precision: what a record's gradient rounds to does not depend on the other records of its batch"
 """Three digits are so few that products which round in another order may matter; the statement says so."""
-UNEVEN = "this device: what a record's gradient rounds to does not depend on the other records of its batch"
-"""Said where products were seen to round by the size of a batch, and of devices where nobody has looked."""
+ROUNDING = (HALF, UNEVEN, TOO_LATE)
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def fit(
     watch = CallbackWatch(callbacks, validation, method, checkpoint is not None, look, plan.steps)
     show = guarded(progress, checkpoint is not None)
     attempt = Attempt(method, problem, data, state, closing)
-    with opened(checkpoint, attempt) as book, _interrupts(checkpoint) as interrupted:
+    with opened(checkpoint, attempt) as book, _interrupts(checkpoint) as interrupted, hearing_of_uneven() as uneven:
         book.charge(plan)  # before any record is read
         state = book.state
         for step, mechanism in book.left():
@@ -172,19 +171,21 @@ def fit(
             last = closing.ask(posterior)
             release = book.closed(lambda: data.answer(last, closing.mechanism, book.receipt))
             posterior = closing.tell(posterior, release)
-    assumed = (*data.assumptions, *_coarse(problem))
+    somewhere = any(data.crew.everybody(bytes(uneven), "places of records in batches"))
+    assumed = (*data.assumptions, *_coarse(problem, somewhere))
     privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, assumed), data)
     head = head_behind(data, privacy)
     return Run(posterior, privacy, plan, method, data.schema, time.perf_counter() - started, head)
 
 
-def _coarse(problem: Problem) -> tuple[str, ...]:
+def _coarse(problem: Problem, uneven: bool) -> tuple[str, ...]:
     """What is taken for granted about how numbers are rounded; see docs/soundness.md, section 1."""
     device = problem.position.device
     if problem.rounded is not None or torch.is_autocast_enabled(device.type):
         return (HALF,)
-    alike = device == HOST and rounds_alike(problem.position.dtype) and network_rounds_alike(problem.module)
-    return () if alike else (UNEVEN,)
+    if device != HOST:
+        return (UNEVEN,)
+    return assumed_of_places(uneven)
 
 
 def stated(privacy: Privacy, data: Source) -> Privacy:

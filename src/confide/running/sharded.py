@@ -32,6 +32,7 @@ from confide.distributed.ranks import Ranks
 from confide.distributed.spread import SpreadNetwork, is_spread
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise
+from confide.mechanism.clipping.places import UNEVEN
 from confide.mechanism.plan import Plan
 from confide.methods._chain import ChainState
 from confide.methods.base import Method, Problem, check_method
@@ -45,7 +46,7 @@ from confide.posteriors.files import check_saveable
 from confide.posteriors.mapped import DrawWriter, MappedDraws, open_draws
 from confide.privacy.statement import Privacy
 from confide.running.crews import digest_of, versions_here
-from confide.running.fit import UNEVEN, Run, check_sizes, default_likelihood, head_behind, stated
+from confide.running.fit import Run, check_sizes, default_likelihood, head_behind, stated
 from confide.running.journal import Attempt, CheckpointPlace, Journal, KeptJournal
 from confide.running.sharded_journal import spread_journal
 from confide.sources.base import Source

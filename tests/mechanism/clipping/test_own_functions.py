@@ -308,6 +308,6 @@ def test_without_a_tensor_of_its_own_it_moves_others(
 ) -> None:
     torch.manual_seed(1)
     monkeypatch.setattr(*where, broken)
-    monkeypatch.setattr(engine, "even_size", lambda records, most: records)  # as many axes as there are records
+    monkeypatch.setattr(engine, "even_size", lambda records, rows=1: records)  # as many axes as there are records
     with pytest.raises(AssertionError):
         assert furthest(kind, WRITING[kind]) <= 1 + 1e-9

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from confide.errors import Refusal
 from confide.layers.bayesian import BayesianLayer, bayesian_layers
 from confide.layers.drawn import DrawnParameters
+from confide.mechanism.clipping.places import EVEN, Even
 from confide.mechanism.clipping.proven import listens
 from confide.mechanism.clipping.rules.drawn import drawn_rule
 from confide.mechanism.clipping.rules.explicit import Explicit, find_explicit
@@ -77,6 +78,7 @@ class Examined:
     why            what made it slow, where it is
     quiet          it says something at every pass, which is not heard: handlers of logs keep what they hear
     apart          one by one: why each record runs in a process of its own, if it does
+    even           batches in which a record's numbers do not depend on its place
     """
 
     way: Way
@@ -85,6 +87,7 @@ class Examined:
     why: str = ""
     quiet: bool = False
     apart: str = ""
+    even: Even = EVEN
 
 
 @dataclass

@@ -32,11 +32,12 @@ from confide.mechanism.clipping.backward import propagate
 from confide.mechanism.clipping.calls import Cluster, Found, clusters_of, first_of
 from confide.mechanism.clipping.certified import add_certified, exact_products, views_of
 from confide.mechanism.clipping.chain import LayerChain
-from confide.mechanism.clipping.evenly import ANY, even_size, filled
+from confide.mechanism.clipping.evenly import ANY, FOUR, even_size, filled
 from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, forget
 from confide.mechanism.clipping.muted import muted
+from confide.mechanism.clipping.places import tell_of_uneven, threads_of
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.rounding import IN_DOUBLE, SHARE, Tally, working_type
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
@@ -194,8 +195,22 @@ class Engine:
 
     def _at_once(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
         """All of them, among so many that a record's numbers round as they would in any other batch (`evenly`)."""
-        records = asked.records
-        size = even_size(records, bound.most)
+        if examined.even.single:
+            with threads_of(examined.even):
+                return self._filled_up(anatomy, examined, asked, bound)
+        return self._filled_up(anatomy, examined, asked, bound)
+
+    def _filled_up(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
+        records, even = asked.records, examined.even
+        if bound.most == 1:  # every record is alone, and at the same place
+            size = records
+        elif bound.most < even.rows:
+            size = even_size(records)
+            tell_of_uneven()
+        else:
+            size = even_size(records, even.rows)
+            if not even.alike:
+                tell_of_uneven()
         whole = asked if size == records else asked.of_size(size)
         if examined.way == "proven" and self._is_proven(whole.module, whole.x):
             return self._proven(anatomy, examined, whole, bound, records)
@@ -213,7 +228,15 @@ class Engine:
         return proven
 
     def _most_at_once(self, anatomy: Anatomy, examined: Examined, bound: ClipBound) -> int:
-        """How many records may go through the module at once: any number, unless they would hold too much."""
+        """How many records may go through the module at once: any number, unless they would hold too much.
+
+        Two or three of them would be left over of what products take at a time: then it is one.
+        """
+        most = self._most_held(anatomy, examined, bound)
+        step = examined.even.rows if most >= examined.even.rows else FOUR
+        return 1 if most < FOUR else most - most % step
+
+    def _most_held(self, anatomy: Anatomy, examined: Examined, bound: ClipBound) -> int:
         most = ANY if bound.micro_batch is None else bound.micro_batch
         if anatomy.copied:
             most = min(most, max(1, bound.budget // max(1, anatomy.copied_bytes)))

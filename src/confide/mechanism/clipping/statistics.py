@@ -11,13 +11,14 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import Tree, rows_of, tensors_in
+from confide.data.trees import Tree, form_of, numbers_of, rows_of, tensors_in
 from confide.errors import Refusal, SpeedWarning
 from confide.mechanism.clipping import libraries, one_by_one, randomness
 from confide.mechanism.clipping.collection import no_collection
@@ -26,12 +27,16 @@ from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.made_up import FEW, made_up
 from confide.mechanism.clipping.muted import muted
+from confide.mechanism.clipping.places import POOL, Even, even_places, tell_of_uneven, threads_of
 from confide.mechanism.clipping.proven import is_proven
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.texts import without_addresses
 
 Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
 _RUN: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
+_EVEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Even]] = WeakKeyDictionary()
+LARGEST_PASS, BYTES = 64 << 20, 8
+"""Bytes of answers for which a pass is filled up, and of one number."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,51 @@ def _is_believed(function: Statistic, x: Tree) -> bool:
 
 def _even_rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     """All records in one pass, among so many that their numbers round as in any other batch (`evenly`)."""
-    records, whole = len(y), even_size(len(y))
+    even = _even_of(function, x, y, size)
+    if even.rows > 1 and even.rows * size * BYTES > LARGEST_PASS:  # every record is alone, and at the same place
+        alone = [rows_of((x, y), slice(one, one + 1)) for one in range(len(y))]
+        return torch.cat([_rows(function, one_x, one_y, size) for one_x, one_y in alone])
+    records, whole = len(y), even_size(len(y), even.rows)
     if whole > records:
         x, y = filled((x, y), records, whole)
-        return _even_rows(function, x, y, size)[:records]
+    if not even.alike:
+        tell_of_uneven()
+    with threads_of(even):
+        return _rows(function, x, y, size)[:records]
+
+
+def _rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     if _is_believed(function, x):
         return _whole(function(x, y), len(y), size)
     return rows_at_once(function, x, y, size)
+
+
+def _even_of(function: Statistic, x: Tree, y: Tensor, size: int) -> Even:
+    """How its batches are filled up, by its code: found on made-up records at its first batch of this form."""
+    known = _EVEN.setdefault(_code_of(function), {})
+    form = (form_of((x, y)), size, torch.get_num_threads(), y.device)
+    if form not in known:
+        pool_x, pool_y = made_up((x, y), POOL, False, "uniform", (0, 1), None)
+
+        def numbers(index: Tensor) -> list[Tensor]:
+            some_x, some_y = rows_of((pool_x, pool_y), index)
+            with randomness.restored():
+                return [_rows(function, some_x, some_y, size)]
+
+        try:
+            with muted(), randomness.restored():
+                known[form] = even_places(numbers, BYTES * (size + numbers_of((x, y))), True)
+        except Exception:  # made-up records that it does not like, or what vmap cannot run
+            known[form] = Even(alike=False)
+    return known[form]
+
+
+def _code_of(function: Any) -> Any:
+    """By which a statistic is known: another one of the same code is made at every step."""
+    while isinstance(function, Recordwise | partial):
+        function = function.function if isinstance(function, Recordwise) else function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", None) or type(function)
 
 
 def _runs_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> bool:

@@ -31,6 +31,7 @@ from confide.mechanism.clipping.calls import Found
 from confide.mechanism.clipping.chain import LayerChain, chain_of
 from confide.mechanism.clipping.collection import no_collection
 from confide.mechanism.clipping.coverage import missed_parameters
+from confide.mechanism.clipping.even_networks import even_batches
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
@@ -100,7 +101,9 @@ def _examined(
                 _check_meaning(asked, anatomy)
                 outside.restore()
             examined = _proven(asked, anatomy) if proven[0] and not outside.makes_tensors else None
-            return _isolated(asked, anatomy) if examined is None else (anatomy, examined)
+            if examined is None:
+                anatomy, examined = _isolated(asked, anatomy)
+            return anatomy, replace(examined, even=even_batches(module, anatomy, loss, examined, asked.batch))
         finally:
             outside.restore()
 

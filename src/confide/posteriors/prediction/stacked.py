@@ -38,6 +38,8 @@ WEIGHTS_AT_ONCE = 1 << 24
 """Weights of a group of draws, 64 MB of float32."""
 ELEMENTS_AT_ONCE = 1 << 24
 """Inputs of a network that runs draw by draw."""
+WHOLE = 64
+"""Pieces have a multiple of so many inputs, so that none is left over and an input rounds alike wherever it stands."""
 
 Groups = Callable[[int], Iterator[Tensor]]
 """Parameter vectors in groups of at most so many rows: (rows, parameters), in the order of the draws."""
@@ -122,6 +124,7 @@ def outputs_of(module: nn.Module, groups: Groups, x: Tree, count: int) -> Tensor
 def in_pieces(network: nn.Module, inputs: Tree) -> Iterator[tuple[slice, Tensor]]:
     """The network's outputs at a bounded number of inputs at a time, with which they are."""
     count, size = size_of(inputs), max(1, ELEMENTS_AT_ONCE // max(1, numbers_of(inputs)))
+    size -= size % WHOLE if size > WHOLE else 0
     for start in range(0, count, size):
         rows = slice(start, min(start + size, count))
         yield rows, logits_of(called(network, rows_of(inputs, rows)))

@@ -1,0 +1,135 @@
+"""How batches of a network are filled up so that a record's numbers do not depend on its place; see `places`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confide.data.trees import form_of, map_tensors, rows_of, tensors_in
+from confide.mechanism.clipping.anatomy import Anatomy, Examined
+from confide.mechanism.clipping.made_up import MadeUpBatch, MakeBatch, kept_generators
+from confide.mechanism.clipping.muted import muted
+from confide.mechanism.clipping.places import POOL, Even, even_places, products_alike, threads_of
+from confide.mechanism.clipping.proven import is_proven, is_proven_loss
+from confide.mechanism.clipping.running import Loss, isolated_pass, proven_pass
+from confide.mechanism.clipping.workspace import Workspace
+
+SMALL = 1 << 16
+"""Weights, and bytes that a record holds, up to which several threads make a batch no faster than one."""
+BUDGET = 64 << 20
+_KNOWN: dict[Any, Even] = {}
+"""Of proven modules and losses: what runs is known by their words and shapes."""
+
+
+def even_batches(module: nn.Module, anatomy: Anatomy, loss: Loss, examined: Examined, batch: MakeBatch) -> Even:
+    """Found on made-up records, which `batch` makes; whatever they raise is no error of the module."""
+    if examined.way == "one by one":
+        return Even()  # every record is alone, and at the same place
+    pool = batch(POOL, False)
+    key = _words(module, anatomy, loss, pool) if is_proven(module, pool.x) and is_proven_loss(loss, pool.y) else None
+    if key is not None and key in _KNOWN:
+        return _KNOWN[key]
+    looked = Looked(module, anatomy, loss, examined, pool, torch.get_rng_state())
+    try:
+        with muted() if examined.quiet else nullcontext():
+            found = looked.even()
+            if not found.alike and looked.draws():
+                with _without_masks(module):
+                    found = looked.even()
+    except Exception:  # made-up records that it does not like
+        found = Even(alike=False)
+    if key is not None:
+        _KNOWN[key] = found
+    return found
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A network whose numbers are looked at, with made-up records and a state of chance."""
+
+    module: nn.Module
+    anatomy: Anatomy
+    loss: Loss
+    examined: Examined
+    pool: MadeUpBatch
+    chance: Tensor
+
+    def even(self) -> Even:
+        held = self.examined.record_bytes
+        small = max(self.anatomy.size, held) <= SMALL
+        found = even_places(self.numbers, held, small)
+        if not found.alike or found.single or torch.get_num_threads() == 1 or self._products_alike(found.rows):
+            return found
+        if not small:
+            return Even(alike=False)
+        with threads_of(Even(single=True)):
+            return replace(even_places(self.numbers, held, small), single=True)
+
+    def _products_alike(self, rows: int) -> bool:
+        """Of the sizes of its weights, forwards and backwards."""
+        shapes = {(*one.shape, one.dtype) for one in self.module.parameters() if one.ndim == 2 and one.numel()}
+        return all(
+            products_alike(inputs, outputs, dtype, rows) and products_alike(outputs, inputs, dtype, rows)
+            for outputs, inputs, dtype in shapes
+        )
+
+    def draws(self) -> bool:
+        """Whether it draws something for every record at every pass, such as a mask."""
+        index = torch.arange(POOL)
+        other = torch.Generator().manual_seed(1).get_state()
+        pairs = zip(self.numbers(index), replace(self, chance=other).numbers(index), strict=True)
+        return not all(torch.equal(one, again) for one, again in pairs)
+
+    def numbers(self, index: Tensor) -> list[Tensor]:
+        """What the sum rests on: what layers are given, and the gradients of their outputs; the records first."""
+        x, y = rows_of((self.pool.x, self.pool.y), index)
+        torch.set_rng_state(self.chance)
+        with kept_generators(self.module):
+            chain = self.examined.chain
+            if chain is not None and chain.fits(x):
+                space = Workspace()
+                space.begin(BUDGET)
+                with torch.no_grad():
+                    products = chain.contributions(self.loss, x, y, space, len(index))
+                return [side.clone() for _, one in products for side in (one.left, one.right)]
+            one_pass = proven_pass if self.examined.way == "proven" else isolated_pass
+            run = one_pass(self.module, self.anatomy, self.loss, x, y)
+        seen = [run.losses]
+        for entry in run.entries:
+            tree = entry.inputs if entry.axes is not None or not entry.rows else _records_first(run.tape, entry.inputs)
+            seen += [tensor for tensor in tensors_in(tree) if tensor.dim() and len(tensor) == len(index)]
+        if run.losses.requires_grad:
+            at_outputs, at_copies = run.gradients()
+            for entry, gradients in zip(run.entries, at_outputs, strict=True):
+                seen += [run.tape.arranged(entry, place, one) for place, one in enumerate(gradients) if one is not None]
+            seen += at_copies.values()
+        return [tensor.detach() for tensor in seen]
+
+
+def _records_first(tape: Any, inputs: Any) -> Any:
+    return map_tensors(tape.records_first, inputs)
+
+
+def _words(module: nn.Module, anatomy: Anatomy, loss: Loss, pool: MadeUpBatch) -> tuple[Any, ...]:
+    """All that decides which operations run, and on what shapes."""
+    parameters = [(tuple(one.shape), one.dtype, one.requires_grad) for one in module.parameters()]
+    said = repr(module), repr(getattr(loss, "__self__", loss)), getattr(loss, "__func__", None), module.training
+    return (*said, tuple(parameters), form_of((pool.x, pool.y)), torch.get_num_threads(), anatomy.draws)
+
+
+@contextmanager
+def _without_masks(module: nn.Module) -> Iterator[None]:
+    """As it predicts: masks of dropout follow the place of a record, and nobody can foretell them (`answers`)."""
+    training = [layer for layer in module.modules() if layer.training]
+    try:
+        for layer in training:
+            layer.training = False
+        yield
+    finally:
+        for layer in training:
+            layer.training = True
