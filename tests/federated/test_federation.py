@@ -13,6 +13,7 @@ import confide
 from confide.errors import PartyLost, Refusal
 from confide.federated import Federation, InProcess, Party, wire
 from confide.federated.wire import Message
+from confide.mechanism.clipping.places import UNEVEN
 from confide.mechanism.gaussian import SampledGaussian
 from confide.privacy.accountants import sound_epsilon
 from confide.sources.replay import Recorder
@@ -101,6 +102,12 @@ class TestFit:
         x, y = records_of(500, seed=99)
         right = (run.posterior.predict(x).probabilities[:, 1] > 0.5) == y.bool()
         assert float(right.double().mean()) > 0.8
+
+    @pytest.mark.parametrize("said", [{}, {"alike": False}, {"alike": None}])
+    def test_a_party_on_whose_machine_places_matter_is_stated(self, said: dict[str, Any]) -> None:
+        """Or one that does not say, as those of before."""
+        data = Federation(Lying(parties_of(2, 50), -1, said))
+        assert (UNEVEN in fitted(data, steps=2).privacy.assumptions) is bool(said)
 
     def test_a_network_with_hidden_layers_and_a_real_target(self) -> None:
         generator = torch.Generator().manual_seed(0)

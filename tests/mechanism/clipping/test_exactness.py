@@ -86,9 +86,9 @@ def test_micro_batches_are_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mnist_network", "transformer", "tied_weights", "lstm", "mean_field_4_draws"])
 def test_batches_that_would_hold_too_much_go_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By themselves, and exactly: eight records in four pieces of two."""
+    """By themselves, and exactly: eight records in two pieces of four."""
     monkeypatch.setattr(engine, "HELD_BYTES", 1)
-    monkeypatch.setattr(engine, "FEWEST_RECORDS", 2)
+    monkeypatch.setattr(engine, "FEWEST_RECORDS", 4)
     pieces = []
     whole = engine.Engine._answered
 
@@ -98,7 +98,7 @@ def test_batches_that_would_hold_too_much_go_in_pieces(name: str, monkeypatch: p
 
     monkeypatch.setattr(engine.Engine, "_answered", piece)
     assert compare(name) < TOLERANCE
-    assert pieces == [2, 2, 2, 2]
+    assert pieces == [4, 4]
 
 
 def test_nothing_is_clipped_below_the_bound() -> None:

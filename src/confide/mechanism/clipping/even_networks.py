@@ -21,7 +21,7 @@ from confide.mechanism.clipping.workspace import Workspace
 
 SMALL = 1 << 16
 """Weights, and bytes that a record holds, up to which several threads make a batch no faster than one."""
-BUDGET = 64 << 20
+BUDGET = 64 << 20  # bytes of workspace, of which a pass that is looked at needs little
 _KNOWN: dict[Any, Even] = {}
 """Of proven modules and losses: what runs is known by their words and shapes."""
 
