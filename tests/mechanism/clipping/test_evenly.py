@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from confide.data.schema import Schema
-from confide.mechanism.clipping import clipped_sum, engine, evenly, statistics
+from confide.mechanism.clipping import Recordwise, clipped_sum, engine, evenly, statistics
 from confide.mechanism.clipping.anatomy import Anatomy, Examined
 from confide.mechanism.clipping.even_networks import Looked
 from confide.mechanism.clipping.made_up import MadeUpBatch
+from confide.mechanism.clipping.operations import operations_of
 from confide.mechanism.clipping.places import Even, hearing_of_uneven
 from confide.mechanism.gaussian import SampledGaussian
 from confide.models.likelihoods import Categorical
 from confide.sources.adaptive_clip import norms_of, under
 from confide.sources.private_data import PrivateData
-from confide.sources.queries import GradientQuery, Query
+from confide.sources.queries import GradientQuery, Query, StatisticQuery
 
 WIDTH, CLASSES, RECORDS = 64, 3, 300
 ROUNDING = 1 + 1e-5
@@ -220,6 +221,30 @@ def test_a_function_of_single_numbers_that_rounds_by_place(dtype: torch.dtype, m
     module, one = at_a_bend(dtype)
     if not torch.equal(module[:2](one.expand(64, 1)), module[:2](one).expand(64, 1)):  # as on most processors
         assert moves(GradientQuery(module, Categorical(CLASSES).loss), one.expand(61, 1)) > 10
+
+
+@pytest.mark.parametrize("believed", [False, True])
+def test_a_statistic_that_counts_by_the_last_digit(believed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bins of predictions do: a threshold between the two values of a SiLU."""
+    module, one = at_a_bend(torch.float32)
+
+    def above(x: Tensor, y: Tensor) -> Tensor:
+        return (nn.functional.silu(x) + module[2].bias > 0).double()
+
+    query = StatisticQuery(Recordwise(above) if believed else above, 1)
+    assert moves(query, one.expand(61, 1)) <= 1
+    monkeypatch.setattr(statistics, "_even_of", lambda *_: Even())
+    if not torch.equal(module[:2](one.expand(64, 1)), module[:2](one).expand(64, 1)):
+        assert moves(query, one.expand(61, 1)) > 10
+
+
+def test_statistics_of_one_code_are_told_apart_by_what_they_run() -> None:
+    def made(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda x, y: function(x)
+
+    assert operations_of(made(torch.nn.functional.silu)) == operations_of(made(torch.nn.functional.silu))
+    assert operations_of(made(torch.nn.functional.silu)) != operations_of(made(torch.nn.functional.elu))
+    assert operations_of(made(nn.Sequential(nn.SiLU()))) != operations_of(made(nn.Sequential(nn.ELU())))
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)

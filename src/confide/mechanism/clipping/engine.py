@@ -364,12 +364,13 @@ def held_bytes(device: torch.device) -> int:
 
 
 def examination_key(loss: Loss, x: Inputs) -> tuple[Any, ...]:
-    """What an examination depends on, besides the module: shapes and types, and the loss by its code.
+    """What an examination depends on, besides the module: shapes and types, threads, and the loss by its code.
 
     Losses of the same code share an examination, not trust: any loss but confide's own runs isolated at every step.
     """
     code = getattr(loss, "__code__", None) or getattr(loss, "__func__", None) or type(loss)
-    return (code, (), (x.shape[1:], x.dtype)) if type(x) is Tensor else (code, *form_of(x))
+    threads = torch.get_num_threads()
+    return (code, threads, (), (x.shape[1:], x.dtype)) if type(x) is Tensor else (code, threads, *form_of(x))
 
 
 class ParameterViews:

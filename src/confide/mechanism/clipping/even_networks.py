@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import form_of, map_tensors, rows_of, tensors_in
+from confide.data.trees import form_of, map_tensors, numbers_of, rows_of, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Examined
+from confide.mechanism.clipping.evenly import FOUR
 from confide.mechanism.clipping.made_up import MadeUpBatch, MakeBatch, kept_generators
 from confide.mechanism.clipping.muted import muted
-from confide.mechanism.clipping.places import POOL, Even, even_places, products_alike, threads_of
+from confide.mechanism.clipping.places import SMALL, Even, even_places, pool_of, products_alike, threads_of
 from confide.mechanism.clipping.proven import is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Loss, isolated_pass, proven_pass
 from confide.mechanism.clipping.workspace import Workspace
 
-SMALL = 1 << 16
-"""Weights, and bytes that a record holds, up to which several threads make a batch no faster than one."""
+BYTES = 8  # of one number, at most
 BUDGET = 64 << 20  # bytes of workspace, of which a pass that is looked at needs little
 _KNOWN: dict[Any, Even] = {}
 """Of proven modules and losses: what runs is known by their words and shapes."""
@@ -30,11 +30,13 @@ def even_batches(module: nn.Module, anatomy: Anatomy, loss: Loss, examined: Exam
     """Found on made-up records, which `batch` makes; whatever they raise is no error of the module."""
     if examined.way == "one by one":
         return Even()  # every record is alone, and at the same place
-    pool = batch(POOL, False)
+    few = batch(1, False)
+    held = examined.record_bytes + anatomy.copied_bytes + BYTES * numbers_of((few.x, few.y))
+    pool = batch(pool_of(held), False)
     key = _words(module, anatomy, loss, pool) if is_proven(module, pool.x) and is_proven_loss(loss, pool.y) else None
     if key is not None and key in _KNOWN:
         return _KNOWN[key]
-    looked = Looked(module, anatomy, loss, examined, pool, torch.get_rng_state())
+    looked = Looked(module, anatomy, loss, replace(examined, record_bytes=held), pool, torch.get_rng_state())
     try:
         with muted() if examined.quiet else nullcontext():
             found = looked.even()
@@ -80,7 +82,7 @@ class Looked:
 
     def draws(self) -> bool:
         """Whether it draws something for every record at every pass, such as a mask."""
-        index = torch.arange(POOL)
+        index = torch.arange(FOUR)
         other = torch.Generator().manual_seed(1).get_state()
         pairs = zip(self.numbers(index), replace(self, chance=other).numbers(index), strict=True)
         return not all(torch.equal(one, again) for one, again in pairs)

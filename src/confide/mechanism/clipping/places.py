@@ -35,6 +35,8 @@ HELD, HELD_ONCE = 1 << 20, 16 << 20
 """Bytes of batches that are tried, and of one large one."""
 LARGE, LARGE_BY_THREADS = 256, 8192
 """Rows of that one; threads share out only what is large, however short its rows are."""
+SMALL = 1 << 16
+"""Weights, and bytes that a record holds, up to which several threads make a batch no faster than one."""
 PRODUCTS = 1024
 """Inputs and outputs of products that are tried apart."""
 
@@ -57,6 +59,15 @@ class Even:
 
 
 EVEN = Even()
+
+
+def pool_of(record_bytes: int) -> int:
+    """How many different records are needed of this size."""
+    held = max(1, record_bytes)
+    most = max(MULTIPLES)
+    if most * held <= FEWEST_HELD:
+        return even_size(min(POOL, max(most, HELD // held)), most)
+    return even_size(max(FOUR, FEWEST_HELD // held))
 
 
 def even_places(numbers: Numbers, record_bytes: int, small: bool) -> Even:

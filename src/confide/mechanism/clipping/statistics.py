@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -27,14 +26,17 @@ from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.made_up import FEW, made_up
 from confide.mechanism.clipping.muted import muted
-from confide.mechanism.clipping.places import POOL, Even, even_places, tell_of_uneven, threads_of
+from confide.mechanism.clipping.operations import operations_of
+from confide.mechanism.clipping.places import SMALL, Even, even_places, pool_of, tell_of_uneven, threads_of
 from confide.mechanism.clipping.proven import is_proven
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.texts import without_addresses
 
 Statistic: TypeAlias = Callable[[Any, Tensor], Tensor]
 _RUN: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
-_EVEN: WeakKeyDictionary[Any, dict[tuple[Any, ...], Even]] = WeakKeyDictionary()
+_EVEN: dict[tuple[Any, ...], Even] = {}
+MOST_KNOWN = 4096
+"""Statistics of which it is remembered how their batches are filled up."""
 LARGEST_PASS, BYTES = 64 << 20, 8
 """Bytes of answers for which a pass is filled up, and of one number."""
 
@@ -98,11 +100,13 @@ def _rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
 
 
 def _even_of(function: Statistic, x: Tree, y: Tensor, size: int) -> Even:
-    """How its batches are filled up, by its code: found on made-up records at its first batch of this form."""
-    known = _EVEN.setdefault(_code_of(function), {})
-    form = (form_of((x, y)), size, torch.get_num_threads(), y.device)
-    if form not in known:
-        pool_x, pool_y = made_up((x, y), POOL, False, "uniform", (0, 1), None)
+    """How its batches are filled up: found on made-up records at the first batch of this form and these operations."""
+    form = (operations_of(function), form_of((x, y)), size, torch.get_num_threads(), y.device)
+    if form not in _EVEN:
+        if len(_EVEN) > MOST_KNOWN:
+            _EVEN.clear()
+        held = BYTES * (size + numbers_of((x, y)))
+        pool_x, pool_y = made_up((x, y), pool_of(held), False, "uniform", (0, 1), None)
 
         def numbers(index: Tensor) -> list[Tensor]:
             some_x, some_y = rows_of((pool_x, pool_y), index)
@@ -111,18 +115,10 @@ def _even_of(function: Statistic, x: Tree, y: Tensor, size: int) -> Even:
 
         try:
             with muted(), randomness.restored():
-                known[form] = even_places(numbers, BYTES * (size + numbers_of((x, y))), True)
+                _EVEN[form] = even_places(numbers, held, held <= SMALL)
         except Exception:  # made-up records that it does not like, or what vmap cannot run
-            known[form] = Even(alike=False)
-    return known[form]
-
-
-def _code_of(function: Any) -> Any:
-    """By which a statistic is known: another one of the same code is made at every step."""
-    while isinstance(function, Recordwise | partial):
-        function = function.function if isinstance(function, Recordwise) else function.func
-    function = getattr(function, "__func__", function)
-    return getattr(function, "__code__", None) or type(function)
+            _EVEN[form] = Even(alike=False)
+    return _EVEN[form]
 
 
 def _runs_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> bool:
