@@ -36,7 +36,9 @@ def even_batches(module: nn.Module, anatomy: Anatomy, loss: Loss, examined: Exam
     key = _words(module, anatomy, loss, pool) if is_proven(module, pool.x) and is_proven_loss(loss, pool.y) else None
     if key is not None and key in _KNOWN:
         return _KNOWN[key]
-    looked = Looked(module, anatomy, loss, replace(examined, record_bytes=held), pool, torch.get_rng_state())
+    looked = Looked(
+        module, anatomy, loss, replace(examined, record_bytes=held), pool, torch.get_rng_state(), key is not None
+    )
     try:
         with muted() if examined.quiet else nullcontext():
             found = looked.even()
@@ -60,17 +62,19 @@ class Looked:
     examined: Examined
     pool: MadeUpBatch
     chance: Tensor
+    proven: bool = True
 
     def even(self) -> Even:
         held = self.examined.record_bytes
         small = max(self.anatomy.size, held) <= SMALL
-        found = even_places(self.numbers, held, small)
+        opaque = small and not self.proven  # what user's code does between layers is not seen
+        found = even_places(self.numbers, held, small, opaque)
         if not found.alike or found.single or torch.get_num_threads() == 1 or self._products_alike(found.rows):
             return found
         if not small:
             return Even(alike=False)
         with threads_of(Even(single=True)):
-            return replace(even_places(self.numbers, held, small), single=True)
+            return replace(even_places(self.numbers, held, small, opaque), single=True)
 
     def _products_alike(self, rows: int) -> bool:
         """Of the sizes of its weights, forwards and backwards."""

@@ -22,6 +22,8 @@ from confide.mechanism.clipping.evenly import EIGHT, FOUR, asked_too_late, even_
 
 MULTIPLES = (1, 32, 64)
 """Of rows: as few as `evenly` has, and what fills two vectors of any type on any processor, for one thread or two."""
+SHARED_EVENLY = 2
+"""Threads of which each gets a multiple of 32 numbers where there are 64 rows; of more, some get another number."""
 POOL, SWEPT, PASSES = 512, (4, 28), 20
 """Different records, of which all are tried in small batches, up to so many: a function of single numbers that rounds
 otherwise at the end of a batch does so for one number in fifty or more (the rarest that was measured), and of a batch
@@ -70,15 +72,21 @@ def pool_of(record_bytes: int) -> int:
     return even_size(max(FOUR, FEWEST_HELD // held))
 
 
-def even_places(numbers: Numbers, record_bytes: int, small: bool) -> Even:
-    """The first way of filling up batches in which places do not matter; `small`: one thread is as good as several."""
+def even_places(numbers: Numbers, record_bytes: int, small: bool, opaque: bool = False) -> Even:
+    """The first way of filling up batches in which places do not matter.
+
+    small    one thread is as good as several
+    opaque   a difference in between may not be among the numbers, as where something is counted that is above a
+             threshold: then no function of single numbers may have any left over, whatever made-up records show
+    """
     threads = torch.get_num_threads()
-    for rows in (rows for rows in MULTIPLES if rows * record_bytes <= FEWEST_HELD):
-        if _alike(numbers, rows, record_bytes, threads):
-            return Even(rows)
+    if not opaque or threads <= SHARED_EVENLY:
+        for rows in MULTIPLES[opaque:]:
+            if rows * record_bytes <= FEWEST_HELD and _alike(numbers, rows, record_bytes, threads):
+                return Even(rows)
     if small and threads > 1:
         with threads_of(Even(single=True)):
-            found = even_places(numbers, record_bytes, small)
+            found = even_places(numbers, record_bytes, small, opaque)
         return replace(found, single=found.alike)
     return Even(alike=False)
 

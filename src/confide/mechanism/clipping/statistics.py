@@ -115,7 +115,7 @@ def _even_of(function: Statistic, x: Tree, y: Tensor, size: int) -> Even:
 
         try:
             with muted(), randomness.restored():
-                _EVEN[form] = even_places(numbers, held, held <= SMALL)
+                _EVEN[form] = even_places(numbers, held, held <= SMALL, opaque=True)
         except Exception:  # made-up records that it does not like, or what vmap cannot run
             _EVEN[form] = Even(alike=False)
     return _EVEN[form]
