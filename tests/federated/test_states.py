@@ -19,7 +19,7 @@ from confide.methods import SEP
 from confide.privacy.ledger import Ledger
 from tests.federated.problems import parties_of, records_of
 
-ROWS, STEPS, RUN, NOISE = 41, 400, "r" * 32, 1e-4  # one more than a batch that needs no filling up
+ROWS, STEPS, RUN, NOISE = 65, 400, "r" * 32, 1e-4  # one more than a batch that needs no filling up
 NETWORKS = {
     "one layer": lambda: confide.networks.logistic(3),
     "hidden": lambda: confide.networks.mlp(3, 2, hidden=(4,)),
@@ -62,6 +62,7 @@ def asked(party: Party, message: Message) -> Message:
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "as it is": lambda value: value,
     "for each record": lambda value: torch.stack([value] * even_size(ROWS)),
+    "for each row": lambda value: torch.stack([value] * even_size(ROWS, 32)),
     "for each of one fewer": lambda value: torch.stack([value] * even_size(ROWS - 1)),
     "for one": lambda value: value[None],
     "no numbers": lambda value: value * float("nan"),
