@@ -18,7 +18,8 @@
 
 namespace {
 
-constexpr std::int64_t LANES = 32;
+constexpr std::int64_t LANES = 16;
+constexpr std::int64_t TOGETHER = 4;  // records that are added up side by side; a block has a multiple of them
 constexpr std::int64_t BLOCK = 32;  // records whose sum is taken in the type of the layers (KERNEL_BLOCK in chain.py)
 
 // Cascaded: lanes side by side, their sums over short stretches added up in double.
@@ -50,6 +51,17 @@ CONFIDE_INLINE void add_scaled(T* __restrict__ into, const T* __restrict__ value
   for (std::int64_t i = 0; i < count; ++i) into[i] += scale * values[i];
 }
 
+// The same of TOGETHER successive rows, so that what is added to is read and written once for all of them.
+template <typename T>
+CONFIDE_INLINE void add_scaled_rows(T* __restrict__ into, const T* __restrict__ values, const T* __restrict__ scales,
+                                    std::int64_t count) {
+  const T first = scales[0], second = scales[1], third = scales[2], fourth = scales[3];
+  for (std::int64_t i = 0; i < count; ++i) {
+    const T* row = values + i;
+    into[i] += (first * row[0] + second * row[count]) + (third * row[2 * count] + fourth * row[3 * count]);
+  }
+}
+
 template <typename T>
 CONFIDE_INLINE bool clipped_sum(std::int64_t records, std::int64_t count, const ClipLayer<T>* layers, T* norms, T bound,
                                 T gamma, T tiny) {
@@ -72,20 +84,32 @@ CONFIDE_INLINE bool clipped_sum(std::int64_t records, std::int64_t count, const 
   for (std::int64_t k = 0; k < count; ++k) entries += layers[k].outputs * (layers[k].inputs + 1);
   std::vector<T> block(entries);
   std::vector<double> sums(entries);
-  for (std::int64_t record = 0; record < records; ++record) {
-    const T norm = norms[record];
-    const T factor = gamma > T(0) ? (T(1) / (norm + gamma)) * bound : std::min((T(1) / norm) * bound, T(1));
+  for (std::int64_t record = 0; record < records;) {
+    const std::int64_t some = record + TOGETHER <= records ? TOGETHER : 1;  // never beyond a block
+    T factors[TOGETHER];
+    for (std::int64_t one = 0; one < some; ++one) {
+      const T norm = norms[record + one];
+      factors[one] = gamma > T(0) ? (T(1) / (norm + gamma)) * bound : std::min((T(1) / norm) * bound, T(1));
+    }
     T* place = block.data();
     for (std::int64_t k = 0; k < count; ++k) {
       const ClipLayer<T>& layer = layers[k];
       const T* right = layer.right + record * layer.inputs;
       for (std::int64_t output = 0; output < layer.outputs; ++output, place += layer.inputs + 1) {
-        const T scale = factor * layer.left[record * layer.outputs + output];
-        add_scaled(place, right, scale, layer.inputs);
-        place[layer.inputs] += scale;
+        T scales[TOGETHER];
+        for (std::int64_t one = 0; one < some; ++one) {
+          scales[one] = factors[one] * layer.left[(record + one) * layer.outputs + output];
+          place[layer.inputs] += scales[one];
+        }
+        if (some == TOGETHER) {
+          add_scaled_rows(place, right, scales, layer.inputs);
+        } else {
+          add_scaled(place, right, scales[0], layer.inputs);
+        }
       }
     }
-    if ((record + 1) % BLOCK == 0 || record + 1 == records) {
+    record += some;
+    if (record % BLOCK == 0 || record == records) {
       for (std::int64_t i = 0; i < entries; ++i) {
         sums[i] += block[i];
         block[i] = 0;
