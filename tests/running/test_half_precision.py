@@ -118,3 +118,14 @@ def test_a_device_that_rounds_by_the_size_of_a_batch_is_stated(monkeypatch: pyte
         privacy = fitted(classification(), network(), "sgd", steps=2).privacy
         assert (UNEVEN in privacy.assumptions) is stated
         assert (UNEVEN in privacy.statement()) is stated
+
+
+@pytest.mark.parametrize("name", ["sgd", "bbp", "sep"])
+def test_ordinary_networks_are_not_stated(name: str) -> None:
+    """Thirteen columns, and few outputs: rows of odd length, which were stated on processors with long vectors."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand(50, 13, generator=generator) * 2 - 1, torch.randint(2, (50,), generator=generator)
+    module = nn.Sequential(nn.Linear(13, 5), nn.SiLU(), nn.Linear(5, 2))
+    chosen = confide.networks.logistic(13) if name == "sep" else module
+    case = Case(x, y, confide.Schema(classes=2, records=50), chosen)
+    assert fitted(case, chosen, name, steps=2).privacy.assumptions == ()
