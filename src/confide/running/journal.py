@@ -8,13 +8,14 @@ changes in place, for the network's parameters are views of it; `Kept` is where 
 noise and the network's buffers are never written; noise keys come from the operating system at every start, so no noise
 is used twice.
 
-Charging. Every run has a random identity, which its charges in the ledger carry. The first start notes it and charges the
-whole plan. Before an attempt reads a record, and again after every checkpoint, it claims in the ledger the steps that it can
-make until it writes the next one. Steps that somebody has claimed before are charged once more: a start from checkpoint
-k pays for k+1, ..., reached, since the attempt before may have made them, and so does one from a copy of the directory,
-whatever became of the other. Every release is so paid for at least once, whether or not anybody saw it. A ledger that
-does not hold the charges of the earlier starts (one in memory, say) is charged for all of them. A closing question is
-paid for with the plan, claimed after the last step, and its answer is kept: whoever goes on has it for nothing.
+Charging. Every run has a random identity, which its charges in the ledger carry. The first start notes it, and charges
+the whole plan. Before an attempt reads a record, and again after every checkpoint, it claims in the ledger the steps
+that it can make until it writes the next one. Steps that somebody has claimed before are charged once more: a start
+from checkpoint k pays for k+1, ..., reached, since the attempt before may have made them, and so does one from a copy
+of the directory, whatever became of the other. Every release is so paid for at least once, whether or not anybody saw
+it. A ledger that does not hold the charges of the earlier starts (one in memory, say) is charged for all of them. A
+closing question is paid for with the plan, claimed after the last step, and its answer is kept: whoever goes on has it
+for nothing.
 
 Files. See `checkpoint_files`; the last two checkpoints are kept. What does not match its hash is not used: the last
 good checkpoint is, or the run starts, and is charged, from the beginning.
