@@ -380,6 +380,23 @@ def test_tables_check_their_own_form() -> None:
         Table({"a": np.zeros(2)}).take([2])
 
 
+def test_a_table_looks_at_each_column_a_few_times_however_many_there_are() -> None:
+    """A look at all columns for each of them makes sixteen thousand of them take seconds."""
+
+    class Counted(dict[str, Any]):
+        looks = 0
+
+        def values(self) -> Any:
+            for one in super().values():
+                self.looks += 1
+                yield one
+
+    columns = Counted({f"c{place}": np.zeros(2) for place in range(300)})
+    table = Table(columns, target="y", labels=np.zeros(2))
+    assert table.rows == 2
+    assert columns.looks <= 2 * len(columns)
+
+
 @pytest.mark.parametrize("odd", ["text", b"bytes", [1], 10**400, object(), None, float("nan"), True])
 def test_one_odd_cell_of_a_frame_changes_no_other_record(odd: Any) -> None:
     pd = pytest.importorskip("pandas")

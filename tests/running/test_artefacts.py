@@ -105,7 +105,7 @@ class TestLedger:
         self.fitted(ledger)
         assert "proven only if all of them were fixed" in self.fitted(ledger).privacy.statement()
         ledger.limit(50.0, 1e-5)
-        assert "set or raised after 2 of the plans" in self.fitted(ledger).privacy.statement()
+        assert "set or changed after 2 of the plans" in self.fitted(ledger).privacy.statement()
 
 
 class TestSave:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 import subprocess
@@ -16,14 +17,15 @@ import pytest
 import torch
 
 import confide
-from confide import methods
+from confide import methods, sources
 from confide.errors import LedgerError, Refusal
 from confide.methods.base import Problem
 from confide.methods.sgd import SGD
 from confide.posteriors.draws import Draws
-from confide.running import checkpoint_files
+from confide.running import checkpoint_files, journal
 from confide.running.checkpoint_files import Kept
 from confide.running.journal import Checkpoints, KeptJournal
+from confide.sources.private_data import PrivateData
 from confide.sources.queries import Release, StatisticQuery
 from confide.sources.replay import Recorder, Replay
 from tests.conformance.conftest import Case, case_for, classification, small_plan
@@ -167,6 +169,66 @@ class TestCharging:
         with pytest.raises(confide.BudgetExceeded):
             self.attempt(tmp_path / "run", ledger, None)
         assert self.charged(ledger) == 12
+
+    def test_a_charge_that_an_interrupt_follows_is_found_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the charge and the journal: the next start has the plan, and pays for what may have been claimed."""
+        ledger, write_note = confide.Ledger(tmp_path / "budget.db"), KeptJournal._write_note
+
+        def ends(self: KeptJournal, intended: Any = ()) -> None:
+            if not intended:
+                raise Stop
+            write_note(self, intended)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(KeptJournal, "_write_note", ends)
+            assert self.attempt(tmp_path / "run", ledger, None) is None
+        assert self.charged(ledger) == 12
+        run = self.attempt(tmp_path / "run", ledger, None)
+        assert run is not None
+        assert self.charged(ledger) == sum(event.count for event in run.privacy.events) == 12 + 3
+
+    def test_a_full_disk_shows_before_the_charge(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        ledger = confide.Ledger(tmp_path / "budget.db")
+
+        def full(path: Path, body: str) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(journal, "write", full)
+            with pytest.raises(OSError, match="No space left"):
+                self.attempt(tmp_path / "run", ledger, None)
+        assert self.charged(ledger) == 0
+        assert self.attempt(tmp_path / "run", ledger, None) is not None
+        assert self.charged(ledger) == 12
+
+    def test_a_plan_that_was_refused_leaves_its_directory_to_another(self, tmp_path: Path) -> None:
+        ledger = confide.Ledger(tmp_path / "budget.db")
+        ledger.limit(epsilon=20.0, delta=1e-5)
+        with pytest.raises(confide.BudgetExceeded):
+            self.attempt(tmp_path / "run", ledger, None, noise_multiplier=0.3)
+        assert self.attempt(tmp_path / "run", ledger, None, noise_multiplier=4.0) is not None
+
+    def test_what_is_lost_without_a_checkpoint_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also where the interrupt comes before the receipt. What was refused, and cost nothing, says nothing."""
+        case, ledger = classification(), confide.Ledger()
+        data = case.data(ledger=ledger, name="d", seed=None)
+
+        def paid_and_interrupted(*_: Any, **__: Any) -> Any:
+            raise Stop
+
+        for owner, name in ((PrivateData, "answer"), (sources.private_data, "Receipt")):
+            with monkeypatch.context() as patched:
+                patched.setattr(owner, name, paid_and_interrupted)
+                with pytest.raises(Stop) as caught:
+                    confide.fit(methods.SGD(), case.module, data, small_plan(case))
+            assert "the whole plan was charged before this" in "".join(caught.value.__notes__)
+        assert self.charged(ledger) == 24
+        ledger.limit(epsilon=0.1, delta=1e-5)
+        with pytest.raises(confide.BudgetExceeded) as refused:
+            confide.fit(methods.SGD(), case.module, data, small_plan(case))
+        assert not getattr(refused.value, "__notes__", [])
 
     def test_a_new_pass_of_a_shuffled_run_is_paid(self, tmp_path: Path) -> None:
         """4 passes of 3 batches; after step 8 the rest of the pass cannot be taken up, so 2 more passes are due."""

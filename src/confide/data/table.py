@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -123,7 +124,7 @@ class Table:
         """The true number of records: private, unlike `Schema.records`."""
         if self.block is not None:
             return len(self.block)
-        for values in (*self.columns.values(), *self.inputs.values()):
+        for values in chain(self.columns.values(), self.inputs.values()):  # the first one only: there may be thousands
             return len(values)
         return 0 if self.labels is None else len(self.labels)
 

@@ -8,13 +8,14 @@ changes in place, for the network's parameters are views of it; `Kept` is where 
 noise and the network's buffers are never written; noise keys come from the operating system at every start, so no noise
 is used twice.
 
-Charging. Every run has a random identity, which its charges in the ledger carry. The first start charges the whole
-plan. Before an attempt reads a record, and again after every checkpoint, it claims in the ledger the steps that it can
-make until it writes the next one. Steps that somebody has claimed before are charged once more: a start from checkpoint
-k pays for k+1, ..., reached, since the attempt before may have made them, and so does one from a copy of the directory,
-whatever became of the other. Every release is so paid for at least once, whether or not anybody saw it. A ledger that
-does not hold the charges of the earlier starts (one in memory, say) is charged for all of them. A closing question is
-paid for with the plan, claimed after the last step, and its answer is kept: whoever goes on has it for nothing.
+Charging. Every run has a random identity, which its charges in the ledger carry. The first start notes it, and charges
+the whole plan. Before an attempt reads a record, and again after every checkpoint, it claims in the ledger the steps
+that it can make until it writes the next one. Steps that somebody has claimed before are charged once more: a start
+from checkpoint k pays for k+1, ..., reached, since the attempt before may have made them, and so does one from a copy
+of the directory, whatever became of the other. Every release is so paid for at least once, whether or not anybody saw
+it. A ledger that does not hold the charges of the earlier starts (one in memory, say) is charged for all of them. A
+closing question is paid for with the plan, claimed after the last step, and its answer is kept: whoever goes on has it
+for nothing.
 
 Files. See `checkpoint_files`; the last two checkpoints are kept. What does not match its hash is not used: the last
 good checkpoint is, or the run starts, and is charged, from the beginning.
@@ -37,7 +38,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from confide.errors import LedgerError, Refusal, StepsClaimed
+from confide.errors import BudgetExceeded, LedgerError, Refusal, StepsClaimed
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
@@ -132,6 +133,20 @@ class Journal:
         """The answer to the closing question, after the last step."""
         return ask()
 
+    def rescue(self, error: BaseException) -> None:
+        """Say with an exception that ends a run what it had paid for."""
+        if self.receipt is not None or self._is_paid():
+            error.add_note(
+                "confide: the whole plan was charged before this; without checkpoint= nothing of it is kept, and "
+                "another fit pays again"
+            )
+
+    def _is_paid(self) -> bool:
+        """Whether the ledger holds a charge of this run: an interrupt may come between that and the receipt."""
+        with contextlib.suppress(Exception):  # it is the first error that counts
+            return self.source.ledger is not None and bool(self.source.ledger.paid(self.run))
+        return False
+
     def close(self) -> None:
         """Give up answers that were not used: no later run can have them for nothing."""
         if self.receipt is not None:
@@ -154,6 +169,9 @@ def journal(place: CheckpointPlace, attempt: Attempt) -> Iterator[Journal]:
         book = Journal(attempt)
         try:
             yield book
+        except BaseException as error:
+            book.rescue(error)
+            raise
         finally:
             book.close()
         return
@@ -206,6 +224,8 @@ class KeptJournal(Journal):
         """Pay for the plan, or for what earlier attempts may have made of the steps that are left."""
         numbered = list(enumerate(steps for _, steps in self.blocks))
         whole = numbered[len(plan.blocks) :] + numbered[: len(plan.blocks)]
+        if self.note is not None and self.note.get("intended"):
+            self._take_up(self.note)
         if self.note is None:
             # With a checkpoint and no note nothing is known of the attempts before; one more plan is charged for them.
             self._start(whole * 2 if self.done else whole, self._until())
@@ -221,8 +241,25 @@ class KeptJournal(Journal):
     def _start(self, charged: list[tuple[int, int]], reached: int) -> None:
         """A run that this ledger does not know: everything is charged, under a new identity."""
         claim = (self.done + 1, reached) if reached > self.done else None
-        self._pay(self._parts(charged), Stretch(self.run, claim, tuple(self._parts(self._steps(self.done, reached)))))
+        first = self.note is None and not self.done
+        if first:  # a full disk shows before anything is charged, and a charge that an interrupt follows is found again
+            self._write_note(intended=charged)
+        try:
+            answers = tuple(self._parts(self._steps(self.done, reached)))
+            self._pay(self._parts(charged), Stretch(self.run, claim, answers))
+        except (BudgetExceeded, Refusal) as error:
+            if first and not isinstance(error, LedgerError):  # nothing was written: free for a plan that fits
+                (self.directory / JOURNAL).unlink(missing_ok=True)
+            raise
         self.charged, self.mine = charged, reached
+
+    def _take_up(self, note: dict[str, Any]) -> None:
+        """What became of a first start that noted what it was about to charge, and no more: it has released nothing."""
+        if self._in_ledger(note):
+            paid = () if self.source.ledger is None else self.source.ledger.paid(note["identity"])
+            self.note = {**note, "events": [event_to_dict(event) for event in paid]}
+        else:
+            self.note = None
 
     def _take(self, stop: int) -> None:
         """Make the steps up to `stop` this attempt's own; those that somebody has claimed are paid for once more."""
@@ -334,12 +371,14 @@ class KeptJournal(Journal):
     def _after(self) -> dict[str, str]:
         return {"after": _digest(self.problem.position)}
 
-    def _write_note(self) -> None:
+    def _write_note(self, intended: Sequence[tuple[int, int]] = ()) -> None:
+        """Note what was charged; or, before the first charge of all, what is about to be."""
         head = None if self.source.ledger is None else self.source.ledger.head_record()
         body = {
             "what": self.what,
             "identity": self.run,
-            "charged": self.charged,
+            "charged": list(intended) or self.charged,
+            "intended": bool(intended),
             "events": [event_to_dict(event) for event in self.events],
             "reached": self.mine,
             "head": head,

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from confide.privacy.bayesian import (
     BayesianEstimate,
     Confidential,
     Sequences,
+    average,
     averaged,
     chernoff_mean_bound,
     constant_sequences,
@@ -203,11 +205,18 @@ class TestPaidRelease:
             known.noisy(1.0, lambda event: None)
 
     def test_discrete_laplace(self) -> None:
-        draws = np.array([discrete_laplace(5.0) for _ in range(20_000)])
+        draws = np.array([discrete_laplace(Fraction(10, 2)) for _ in range(20_000)])
         shrink = math.exp(-1 / 5)
         assert draws.mean() == pytest.approx(0.0, abs=0.25)
         assert draws.var() == pytest.approx(2 * shrink / (1 - shrink) ** 2, rel=0.06)
         assert np.mean(draws == 0) == pytest.approx((1 - shrink) / (1 + shrink), abs=0.01)
+
+    def test_discrete_laplace_reaches_every_integer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The logarithm of a number in [0, 1) ends at 37 scales and leaves gaps before that: no pure law."""
+        coins = iter([True, *[True] * 60, False])
+        monkeypatch.setattr(average, "_happens", lambda above, below: next(coins))
+        monkeypatch.setattr(average.secrets, "randbelow", lambda below: below - 1)
+        assert discrete_laplace(Fraction(7, 2)) == -((6 + 7 * 60) // 2)
 
     def test_chernoff_bound(self) -> None:
         assert chernoff_mean_bound(0.0, 100, 0.05) == pytest.approx(1 - 0.05 ** (1 / 100), rel=1e-9)

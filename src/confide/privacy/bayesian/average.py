@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -199,8 +200,8 @@ class _Paying:
         assert repeats is not None
         sums = repeats @ np.ceil(values / np.maximum(largest, 1e-300) * _UNITS).astype(np.int64)
         share = failure / (2 * _PAID_POINTS)
-        scale = _UNITS * _PAID_POINTS / epsilon
-        noise = np.array([discrete_laplace(scale) for _ in columns]) + scale * math.log(1 / share)
+        scale = Fraction(_UNITS * _PAID_POINTS) / Fraction(epsilon)
+        noise = np.array([float(discrete_laplace(scale)) for _ in columns]) + float(scale) * math.log(1 / share)
         means = np.clip((sums + noise) / (_UNITS * curve.sequences.records), 0.0, 1.0)
         bounds = np.array([chernoff_mean_bound(mean, curve.sequences.records, share) for mean in means])
         deltas = np.minimum(bounds + curve.sequences.missed, 1.0) * largest + failure
@@ -214,14 +215,31 @@ class _Paying:
         )
 
 
-def discrete_laplace(scale: float) -> int:
-    """An integer with P(k) proportional to e^(-|k| / scale), from the operating system's randomness."""
-    source = secrets.SystemRandom()
+def discrete_laplace(scale: Fraction) -> int:
+    """An integer with P(k) proportional to e^(-|k| / scale), exactly: whole numbers of the operating system's alone.
 
-    def geometric() -> int:
-        return math.floor(-scale * math.log1p(-source.random()))
+    (Canonne, Kamath and Steinke 2020, algorithm 2.) A logarithm of a floating-point number would leave out integers
+    far from zero, and what one data set can show and another cannot is no part of a pure guarantee.
+    """
+    above, below = scale.numerator, scale.denominator
+    while True:
+        part = secrets.randbelow(above)
+        if not _happens(part, above):
+            continue
+        wholes = 0
+        while _happens(1, 1):
+            wholes += 1
+        size, negative = (part + above * wholes) // below, secrets.randbelow(2) == 1
+        if size or not negative:
+            return -size if negative else size
 
-    return geometric() - geometric()
+
+def _happens(above: int, below: int) -> bool:
+    """True with probability e^(-above / below), for a quotient of at most 1."""
+    tries = 1
+    while secrets.randbelow(below * tries) < above:
+        tries += 1
+    return tries % 2 == 1
 
 
 def chernoff_mean_bound(mean: float, records: int, failure: float) -> float:

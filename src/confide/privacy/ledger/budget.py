@@ -76,7 +76,7 @@ _EMPTY = ChargedPart()
 class Account:
     """What was charged to one data set: on all of it (None), and on each declared partition.
 
-    before_ceiling  how many plans were there when the ceiling was set, or loosened for the last time
+    before_ceiling  how many plans were there when the ceiling was set, or changed for the last time
     """
 
     parts: dict[str | None, ChargedPart] = field(default_factory=dict)

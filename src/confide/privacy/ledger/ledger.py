@@ -64,7 +64,7 @@ class Ledger:
     distributions. Of several, each but the first may be chosen by what earlier ones released, and composing them proves
     nothing then; so they must pass one of three privacy filters that are proven for it (docs/soundness.md, "Filters").
     That costs some 1 to 7 % of epsilon in usual histories; plans fixed together are charged together, by `charge_all`,
-    and lose nothing. A ceiling that is raised after looking at releases is a new promise.
+    and lose nothing. A ceiling that is changed after looking at releases is a new promise.
 
     It is only as good as the names: the same records charged under two names get two budgets.
 

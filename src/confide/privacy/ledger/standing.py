@@ -18,7 +18,7 @@ class Standing:
 
     limit           the ceiling in force, None if there is none
     by, epsilon     the filter that holds the plans against it, and how much of its epsilon they take
-    before_ceiling  plans that were charged before the ceiling was set or loosened for the last time
+    before_ceiling  plans that were charged before the ceiling was set or changed for the last time
     """
 
     dataset: str
@@ -61,7 +61,7 @@ class Standing:
         if self.limit is None or self.over or not self.before_ceiling:
             return ()
         return (
-            f"the ledger's ceiling, set or raised after {self.before_ceiling} of the plans, was not chosen by what "
+            f"the ledger's ceiling, set or changed after {self.before_ceiling} of the plans, was not chosen by what "
             "they released",
         )
 

@@ -102,7 +102,7 @@ class State:
             assert self.seal is not None
             if not self.seal.signed(entry.signature, limit.text_to_sign(entry.before)):
                 raise Refusal(f"entry {entry.position} loosens the ceiling without the key it was set with")
-        if self.limit is None or not limit.within(self.limit):
+        if limit != self.limit:  # a tighter one too: its figure may have been chosen by what was released
             for account in self._accounts.values():
                 account.before_ceiling = account.plans
         self.limit = limit
