@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import confide
-from benchmarks import _contenders, _harness, _models, _scaling, _tabular, monotone, tables, unseen
+from benchmarks import _contenders, _harness, _models, _scaling, _tabular, generated, monotone, tables, unseen
 from benchmarks._harness import Maker, Step
 from confide.data.table import Table
 
@@ -228,6 +228,12 @@ class TestOtherShapes:
         found = unseen.trial(name, 0, 8.0)
         assert found["score"] < 0.9
         assert not {"no learning", "rate", "slow"} & set(found["faults"])
+
+    def test_a_table_of_public_generators_has_a_fit_without_privacy_beside(self) -> None:
+        found = generated.trial("settle", "few", 0, 8.0)
+        assert found["score"] < 0.95
+        assert found["plain_score"] < 0.95
+        assert generated.line_of(generated.mean_of([found, found]))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", list(unseen.TABLES))

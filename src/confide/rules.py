@@ -42,6 +42,9 @@ WIDE_LAYER = (64,)
 RECORDS_PER_WEIGHT = 10.0
 """Records times epsilon for every weight, from which on a hidden layer gains more where the truth is curved than it
 costs where it is linear. Settled on made-up tables, see docs/which_method.md and benchmarks/default_network.py."""
+NUMBERS_PER_WEIGHT = 5.0
+"""The same where a network stands beside effects of columns and the target is a number, which says more than a class:
+what columns say together is found earlier. See docs/protocols.md."""
 EPOCHS = 40.0
 """Passes over the data."""
 BATCHES_PER_EPOCH = 32
@@ -92,13 +95,16 @@ def default_method(records: int | None, epsilon: float, columns: int, features: 
     """Of a table, where nothing but its target and its budget was said; docs/protocols.md has the runs.
 
     Effects of columns are learnt well from little, so that they come first unless many classes meet many columns.
-    From n * epsilon >= 10 * weights on, a network beside them finds what columns say together. A number of records
-    that is not known is not relied on.
+    From n * epsilon >= 10 * weights on (5 for a number), a network beside them finds what columns say together. A
+    number of records that is not known is not relied on.
+
+    outputs   the number of classes, or 1 for a number
     """
     if columns > WIDEST or (columns > MOST_COLUMNS and outputs > 2):
         return SAMPLER
     weights = weight_count((features, *WIDE_LAYER, outputs))
-    enough = records is not None and records * epsilon >= RECORDS_PER_WEIGHT * weights
+    needed = weights * (NUMBERS_PER_WEIGHT if outputs == 1 else RECORDS_PER_WEIGHT)
+    enough = records is not None and records * epsilon >= needed
     return "tabular" if enough else "additive"
 
 

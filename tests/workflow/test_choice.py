@@ -58,7 +58,9 @@ def test_records_and_budget_pay_for_a_network() -> None:
     assert taken(schema(records=enough), epsilon=1.0) == "tabular"
     assert taken(schema(records=enough - 1), epsilon=1.0) == "additive"
     assert taken(schema(records=enough // 2 + 1), epsilon=2.0) == "tabular"
+    enough = int(rules.NUMBERS_PER_WEIGHT * rules.weight_count((3, *rules.WIDE_LAYER, 1)))
     assert taken(schema(records=enough, target_bounds=(0, 1)), epsilon=1.0) == "tabular"
+    assert taken(schema(records=enough - 1, target_bounds=(0, 1)), epsilon=1.0) == "additive"
 
 
 def test_a_number_of_records_that_is_private_decides_nothing() -> None:

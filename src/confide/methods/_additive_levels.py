@@ -11,6 +11,9 @@ from confide.expectation.evidence import standard_normals
 
 LEAST_WEIGHT = 1e-60
 """Of steps that were not taken yet: so little that nothing is believed, and its inverse is still a number."""
+EVEN = 4.0
+"""Of every class, in the law of shares that are about even: two classes lie between .2 and .8 then. Where noise hides
+the shares of a few hundred records, Jeffreys' prior alone would take it for a rare class; see docs/protocols.md."""
 LEVEL_DRAWS, LEVEL_ROUNDS = 256, 30
 """Of the search for constants that give the shares: more of either move no share by a thousandth."""
 
@@ -24,19 +27,27 @@ def free_part(outputs: int) -> float:
 
 
 def believed_shares(found: Tensor, noise: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of shares that were found with such noise, under Jeffreys' prior; means add up to 1.
+    """Mean and deviation of shares that were found with such noise; means add up to 1.
 
-    A share that noise has made negative is not taken for none: a class that is never expected costs most.
+    Beforehand shares are as likely about even (Dirichlet's law of EVEN for every class) as anything (Jeffreys' prior). A
+    share that noise has made negative is not taken for none: a class that is never expected costs most.
     """
     noise = torch.as_tensor(noise, dtype=torch.float64).clamp(min=1e-12).expand(len(found))
     places = torch.sigmoid(torch.linspace(-9, 9, 721, dtype=torch.float64))
-    chance = (places * (1 - places)).log() / 2 - ((found[:, None] - places) / noise[:, None]).square() / 2
+    about_even, anything = _beta(places, EVEN, EVEN * (len(found) - 1)), _beta(places, 0.5, 0.5)
+    chance = torch.logaddexp(about_even, anything) - ((found[:, None] - places) / noise[:, None]).square() / 2
     chance = chance.softmax(1)
     mean = chance @ places
     spread = (chance @ places.square() - mean.square()).clamp(min=0).sqrt()
     inside = (found > 4 * noise) & (found < 1 - 4 * noise)  # where no end is near, and finer than the places are
     mean, spread = torch.where(inside, found, mean), torch.where(inside, noise, spread)
     return mean / mean.sum(), spread
+
+
+def _beta(share: Tensor, first: float, second: float) -> Tensor:
+    """Log density of the log odds of a share under the law Beta(first, second)."""
+    size = math.lgamma(first + second) - math.lgamma(first) - math.lgamma(second)
+    return size + first * share.log() + second * (1 - share).log()
 
 
 def passing(expected: Tensor, clip: float) -> Tensor:

@@ -1,0 +1,163 @@
+"""Two classes: slope, shift and floor from noisy counts of records by their predicted odds; see `recalibrate`.
+
+A record names the bin of its log odds l and whether class 1 is its own, a vector of norm 1. In a bin the counts c1 and
+c0, of records of the class and of others, are noisy, and c1 (1 - q) - c0 q, with q as predictions state it, is N (q' -
+q) on average where slope, shift and floor are right and the bin holds N records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from confide.models.additive import smoothed
+
+FAR = 5.0
+"""Log odds from which on bins are wide, and few records are in them."""
+
+
+def _middle(low: float, high: float) -> float:
+    near, far = sorted((low, high), key=abs)
+    return near + (far - near) / (3 if abs(near) >= FAR else 2)
+
+
+EDGES = tuple(
+    sign * edge
+    for sign, edges in (
+        (-1, (30.0, 16.0, 10.0, 6.5, 4.5, 3.75, 3.0, 2.25, 1.75, 1.25, 0.75, 0.25)),
+        (1, (0.25, 0.75, 1.25, 1.75, 2.25, 3.0, 3.75, 4.5, 6.5, 10.0, 16.0, 30.0)),
+    )
+    for edge in edges
+)
+"""Of the bins of log odds, less those of the levels: half a unit apart where most records lie, for in between a sigmoid
+is nearly a line. A fit that has learnt little has all records about its level, which is the middle of a bin: were it
+anywhere in one, the difference would be taken for a shift. The far ones are empty unless a fit has gone astray, such as
+one of hundreds of columns whose sum nobody could centre."""
+MIDDLES = (-40.0, *(_middle(low, high) for low, high in pairwise(EDGES)), 40.0)
+"""Of the bins, for which they stand; of the far ones odds seldom go much further than their nearer edge."""
+STEEPER, EXPECTED, TAILS, LEAST_SLOPE, LARGEST_SLOPE = 0.1, 0.15, 3.0, 0.02, 6.0
+"""Of the slope's logarithm that is expected beforehand: its middle, for what shrinkage and clipping take off a fit is
+seldom too little; its scale, which is that of a shift as well; and what a slope may be. By the logarithm, for else
+noise in a few counts would now and then wipe out all that a fit has learnt. Both have Student's law of so many degrees:
+most fits are nearly right, and those that are not may be far off, as counts then show."""
+FLOORS, EXPECTED_FLOOR = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4), 0.05
+"""Floors that are tried, and what is expected beforehand: exponential, for most tables have few wrong labels and some
+have many. Read off the floors that test records of made-up tables would choose, see docs/protocols.md."""
+LARGEST_SHIFT, POINTS, ZOOMS = 6.0, 61, 4
+"""Of the search for slope and shift: the range of a shift, places along each of the two, and how often it is narrowed
+to four standard deviations around the mean."""
+
+Sure = Callable[[float], Tensor]
+"""Probabilities (records, classes) of the predictive under a slope."""
+
+
+def counted(sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
+    q = sure(1.0).clamp(min=1e-30)
+    odds = (q[:, 1:] / q[:, :1]).log() - (levels[1] - levels[0])
+    place = torch.bucketize(odds, torch.tensor(EDGES, dtype=torch.float64))
+    rows = torch.zeros(len(q), 2 * len(MIDDLES), dtype=torch.float64)
+    return rows.scatter(1, place + (1 - y) * len(MIDDLES), 1.0)
+
+
+def expected(off: Tensor) -> Tensor:
+    """Log density of Student's law, up to a constant."""
+    return -(TAILS + 1) / 2 * (1 + off.square() / TAILS).log()
+
+
+def fitted(
+    counts: Tensor, noise: float, records: int, middles: Tensor, level: float = 0.0
+) -> tuple[float, float, float]:
+    """Slope, shift and floor that cost least by what noisy counts (2, bins) leave possible.
+
+    Under every floor slope and shift have their posterior means, and what is believed of a bin is the mean over floors;
+    of all three those are taken under which these beliefs are the least surprising. The likeliest floor alone would not
+    do: where noise hides the few records that a fit is very sure of, the many in the middle ask for a slope that is
+    ruinous for the former unless a floor goes with it.
+
+    middles   of the bins, in log odds beyond the level
+    level     log odds that a slope leaves where they are
+    """
+    low = torch.tensor([math.log(LEAST_SLOPE), -LARGEST_SHIFT], dtype=torch.float64)
+    high = torch.tensor([math.log(LARGEST_SLOPE), LARGEST_SHIFT], dtype=torch.float64)
+    ends, least, best = (low, high), (low, high), (1.0, 0.0, 0.0)
+    floors = torch.tensor(FLOORS, dtype=torch.float64)[:, None, None]
+    rarer = 2 / (1 + math.exp(abs(level)))  # 1 for even classes: a floor raises the share of a rare one
+    stated = torch.sigmoid(middles + level)
+    bins = _Bins.of(counts, noise, records, stated, stated)
+    for _ in range(1 + ZOOMS):
+        steep = torch.linspace(float(ends[0][0]), float(ends[1][0]), POINTS, dtype=torch.float64)
+        shift = torch.linspace(float(ends[0][1]), float(ends[1][1]), POINTS, dtype=torch.float64)
+        straight = torch.sigmoid(steep.exp()[:, None, None] * middles + level + shift[:, None])
+        q = ((1 - floors[..., None]) * straight + floors[..., None] / 2).clamp(1e-12, 1 - 1e-12)
+        chance = bins.evidence(q) - floors / (EXPECTED_FLOOR * rarer)
+        chance = chance + expected((steep[:, None] - STEEPER) / EXPECTED) + expected(shift / EXPECTED)
+        share = chance.flatten().softmax(0).view(chance.shape)
+        under = share / share.sum((1, 2), keepdim=True).clamp(min=1e-300)  # every floor by itself
+        slopes, shifts = ((under.sum(axis) * value).sum(1)[:, None] for axis, value in ((2, steep), (1, shift)))
+        each = (1 - floors[:, 0]) * torch.sigmoid(slopes.exp() * middles + level + shifts) + floors[:, 0] / 2
+        believed = share.sum((1, 2)) @ each
+        cost = -(q.log() @ (bins.present * believed) + (1 - q).log() @ (bins.present * (1 - believed)))
+        at = torch.unravel_index(cost.argmin(), cost.shape)
+        best = float(steep[at[1]].exp()), float(shift[at[2]]), FLOORS[int(at[0])]
+        bins = _Bins.of(counts, noise, records, stated, q[at])
+        ends = _nearer(((share.sum((0, 2)), steep), (share.sum((0, 1)), shift)), ends, least)
+    return best
+
+
+Ends = tuple[Tensor, Tensor]
+
+
+def _nearer(sides: Sequence[tuple[Tensor, Tensor]], ends: Ends, least: Ends) -> Ends:
+    """Ends of a finer grid, four deviations around the mean of every (chances, places)."""
+    mean = torch.stack([(weight * value).sum() for weight, value in sides])
+    spread = torch.stack(
+        [(weight * (value - at).square()).sum().sqrt() for (weight, value), at in zip(sides, mean, strict=True)]
+    )
+    reach = torch.maximum(4 * spread, 2 * (ends[1] - ends[0]) / (POINTS - 1))
+    return torch.maximum(mean - reach, least[0]), torch.minimum(mean + reach, least[1])
+
+
+class _Bins(NamedTuple):
+    """What noisy counts (2, bins) tell of probabilities, where predictions state others.
+
+    With c1 records of the class and c0 others in a bin of N, c1 (1 - stated) - c0 stated is N (q - stated) on average.
+    How many there are is told by the sum whose noise is not that of this difference. Were any number of them taken for
+    possible, noise of many bins would be taken for slope and shift where so many records are not there at all.
+    """
+
+    stated: Tensor
+    off: Tensor
+    noise: Tensor
+    present: Tensor
+    doubt: Tensor
+
+    @classmethod
+    def of(cls, counts: Tensor, noise: float, records: int, stated: Tensor, q: Tensor) -> _Bins:
+        """q   probabilities by which records of a bin are told from counts"""
+        (own, other), law = counts, _usual_law()
+        along = (q * stated + (1 - q) * (1 - stated)).clamp(
+            min=0.25
+        )  # far from what is stated noise would count twofold
+        squares = stated.square() + (1 - stated).square()
+        found = (stated * own + (1 - stated) * other) / along
+        present = records * smoothed(found[None], math.sqrt(2) * noise, records, law, law[None])[0]
+        doubt = 1 / (along.square() / (squares * noise**2 + 1e-9) + 1 / (present.square() + 1e-9))
+        return cls(stated, own * (1 - stated) - other * stated, noise**2 * squares, present, doubt)
+
+    def evidence(self, q: Tensor) -> Tensor:
+        """Log likelihood of probabilities (..., bins)."""
+        moved = q - self.stated
+        variance = self.noise + self.present * q * (1 - q) + self.doubt * moved.square() + 1e-9
+        chance: Tensor = -(((self.off - self.present * moved).square() / variance + variance.log()) / 2).sum(-1)
+        return chance
+
+
+def _usual_law() -> Tensor:
+    """Shares of the bins that are expected beforehand: odds of a standard logistic law."""
+    below = torch.sigmoid(torch.tensor(EDGES, dtype=torch.float64))
+    return torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()

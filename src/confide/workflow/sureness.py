@@ -1,0 +1,160 @@
+"""Several classes: slope, shifts and floor from noisy sums over all records; see `recalibrate`.
+
+A record tells whether its likeliest class is its own, less how sure the prediction is of that under one slope, and how
+sure it would be under others. Sums over all records have the noise of one count: read off bins of odds, the same would
+be known three times worse. The same, where records count by how sure they are and where the surest count alone, shows
+whether it takes a floor: labels that are wrong make the surest wrong most. Shifts are read off the sums of [y = k] -
+q_k, whose norm is at most the root of 2 however many classes there are, and of q_k (1 - q_k), by which they grow with a
+shift, at two slopes, for which slope is right is not known when they are asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from confide.workflow.odds import (
+    EXPECTED,
+    EXPECTED_FLOOR,
+    FLOORS,
+    LARGEST_SLOPE,
+    POINTS,
+    STEEPER,
+    Sure,
+    expected,
+)
+
+EXPECTED_SHIFT = 0.15
+"""Of a shift of several classes, the standard deviation."""
+SURENESS = (0.6, 1.2, 2.4, 4.8)
+"""Slopes under which a record tells how sure its prediction is; in between it is about linear in their logarithms."""
+USUAL = 1
+"""Place of the slope among them that is expected beforehand."""
+LEVEL_WEIGHT, FLOOR_WEIGHTS, SHIFT_SHARE, VERY_SURE, SUREST = 0.5, (1.0, 0.5, 0.7), 0.15, (2.0, 4.0), 0.47
+"""What the sureness itself is multiplied by, and all that is told of all records, the surer and the surest ones; what
+shifts have of the square of a record's norm; log odds from which on a prediction counts among the surest, and from
+which on fully; and by how much such a one is surer than even, on average. See docs/protocols.md."""
+SLOPES = (0.75, 1.5)
+"""At which shifts are asked; in between, and a little beyond, sums are about linear in the slope's logarithm."""
+COUPLED = 1.5
+"""By which q (1 - q) understates how a sum grows with shifts: 1 where a class has many rivals, 2 where it has one."""
+SCATTERED = 0.6
+"""Of the sampling noise that all predictions would have were they as sure as their mean: some are nearly certain."""
+
+
+def told_by(sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
+    """In norm about 1 at most; a record beyond it is clipped."""
+    probabilities = [sure(slope) for slope in SURENESS]
+    likeliest = probabilities[USUAL].argmax(1, keepdim=True)
+    lowest, usual, higher, highest = (value.gather(1, likeliest) for value in probabilities)
+    right = (likeliest == y).double()
+    rows = torch.cat([right - usual, lowest - usual, higher - usual, highest - higher, LEVEL_WEIGHT * (usual - 0.5)], 1)
+    shares = zip(FLOOR_WEIGHTS, _sure_shares(usual), strict=True)
+    level_weight, sum_weight = weights()
+    return torch.cat(
+        [*(level_weight * weight * share * rows for weight, share in shares), sum_weight * _sums(sure, y)], 1
+    )
+
+
+def _sure_shares(usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What records count for by how sure a prediction is: all the same, those that are surer, the surest alone."""
+    odds = torch.logit(usual.clamp(1e-12, 1 - 1e-12))
+    return torch.ones_like(usual), 2 * usual - 1, ((odds - VERY_SURE[0]) / (VERY_SURE[1] - VERY_SURE[0])).clamp(0, 1)
+
+
+def weights() -> tuple[float, float]:
+    """What sureness and sums are multiplied by, for a norm of 1: sums at one slope have at most the root of 2."""
+    level = (1 + LEVEL_WEIGHT**2 / 4) * sum(weight**2 for weight in FLOOR_WEIGHTS)
+    return math.sqrt((1 - SHIFT_SHARE) / level), math.sqrt(SHIFT_SHARE / (2 * len(SLOPES)))
+
+
+def _sums(sure: Sure, y: Tensor) -> Tensor:
+    """Of every slope [y = k] - q_k and q_k (1 - q_k), whose squares add up to 2 at most: to 1 - 2 q_y + |q|^2 and, no
+    more than a quarter of 1 - |q|^2."""
+    parts = []
+    for slope in SLOPES:
+        q = sure(slope)
+        parts += [torch.zeros_like(q).scatter(1, y, 1.0) - q, q * (1 - q)]
+    return torch.cat(parts, 1)
+
+
+def size(classes: int) -> int:
+    """Of what a record tells."""
+    return len(FLOOR_WEIGHTS) * (len(SURENESS) + 1) + 2 * len(SLOPES) * classes
+
+
+# -- what it means ----------------------------------------------------------------------------------------------------
+
+
+def fitted(found: Tensor, noise: float, records: int, levels: Tensor) -> tuple[float, tuple[float, ...], float]:
+    """Slope, shifts and floor from the noisy sum of what all records tell, where classes have such log shares."""
+    classes = len(levels)
+    level_weight, sum_weight = weights()
+    told, sums = found.split([len(FLOOR_WEIGHTS) * (len(SURENESS) + 1), 2 * len(SLOPES) * classes])
+    told, sums = told.reshape(len(FLOOR_WEIGHTS), -1) / level_weight, sums.reshape(len(SLOPES), 2, classes) / sum_weight
+    rarer = classes * float(levels.softmax(0).min())  # 1 for even classes: a floor raises the share of a rare one
+    slope, floor = sure_enough(told, noise / level_weight, records, classes, EXPECTED_FLOOR * rarer)
+    return slope, shifts_of(sums, noise / sum_weight, slope, records), floor
+
+
+def sure_enough(found: Tensor, noise: float, records: int, classes: int, expected_floor: float) -> tuple[float, float]:
+    """Slope and floor by their posterior means, from sums (3, len(SURENESS) + 1): see `_sure_shares`.
+
+    With e(s) how much surer predictions are under s than under the usual slope, the likeliest classes of all records
+    are right as often as stated where the first sum is e(s), and so are those that are surer, and the surest, where the
+    others are.
+    """
+    steep = torch.linspace(math.log(0.3), math.log(LARGEST_SLOPE), 3 * POINTS, dtype=torch.float64)
+    floors = torch.tensor(FLOORS, dtype=torch.float64)
+    parts = _pieces(steep)
+    spread = 1 + parts.square().sum(1, keepdim=True)  # of the noise of what is right and of how much surer
+    found = found / torch.tensor(FLOOR_WEIGHTS, dtype=torch.float64)[:, None]
+    first, second, third = found[:, -1] / LEVEL_WEIGHT
+    sure = float((first + records / 2).clamp(records / classes, records))
+    surest, square = float((third / SUREST).clamp(0, records)), float((2 * second / records).clamp(0.05, 1))
+    totals = (records, 2 * sure - records, surest)  # what all records count for, and their squares add up to
+    squares = (SCATTERED * records, SCATTERED * records * square, surest)
+    chance = expected((steep - STEEPER) / EXPECTED)[:, None] - floors / expected_floor
+    for place, (row, total, count) in enumerate(zip(found, totals, squares, strict=True)):
+        pieces = row[1:-1] if place == 1 else torch.cat([row[1:2].clamp(max=0), row[2:-1].clamp(min=0)])
+        surer = (parts @ pieces)[:, None]
+        stated = row[-1] / LEVEL_WEIGHT + total / 2 + surer
+        lost = floors * (stated - total / classes)
+        mean = ((stated - lost) / max(total, 1.0)).clamp(1 / classes, 0.995)
+        variance = (noise / FLOOR_WEIGHTS[place]) ** 2 * spread + count * mean * (1 - mean)
+        chance = chance - ((row[0] - surer + lost).square() / variance + variance.log()) / 2
+    share = chance.flatten().softmax(0).view(chance.shape)
+    return float((share.sum(1) * steep).sum().exp()), float((share.sum(0) * floors).sum())
+
+
+def _pieces(steep: Tensor) -> Tensor:
+    """By which the steps between SURENESS are multiplied for how much surer predictions are under each slope."""
+    places = torch.tensor(SURENESS, dtype=torch.float64).log()
+    below = (places[USUAL] - steep) / (places[USUAL] - places[USUAL - 1])
+    above = (steep[:, None] - places[USUAL:-1]) / places[USUAL:].diff()
+    above[:, :-1] = above[:, :-1].clamp(max=1)
+    return torch.cat([below.clamp(min=0)[:, None], above.clamp(min=0)], 1)
+
+
+def shifts_of(sums: Tensor, noise: float, slope: float, records: int) -> tuple[float, ...]:
+    """Of all classes, from sums (slopes, 2, classes) at SLOPES: one Newton step, held back by noise and sampling.
+
+    q (1 - q) is a quarter at most: where noise alone says more, it would be taken for a sum that tells much of a shift.
+    """
+    first, last = (math.log(value) for value in SLOPES)
+    part = min(max((math.log(slope) - first) / (last - first), -0.5), 1.5)
+    off, steep = (1 - part) * sums[0] + part * sums[1]
+    noise = noise * math.hypot(1 - part, part)
+    steep = COUPLED * steep.clamp(0, records / 4)
+    variance = noise**2 + steep
+    found = steep * off / (steep.square() + variance / EXPECTED_SHIFT**2).clamp(min=1e-12)
+    found = found.clamp(-1, 1)  # a Newton step from far away may overshoot
+    return _centred(found.tolist())
+
+
+def _centred(values: Sequence[float]) -> tuple[float, ...]:
+    mean = sum(values) / len(values)
+    return tuple(value - mean for value in values)
