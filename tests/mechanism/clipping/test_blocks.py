@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.rules.convolution import Cut, PatchSum, WithBias, channel_groups
+from confide.mechanism.clipping.rules.convolution import PatchSum, WithBias, channel_groups
 from confide.mechanism.clipping.rules.linear import OuterProduct
+from confide.mechanism.clipping.rules.patches import Cut
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
 from confide.mechanism.clipping.workspace import Workspace
 

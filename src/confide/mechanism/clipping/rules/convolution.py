@@ -11,7 +11,6 @@ cache-sized piece at a time, never for the whole batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -23,12 +22,22 @@ from confide.mechanism.clipping.rules.fused import (
     OF_A_BATCH,
     OF_A_RECORD,
     exact_convolutions,
+    fewer_products,
     fusible,
+    gram_of_patches,
     of_each_record,
     output_space,
     weight_gradient,
 )
-from confide.mechanism.clipping.rules.linear import CACHE_BYTES, PASS_COST, ghost_norms, rounding_guard, squared_sizes
+from confide.mechanism.clipping.rules.linear import (
+    CACHE_BYTES,
+    PASS_COST,
+    ghost_norms,
+    norms_of_grams,
+    rounding_guard,
+    squared_sizes,
+)
+from confide.mechanism.clipping.rules.patches import Cut
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of, sum_in_blocks
 from confide.mechanism.clipping.workspace import Workspace
@@ -36,43 +45,6 @@ from confide.mechanism.clipping.workspace import Workspace
 # What may be written out for one product. Fewer records meet in one where rounding asks for it, and only there: small
 # weights then take many products in one call, large ones as few as will do, since adding those up is dear.
 PRODUCT_BYTES = 16 << 20
-LARGE_PLANE = 512  # positions
-_pad = torch.nn.functional.pad  # as it was when confide was imported
-
-
-class Cut:
-    """How patches are cut out of images (records, channels, *space)."""
-
-    def __init__(self, layer: Any, margins: Sequence[int], mode: str = "constant") -> None:
-        self.kernel, self.stride, self.dilation, self.groups = (
-            layer.kernel_size, layer.stride, layer.dilation, layer.groups
-        )  # fmt: skip
-        self.margins, self.mode = margins, mode
-
-    @property
-    def padding(self) -> list[int] | None:
-        """As many zeros on either side of every axis, or None where it is otherwise."""
-        before, after = list(self.margins[::2])[::-1], list(self.margins[1::2])[::-1]  # torch counts from the last axis
-        return before if self.mode == "constant" and before == after and min(before) >= 0 else None
-
-    @property
-    def times_read(self) -> int:
-        """How many patches a number of an image is part of, at most."""
-        steps = [step // math.gcd(step, window) for step, window in zip(self.stride, self.dilation, strict=True)]
-        return math.prod(-(-size // step) for size, step in zip(self.kernel, steps, strict=True))
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(records, groups, *positions, *kernel, channels of the group), a view of a copy."""
-        stride: Sequence[int] = self.stride
-        if set(self.kernel) == {1} and not any(self.margins):  # what is stepped over is read by nothing
-            steps: list[Any] = [slice(None, None, step) for step in stride]
-            images, stride = images[(..., *steps)], (1,) * len(stride)
-        view: Tensor = padded_last(images, self.margins, self.mode).unflatten(-1, (self.groups, -1)).movedim(-2, 1)
-        space = len(self.kernel)
-        for axis in range(space):
-            window = self.dilation[axis] * (self.kernel[axis] - 1) + 1
-            view = view.unfold(2 + axis, window, stride[axis])[..., :: self.dilation[axis]]
-        return view.movedim(2 + space, -1)  # unfold puts the kernel last; the channels go behind it again
 
 
 class PatchSum(Contribution):
@@ -124,7 +96,8 @@ class PatchSum(Contribution):
         """Products of patches, whose channels come last, in the order of what is fused."""
         if not self.fused:
             return products
-        return products.unflatten(-1, (math.prod(self.cut.kernel), -1)).transpose(-2, -1).flatten(-2)
+        found: Tensor = products.unflatten(-1, (math.prod(self.cut.kernel), -1)).transpose(-2, -1).flatten(-2)
+        return found
 
     def _planes(self, images: Tensor, start: int, stop: int) -> Tensor:
         """The left side as torch's kernel has it: (records, channels, *positions)."""
@@ -220,9 +193,16 @@ class PatchSum(Contribution):
 
     def _ghost_norms(self) -> Tensor:
         norms, self.spreads = self.left.new_empty(self.records), self.left.new_empty(self.records)
+        assert self.images is not None
+        by_pixels = fewer_products(self.images, self.positions, self.cut)
+        slack = lost_in_squares(self.channels + self.width + self.positions, self.left.dtype)
         for start, stop in self._pieces():
             left = self.left[start:stop].flatten(0, 1).transpose(1, 2)
-            each, spreads = ghost_norms(left, self._columns(start, stop).flatten(0, 1))
+            if by_pixels:
+                grams = torch.bmm(left, left.mT), gram_of_patches(self.images[start:stop], self.cut)
+                each, spreads = norms_of_grams(*grams, (self.channels, self.width), slack)
+            else:
+                each, spreads = ghost_norms(left, self._columns(start, stop).flatten(0, 1))
             norms[start:stop] = each.view(stop - start, self.groups).sum(1)
             self.spreads[start:stop] = torch.linalg.vector_norm(spreads.view(stop - start, self.groups), dim=1)
         return norms
@@ -382,24 +362,6 @@ class WithBias(Contribution):
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         return self.weight.dense(start, stop) | self.bias.dense(start, stop)
-
-
-def padded_last(values: Tensor, margins: Sequence[int], mode: str = "constant") -> Tensor:
-    """(records, channels, *space) with margins and the channels last, in memory of its own; zeros take one copy.
-
-    Two for large images: planes that are a power of two apart fall on the same lines of the cache.
-    """
-    if mode != "constant" or not any(margins) or min(margins) < 0 or math.prod(values.shape[2:]) >= LARGE_PLANE:
-        padded = _pad(values, list(margins), mode=mode) if any(margins) else values
-        return padded.movedim(1, -1).contiguous()
-    before, after = margins[::2][::-1], margins[1::2][::-1]  # torch counts from the last axis
-    sizes = values.shape[2:]
-    found = values.new_zeros(len(values), *map(sum, zip(before, sizes, after, strict=True)), values.shape[1])
-    inner: Any = found
-    for axis, (start, size) in enumerate(zip(before, sizes, strict=True)):
-        inner = inner.narrow(1 + axis, start, size)
-    inner.copy_(values.movedim(1, -1))
-    return found
 
 
 def channel_groups(values: Tensor, groups: int) -> Tensor:

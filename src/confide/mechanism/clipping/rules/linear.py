@@ -220,9 +220,16 @@ def ghost_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         return native
     gram_left = torch.bmm(left, left.transpose(1, 2))
     gram_right = torch.bmm(right, right.transpose(1, 2))
+    return norms_of_grams(gram_left, gram_right, (left.shape[2], right.shape[2]), slack)
+
+
+def norms_of_grams(
+    gram_left: Tensor, gram_right: Tensor, features: tuple[int, int], slack: float
+) -> tuple[Tensor, Tensor]:
+    """The same of Gram matrices (records, positions, positions) of so many features on either side."""
     norms = (gram_left * gram_right).sum((1, 2)).clamp_(min=0)
     of_left, of_right = (gram.diagonal(dim1=1, dim2=2).sum(1) for gram in (gram_left, gram_right))
-    lost_left, lost_right = (guard(side[0].numel(), side.dtype) for side in (left, right))
+    lost_left, lost_right = (guard(gram_left.shape[1] * width, gram_left.dtype) for width in features)
     norms.addcmul_(of_left, of_right, value=slack)
     norms.add_(of_right, alpha=lost_left).add_(of_left, alpha=lost_right).add_(lost_left * lost_right)
     return norms, of_left.add_(lost_left).mul_(of_right.add_(lost_right)).sqrt_()
