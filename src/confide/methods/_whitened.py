@@ -106,9 +106,9 @@ class Pace:
     def with_clip(self, clip: float | None) -> Pace:
         return self if clip is None else replace(self, clip=clip, factor=self.factor * self.clip / clip)
 
-    def at(self, step: int, burn_in: int) -> float:
+    def at(self, step: int, burn_in: int, haste: float = 1.0) -> float:
         """The rate of a step: while nothing counts yet, chains may be as hot as they are fast."""
-        return FASTEST if 2 * step < burn_in else self.rate
+        return FASTEST * haste if 2 * step < burn_in or haste > 1 else self.rate
 
 
 def pace_of(problem: Problem, counted: int) -> Pace:
@@ -225,9 +225,12 @@ class TakenByClip:
     scores: Tensor
     products: Tensor
 
-    def doubt(self, records: int) -> Tensor:
-        """Covariance of the gradient of all records, from inputs that are not like those that were made up."""
-        return torch.diag((DOUBT * records * self.scores).square())
+    def doubt(self, records: int, unlike: float = 0.0) -> Tensor:
+        """Covariance of the gradient of all records, from inputs that are not like those that were made up.
+
+        unlike   by how much released products of scores differ from what those lead to expect, as a share of it
+        """
+        return torch.diag(((DOUBT + unlike) * records * self.scores).square())
 
 
 def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequence[float]) -> TakenByClip | None:
