@@ -34,7 +34,6 @@ from confide.mechanism.clipping.rules.linear import (
     PASS_COST,
     ghost_norms,
     norms_of_grams,
-    rounding_guard,
     squared_sizes,
 )
 from confide.mechanism.clipping.rules.patches import Cut
@@ -145,17 +144,24 @@ class PatchSum(Contribution):
                 if self.stored is not None:
                     row = self.stored[record : record + 1].copy_(row)
                 norms[record] = squared_norms_of(row if scales is None else row * scales.view(1, -1))[0]
-        largest = 1.0 if scales is None else float(scales.abs().max()) ** 2
-        norms.add_(self._squared_sizes(), alpha=lost_in_squares(self.positions, norms.dtype) * largest)
+        norms.add_(self._guard(scales))
         if self.stored is not None:
             self.squares, self.spreads = norms, norms.sqrt()
             self._let_go(norms)
         return norms
 
+    def _guard(self, scales: Tensor | None) -> Tensor:
+        """What rounding may hide where norms and sums come from two products, of gradients whose entries are scaled.
+
+        In every way but that of Gram matrices, stored or not: how many records fit must not change a norm.
+        """
+        largest = 1.0 if scales is None else float(scales.abs().max()) ** 2
+        return self._squared_sizes().mul_(lost_in_squares(self.positions, self.left.dtype) * largest)
+
     def _squared_sizes(self) -> Tensor:
         """|left|^2 |patches|^2 or a little more, of every record."""
         assert self.images is not None
-        if not self.fused:
+        if self.cut.mode != "constant":  # margins have numbers of their own
             found = self.left.new_empty(self.records)
             for start, stop in self._pieces():
                 found[start:stop] = squared_sizes(self.left[start:stop], self._columns(start, stop))
@@ -175,20 +181,20 @@ class PatchSum(Contribution):
             columns = self._columns(start, stop).flatten(0, 1)
             torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=piece.view(-1, self.channels, self.width))
             norms[start:stop] = squared_norms_of(piece if scales is None else piece * scales.reshape(-1))
+        norms.add_(self._guard(scales))
         self.squares, self.spreads = norms, norms.sqrt()
         self._let_go(norms)
         return norms
 
     def _scaled_norms(self, scales: Tensor) -> Tensor:
         """As many channels at a time as stay in cache."""
-        norms, largest = self.left.new_zeros(self.records), float(scales.abs().max()) ** 2
+        norms = self._guard(scales)
         for start, stop in self._pieces():
             columns, left = self._columns(start, stop), self.left[start:stop]
             size = max(1, CACHE_BYTES // ((stop - start) * self.groups * self.width * left.element_size()))
             for first in range(0, self.channels, size):
                 part = torch.matmul(left[:, :, first : first + size], columns).mul_(scales[:, first : first + size])
                 norms[start:stop] += squared_norms_of(part)
-            norms[start:stop] += rounding_guard(left, columns, self.positions).mul_(largest)
         return norms
 
     def _ghost_norms(self) -> Tensor:
@@ -213,8 +219,7 @@ class PatchSum(Contribution):
             columns = self._columns(start, stop)
             left = self.left[start:stop]
             norms[start:stop] = squared_norms_of(torch.matmul(left, columns))
-            norms[start:stop] += rounding_guard(left, columns, self.positions)
-        return norms
+        return norms.add_(self._guard(None))
 
     def chain(self, records: int) -> int:
         if self.stored is not None:
