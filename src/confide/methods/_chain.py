@@ -39,9 +39,9 @@ FEWEST_TOLD = 8
 """A run that was ended before so many questions counted gives its chain."""
 NO_PEAK = (
     "What was released does not tell of one peak (a belief would lie {:.1f} of its deviations from where was asked, "
-    "slopes scatter {:.1f} times as much as their noise, and {:.0%} of it is where the program is as sharp as in its "
-    "midst): draws are those of the prior, and say nothing of the records. Use more steps, a larger budget, or start "
-    "values nearer to the truth."
+    "slopes scatter {:.1f} times as much as their noise, their products are off by {:.0%} of what the program expects, "
+    "and {:.0%} of the belief is where the program is as sharp as in its midst): draws are those of the prior, and say "
+    "nothing of the records. Use more steps, a larger budget, or start values nearer to the truth."
 )
 RESTS_ON = (
     "The belief rests on one peak, and on inputs like those that were made up within the declared bounds; where either "
@@ -194,7 +194,7 @@ class Chain(Method):
             drawn_of = f"the belief that releases give: the chain itself is worth {worth:.1f} draws"
         else:
             draws = prior_draws(problem, len(belief.draws)).to(dtype)
-            warning = NO_PEAK.format(belief.way, belief.excess, belief.steady)
+            warning = NO_PEAK.format(belief.way, belief.excess, belief.unlike, belief.steady)
             drawn_of = "the prior: releases do not tell of one peak"
         about = {
             "warning": warning,
@@ -206,6 +206,7 @@ class Chain(Method):
             "residuals_over_known_noise": round(belief.excess, 3),
             "trust_in_released_information": round(belief.trust, 3),
             "as_sharp_as_in_its_midst": round(belief.steady, 3),
+            "products_unlike_expected": round(belief.unlike, 3),
         }
         weights = torch.full((len(draws),), 1 / len(draws), dtype=draws.dtype)
         return Draws(problem.module, problem.likelihood, draws, weights, about)

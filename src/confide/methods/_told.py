@@ -23,6 +23,8 @@ LARGEST_WAY = 2.0
 """Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
 LARGEST_EXCESS = 3.0
 """Slopes that scatter by more than this many times their known noise are not those of a line."""
+LARGEST_UNLIKE = 3.0
+"""Records that scatter more than a program expects are common; beyond this, products of scores tell of no peak of it."""
 PROBED, LEAST_STEADY = 16, 0.5
 """Draws of a belief at which the program's information is looked at, and the share at which it must be alike."""
 LARGEST_CHANGE = 4.0
@@ -64,6 +66,7 @@ class ToldBelief:
     excess   of the scatter of slopes over what is known of their noise
     trust    how far the information that was released was believed against the program's own guess
     steady   share of draws at which the program expects about the information that it expects in their midst
+    unlike   by how much released products of scores differ from what the program expects, as a share of it
     cut_known   whether it is known what the clip takes, or the clip is so wide that it takes nothing
     """
 
@@ -72,12 +75,14 @@ class ToldBelief:
     excess: float
     trust: float
     steady: float
+    unlike: float
     cut_known: bool
 
     @property
     def one_peak(self) -> bool:
         """Whether a line through the slopes is all that there is to it, as far as that can be seen."""
-        return self.way <= LARGEST_WAY and self.excess <= LARGEST_EXCESS and self.steady >= LEAST_STEADY
+        near = self.way <= LARGEST_WAY and self.excess <= LARGEST_EXCESS
+        return near and self.steady >= LEAST_STEADY and self.unlike <= LARGEST_UNLIKE
 
 
 def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> ToldBelief:
@@ -103,7 +108,8 @@ def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace
     way = float((draws.mean(0).square() / draws.var(0)).mean().sqrt())
     found = centre + draws @ wide.mT
     steady = 1.0 if here is None else _steady(problem, own, here, found)
-    return ToldBelief(found, way, excess, trust, steady, cut is not None or pace.clip > UNCUT * math.sqrt(size))
+    known = cut is not None or pace.clip > UNCUT * math.sqrt(size)
+    return ToldBelief(found, way, excess, trust, steady, unlike, known)
 
 
 def _steady(problem: Problem, own: Prior, here: Local, draws: Tensor) -> float:

@@ -36,6 +36,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -75,6 +76,11 @@ DOUBT = 0.25
 """Of what a clip takes by the program's law at made-up inputs, is what other inputs may change in it."""
 TRUST = 0.1
 """Of the information that the program expects of a record, at least, is what inputs may change in it."""
+
+
+OF_THE_PRIOR = 100
+"""Draws that tell how wide it is."""
+_LEAST: WeakKeyDictionary[Program, Tensor] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -181,6 +187,7 @@ class Local:
             if found is None:
                 return None
             bend = LocalPrior.at(prior.energy, position.detach().double()).precision
+            bend = bend + torch.diag((least_precision(program) - bend.diagonal()).clamp(min=0))
             root = torch.linalg.cholesky(found + bend / problem.records)
         except Exception:  # whatever the program does not like here: its own errors come up in the rehearsal
             return None
@@ -191,6 +198,18 @@ class Local:
         along = axes.mT @ self.root
         found: Tensor = along @ along.mT - axes.mT @ self.prior @ axes / records
         return found
+
+
+def least_precision(program: Program) -> Tensor:
+    """Of the prior about every number, by draws of it: far out, where a prior falls off like a line, it has none of its
+    own, and noise would carry numbers of which records say nothing ever further away."""
+    found = _LEAST.get(program)
+    if found is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            draws = torch.stack([program.prior_draw() for _ in range(OF_THE_PRIOR)]).double()
+        found = _LEAST[program] = torch.nan_to_num(1 / draws.var(0), nan=0.0, posinf=0.0)
+    return found
 
 
 def axes_of(here: Local, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
