@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributions import HalfNormal, Normal
+from torch.distributions import Beta, HalfNormal, Normal, Poisson
 
 import confide
 from confide.evaluate.mixing import mixing_facts
 from confide.layers.programs import WhitenedProgram, unpacked
 from confide.mechanism.clipping import clipped_sum
-from confide.methods import SGHMC, SGLD, LaplaceApproximation
+from confide.methods import SGHMC, SGLD, LaplaceApproximation, _chain
 from confide.methods._carried import carried
+from confide.methods._told import ToldBelief
 from confide.models.likelihoods import Gaussian
 from confide.models.program_sharpness import taken_by_clips
 from confide.models.programs import ProgramLikelihood, scores_of
@@ -102,6 +104,66 @@ def test_a_chain_that_is_worth_few_draws_gives_its_belief(method: Any) -> None:
     assert float(s.std()) < 2.5 * alone
 
 
+def count_regression(haste: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of counts up to some hundreds, from a start where all are one."""
+    count, generator = 2000, torch.Generator().manual_seed(1)
+    x = torch.randn(count, 1, generator=generator, dtype=torch.float64).clamp(-2, 2)
+    y = torch.poisson(torch.exp(2.2 - 1.7 * x[:, 0]), generator)
+    model = confide.models.program(
+        lambda p, x, y: Poisson(torch.exp(p["slope"] * x[0] + p["level"])).log_prob(y),
+        {"slope": Normal(0.0, 1.0), "level": Normal(0.0, 1.0)},
+    ).double()
+    if not haste:
+        monkeypatch.setattr(_chain, "far_off", lambda *given: 0.0)
+    data = confide.PrivateData(x, y, schema=confide.Schema(records=count), seed=2)
+    plan = confide.plan(records=count, batch=200, steps=160, epsilon=1.0, delta=1e-5)
+    return confide.fit(SGLD(), model, data, plan, seed=3).posterior
+
+
+def test_a_chain_that_has_far_to_go_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Axes that follow products of scores which are not nought on average would let it stand still."""
+    found = count_regression(True, monkeypatch)
+    assert found.facts["draws_of"].startswith("the belief")
+    slope = found.named_draws()["slope"]
+    assert abs(float(slope.mean()) + 1.7) < 4 * float(slope.std()) < 0.2
+
+
+@pytest.mark.slow
+def test_without_haste_it_stands_still_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = count_regression(False, monkeypatch)
+    assert still.facts["draws_of"].startswith("the prior")
+    assert "do not" in still.facts["draws_of"]
+    assert float(still.named_draws()["slope"].std()) > 0.7, "and no narrow interval around what is wrong"
+
+
+@pytest.mark.parametrize("wrong", [{"way": 2.1}, {"excess": 3.1}, {"steady": 0.4}, {"unlike": 3.1}])
+def test_a_belief_is_told_only_where_a_line_explains_it(wrong: dict[str, float]) -> None:
+    good = ToldBelief(torch.zeros(1, 1), 0.1, 1.0, 1.0, 1.0, 0.1, cut_known=True)
+    assert good.one_peak
+    assert not replace(good, **wrong).one_peak  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_ridge_is_no_peak() -> None:
+    """Two halves of a mixture so near to each other that nobody can tell their shares: the prior, and said first."""
+    count, generator = 2000, torch.Generator().manual_seed(1)
+    y = torch.randn(count, generator=generator, dtype=torch.float64)
+
+    def said(p: Any, x: Any, y: Any) -> Any:
+        centres = torch.stack([p["centre"], p["centre"] + p["apart"]])
+        shares = torch.stack([1 - p["share"], p["share"]])
+        return torch.logsumexp(shares.log() + Normal(centres, 1.0).log_prob(y), 0)
+
+    priors: dict[str, Any] = {"share": Beta(2.0, 2.0), "centre": Normal(0.0, 2.0), "apart": HalfNormal(4.0)}
+    model = confide.models.program(said, priors).double()
+    data = confide.PrivateData(torch.zeros(count, 1), y, schema=confide.Schema(records=count), seed=2)
+    plan = confide.plan(records=count, batch=200, steps=100, epsilon=1.0, delta=1e-5)
+    found: Any = confide.fit(SGLD(), model, data, plan, seed=3).posterior
+    assert found.facts["warning"].startswith("What was released does not tell of one peak")
+    assert found.facts["as_sharp_as_in_its_midst"] < 0.5
+    assert 0.15 < float(found.named_draws()["share"].std()) < 0.3
+
+
 def test_draws_are_carried_to_a_density_that_is_no_gaussian() -> None:
     """A log of a chi-square with three degrees: skewed, its mean and deviation known; draws begin a deviation off."""
 
@@ -139,7 +201,8 @@ def test_a_program_whose_values_are_not_found_says_so() -> None:
     )
     x, y = records()
     found = fitted(model, x, torch.zeros_like(y), SGLD(), plan={"steps": 40})
-    assert "not known" in found.posterior.facts["warning"]
+    assert "not known" in found.posterior.facts["clipping"]
+    assert "draws are those of the prior" in found.posterior.facts["warning"], "which is said first"
 
 
 def test_a_chain_on_its_way_is_told_by_its_worst_parameter() -> None:

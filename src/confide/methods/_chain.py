@@ -11,7 +11,7 @@ from torch import Tensor
 
 from confide.devices import HOST, normals
 from confide.errors import Refusal
-from confide.methods._told import Told, belief_of, met_anew
+from confide.methods._told import Told, belief_of, far_off, met_anew, prior_draws
 from confide.methods._whitened import (
     UNCUT,
     WIDER,
@@ -37,17 +37,21 @@ CLIP_UNKNOWN = (
 )
 FEWEST_TOLD = 8
 """A run that was ended before so many questions counted gives its chain."""
-LARGEST_WAY = 2.0
-"""Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
-STILL_ON_ITS_WAY = (
-    "The belief lies {:.1f} of its own deviations from where the chain asked. Intervals of parameters are not to be "
-    "relied on; use more steps."
+NO_PEAK = (
+    "What was released does not tell of one peak (a belief would lie {:.1f} of its deviations from where was asked, "
+    "slopes scatter {:.1f} times as much as their noise, their products are off by {:.0%} of what the program expects, "
+    "and {:.0%} of the belief is where the program is as sharp as in its midst): draws are those of the prior, and say "
+    "nothing of the records. Use more steps, a larger budget, or start values nearer to the truth."
 )
 RESTS_ON = (
     "The belief rests on one peak, and on inputs like those that were made up within the declared bounds; where either "
     "fails, intervals of parameters hold the truth less often than they say."
 )
 """Said of every belief: nothing that was released tells whether it is so, and programs were seen where it was not."""
+MOST_HASTE = 4.0
+"""Of the fastest pace: where that takes a chain past the peak it still comes back."""
+LEAST_COUNTED = 0.5
+"""Of the steps after burn-in: so many are left for the belief, however far the peak was when burn-in ended."""
 MOST_DRAWS = 100  # by default: predictions cost in proportion, and draws of one chain resemble each other
 
 
@@ -59,6 +63,7 @@ class ChainState:
     taken, clip   by the clip from a record's gradient along them, on average, and the clip: since they were looked for
     told          since then: what its belief is made of, where the chain is worth few draws
     met           what records tell beyond what made-up inputs have led to expect (`_told`)
+    haste         of the pace while the peak is far: what was told since the last look leaves no doubt that it is
     """
 
     step: int = 0
@@ -70,6 +75,7 @@ class ChainState:
     clip: float | None = None
     told: Told = field(default_factory=Told, repr=False)
     met: Tensor | None = field(default=None, repr=False)
+    haste: float = 1.0
 
 
 StateType = TypeVar("StateType", bound=ChainState)
@@ -120,8 +126,8 @@ class Chain(Method):
         pace = self._pace(problem)
         clips = [pace.clip * wider for wider in (WIDER if pace.share else (1.0,))]
         cut = cut_of(problem, here, pace, at, clips)
-        if cut is None:
-            return replace(state, axes=found[0], reach=found[1], taken=None, clip=pace.clip)
+        if cut is None:  # what a clip takes cannot be put back: it shall take little, whatever noise that costs
+            return replace(state, axes=found[0], reach=found[1], taken=None, clip=clips[-1])
         return replace(state, axes=found[0], reach=found[1], taken=cut.scores, clip=cut.clip)
 
     def _pace(self, problem: Problem, state: ChainState | None = None) -> Pace:
@@ -150,12 +156,30 @@ class Chain(Method):
         assert state.axes is not None
         assert state.reach is not None
         move_(problem, state.axes, state.reach, step)
-        if state.step + 1 not in looks(self.burn_in_steps(problem)):
+        if not self._looks_now(problem, state):
             return state
         if state.told.points:
-            met = met_anew(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
-            state = replace(state, told=Told(), met=met)
+            state = replace(self._met_anew(problem, state, state.axes), told=Told())
         return self._aligned(problem, state)
+
+    def _looks_now(self, problem: Problem, state: ChainState) -> bool:
+        """Before draws begin, and later as long as the peak was far at the last look, while enough steps are left."""
+        burn_in, steps = self.burn_in_steps(problem), problem.plan.steps
+        often = looks(burn_in)
+        if state.step + 1 < burn_in or state.haste == 1.0 or not often:
+            return state.step + 1 in often
+        return (state.step + 1) % min(often) == 0 and steps - state.step > LEAST_COUNTED * (steps - burn_in)
+
+    def _met_anew(self, problem: Problem, state: StateType, axes: Tensor) -> StateType:
+        """What records tell of themselves, once the chain is where they tell it of; until then, more haste.
+
+        Far from the peak scores are no longer nought on average, and their products say more of the way than of the
+        information; with axes that they made shorter the chain would stand still.
+        """
+        pace = self._pace(problem, state)
+        if far_off(problem, self.prior, axes, state.told, state.taken) > 1:
+            return replace(state, met=None, haste=min(MOST_HASTE, 2 * state.haste))
+        return replace(state, met=met_anew(problem, self.prior, axes, state.told, pace, state.met), haste=1.0)
 
     def given_along(self, problem: Problem, state: ChainState, facts: dict[str, Any]) -> Draws:
         """The posterior of a program: the belief where the chain is worth few draws, else the chain."""
@@ -164,18 +188,25 @@ class Chain(Method):
         if len(state.told.points) < FEWEST_TOLD:
             return self.collected(problem, state, {**own, **facts})
         belief = belief_of(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
-        late = STILL_ON_ITS_WAY.format(belief.way) if belief.way > LARGEST_WAY else RESTS_ON
-        draws = belief.draws.to(problem.position.dtype)
+        dtype, worth = problem.position.dtype, self._pace(problem).worth
+        if belief.one_peak:
+            draws, warning = belief.draws.to(dtype), RESTS_ON if belief.cut_known else CLIP_UNKNOWN
+            drawn_of = f"the belief that releases give: the chain itself is worth {worth:.1f} draws"
+        else:
+            draws = prior_draws(problem, len(belief.draws)).to(dtype)
+            warning = NO_PEAK.format(belief.way, belief.excess, belief.unlike, belief.steady)
+            drawn_of = "the prior: releases do not tell of one peak"
         about = {
-            "warning": own.get("clipping") or late,
+            "warning": warning,
             **own,
             **facts,
-            "draws_of": "the belief that releases give: the chain itself is worth "
-            f"{self._pace(problem).worth:.1f} draws",
+            "draws_of": drawn_of,
             "draws": len(draws),
             "way": round(belief.way, 3),
             "residuals_over_known_noise": round(belief.excess, 3),
             "trust_in_released_information": round(belief.trust, 3),
+            "as_sharp_as_in_its_midst": round(belief.steady, 3),
+            "products_unlike_expected": round(belief.unlike, 3),
         }
         weights = torch.full((len(draws),), 1 / len(draws), dtype=draws.dtype)
         return Draws(problem.module, problem.likelihood, draws, weights, about)

@@ -11,11 +11,22 @@ from torch import Tensor
 from confide.devices import HOST
 from confide.layers.programs import packed_matrix, unpacked
 from confide.methods._trace import curvatures_of, drawn
-from confide.methods._whitened import TRUST, Local, Pace, TakenByClip, cut_of
+from confide.methods._whitened import TRUST, UNCUT, Local, Pace, TakenByClip, cut_of
 from confide.methods.base import Problem
 from confide.models.priors import Prior
+from confide.models.programs import Program
 from confide.sources.queries import Release
 
+FAR = 4.0
+"""Deviations of what noise explains: a mean slope beyond them is the way to a peak that is not here."""
+LARGEST_WAY = 2.0
+"""Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
+LARGEST_EXCESS = 3.0
+"""Slopes that scatter by more than this many times their known noise are not those of a line."""
+LARGEST_UNLIKE = 3.0
+"""Records that scatter more than a program expects are common; beyond this, products of scores tell of no peak."""
+PROBED, LEAST_STEADY = 16, 0.5
+"""Draws of a belief at which the program's information is looked at, and the share at which it must be alike."""
 LARGEST_CHANGE = 4.0
 """Of what records tell along any direction, from one look to the next: noise may look like more."""
 
@@ -54,12 +65,24 @@ class ToldBelief:
     way      how far their mean is from where was asked, in their deviations
     excess   of the scatter of slopes over what is known of their noise
     trust    how far the information that was released was believed against the program's own guess
+    steady   share of draws at which the program expects about the information that it expects in their midst
+    unlike   by how much released products of scores differ from what the program expects, as a share of it
+    cut_known   whether it is known what the clip takes, or the clip is so wide that it takes nothing
     """
 
     draws: Tensor
     way: float
     excess: float
     trust: float
+    steady: float
+    unlike: float
+    cut_known: bool
+
+    @property
+    def one_peak(self) -> bool:
+        """Whether a line through the slopes is all that there is to it, as far as that can be seen."""
+        near = self.way <= LARGEST_WAY and self.excess <= LARGEST_EXCESS
+        return near and self.steady >= LEAST_STEADY and self.unlike <= LARGEST_UNLIKE
 
 
 def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> ToldBelief:
@@ -68,7 +91,7 @@ def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace
     centre, slope, count = points.mean(0), slopes.mean(0), len(points)
     here = Local.at(problem, own, centre.to(axes.dtype), met)
     cut = None if here is None else cut_of(problem, here, pace, centre.to(axes.dtype), (pace.clip,))
-    mean, error, trust = _information(problem, here, wide, cut, told, TRUST**2)
+    mean, error, trust, unlike = _information(problem, here, wide, cut, told, TRUST**2)
     noise = torch.randn(curvatures_of(len(centre)), len(mean), generator=problem.generator, dtype=torch.float64)
     curvatures = problem.records * _of_one_sign(unpacked(mean + math.sqrt(error) * noise, len(centre)), 0.0, math.inf)
     curvature = curvatures.mean(0)
@@ -80,10 +103,38 @@ def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace
     errors = errors * max(1.0, excess) / count
     energy, nought = problem.prior(own).energy, torch.zeros_like(centre)
     if cut is not None:
-        slope, errors = slope + problem.records * cut.scores, errors + cut.doubt(problem.records)
+        slope, errors = slope + problem.records * cut.scores, errors + cut.doubt(problem.records, unlike)
     draws = drawn(curvatures, nought, slope, errors, lambda at: energy(centre + wide @ at), nought, problem.generator)
     way = float((draws.mean(0).square() / draws.var(0)).mean().sqrt())
-    return ToldBelief(centre + draws @ wide.mT, way, excess, trust)
+    found = centre + draws @ wide.mT
+    steady = 1.0 if here is None else _steady(problem, own, here, found)
+    known = cut is not None or pace.clip > UNCUT * math.sqrt(size)
+    return ToldBelief(found, way, excess, trust, steady, unlike, known)
+
+
+def _steady(problem: Problem, own: Prior, here: Local, draws: Tensor) -> float:
+    """A peak that is no Gaussian, and a ridge, have other information where draws are than in their midst.
+
+    Draws are many and the first of them as good as any; what a record tells at each is the program's own word.
+    """
+    good = 0
+    for draw in draws[:PROBED]:
+        there = Local.at(problem, own, draw.to(problem.position.dtype), None)
+        if there is None:
+            continue
+        along = torch.linalg.solve_triangular(here.expected, there.expected, upper=False)
+        sizes = torch.linalg.svdvals(along).square()
+        good += bool(sizes.max() <= LARGEST_CHANGE and sizes.min() >= 1 / LARGEST_CHANGE)
+    return good / min(PROBED, len(draws))
+
+
+def prior_draws(problem: Problem, count: int) -> Tensor:
+    """Of the unbounded vector, for a belief that says nothing."""
+    program = problem.module
+    assert isinstance(program, Program)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(1 << 62, (), generator=problem.generator)))
+        return torch.stack([program.prior_draw() for _ in range(count)])
 
 
 def met_anew(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> Tensor | None:
@@ -93,7 +144,7 @@ def met_anew(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace,
     if here is None:
         return met
     cut = cut_of(problem, here, pace, centre.to(axes.dtype), (pace.clip,))
-    mean, _, _ = _information(problem, here, wide, cut, told, 0.0)
+    mean, _, _, _ = _information(problem, here, wide, cut, told, 0.0)
     whole = unpacked(mean, len(centre)) + wide.mT @ here.prior @ wide / problem.records
     whole = whole if cut is None else whole - cut.products  # what was taken is negative
     seen = _of_one_sign(whole, 1 / LARGEST_CHANGE, LARGEST_CHANGE)
@@ -102,23 +153,37 @@ def met_anew(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace,
     return found
 
 
+def far_off(problem: Problem, own: Prior, axes: Tensor, told: Told, taken: Tensor | None) -> float:
+    """By how much the square of the mean slope since the last look is beyond chance; 1 is where no doubt is left."""
+    wide, centre = axes.to(HOST, torch.float64), torch.stack(told.points).mean(0)
+    nought = torch.zeros_like(centre)
+    slope = torch.stack(told.slopes).mean(0) + wide.mT @ problem.prior(own).add_energy_gradient_(centre, nought)
+    slope = slope if taken is None else slope + problem.records * taken.double()
+    of_noise = sum(one for one, _ in told.noise) / len(told.noise)
+    of_batches = problem.records * max(1.0, problem.records / problem.plan.expected_batch)
+    beyond = float(slope.square().sum()) * len(told.points) / (of_noise + of_batches) - len(centre)
+    return beyond / (FAR * math.sqrt(2 * len(centre)))
+
+
 def _information(
     problem: Problem, here: Local | None, axes: Tensor, cut: TakenByClip | None, told: Told, least: float
-) -> tuple[Tensor, float, float]:
-    """A along R, packed, the variance of each of its numbers, and how much of what was released is in it.
+) -> tuple[Tensor, float, float, float]:
+    """A along R, packed, the variance of each of its numbers, how much of what was released is in it, and by how much
+    that is unlike what the program expects, as a share of it and beyond chance.
 
     least   mean square by which records differ from what is expected of them, where noise hides it
     """
     seen = torch.stack(told.products).mean(0)
     error = sum(one for _, one in told.noise) / len(told.noise) ** 2
     if here is None:
-        return seen, error, 1.0
+        return seen, error, 1.0, 0.0
     expected = here.told_along(axes, problem.records)
     guess = packed_matrix(expected if cut is None else expected + cut.products)
     by_chance = 1 + 2 * math.sqrt(2 / len(seen))  # two deviations of a mean of squares
-    beyond = max(least, float((seen - guess).square().mean()) - error * by_chance)
+    found = max(0.0, float((seen - guess).square().mean()) - error * by_chance)
+    beyond = max(least, found)
     share = beyond / (beyond + error) if beyond > 0 else 0.0
-    return guess + share * (seen - guess), share * error, share
+    return guess + share * (seen - guess), share * error, share, math.sqrt(found / float(guess.square().mean()))
 
 
 def _of_one_sign(matrices: Tensor, low: float, high: float) -> Tensor:

@@ -36,6 +36,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -77,6 +78,11 @@ TRUST = 0.1
 """Of the information that the program expects of a record, at least, is what inputs may change in it."""
 
 
+OF_THE_PRIOR = 100
+"""Draws that tell how wide it is."""
+_LEAST: WeakKeyDictionary[Program, Tensor] = WeakKeyDictionary()
+
+
 @dataclass(frozen=True)
 class Scaled:
     """A loss times a factor: gradients of another length under the same clip, which is another clip for the loss."""
@@ -106,9 +112,9 @@ class Pace:
     def with_clip(self, clip: float | None) -> Pace:
         return self if clip is None else replace(self, clip=clip, factor=self.factor * self.clip / clip)
 
-    def at(self, step: int, burn_in: int) -> float:
+    def at(self, step: int, burn_in: int, haste: float = 1.0) -> float:
         """The rate of a step: while nothing counts yet, chains may be as hot as they are fast."""
-        return FASTEST if 2 * step < burn_in else self.rate
+        return FASTEST * haste if 2 * step < burn_in or haste > 1 else self.rate
 
 
 def pace_of(problem: Problem, counted: int) -> Pace:
@@ -181,6 +187,7 @@ class Local:
             if found is None:
                 return None
             bend = LocalPrior.at(prior.energy, position.detach().double()).precision
+            bend = bend + torch.diag((least_precision(program) - bend.diagonal()).clamp(min=0))
             root = torch.linalg.cholesky(found + bend / problem.records)
         except Exception:  # whatever the program does not like here: its own errors come up in the rehearsal
             return None
@@ -191,6 +198,18 @@ class Local:
         along = axes.mT @ self.root
         found: Tensor = along @ along.mT - axes.mT @ self.prior @ axes / records
         return found
+
+
+def least_precision(program: Program) -> Tensor:
+    """Of the prior about every number, by draws of it: far out, where a prior falls off like a line, it has none of its
+    own, and noise would carry numbers of which records say nothing ever further away."""
+    found = _LEAST.get(program)
+    if found is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            draws = torch.stack([program.prior_draw() for _ in range(OF_THE_PRIOR)]).double()
+        found = _LEAST[program] = torch.nan_to_num(1 / draws.var(0), nan=0.0, posinf=0.0)
+    return found
 
 
 def axes_of(here: Local, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -225,9 +244,12 @@ class TakenByClip:
     scores: Tensor
     products: Tensor
 
-    def doubt(self, records: int) -> Tensor:
-        """Covariance of the gradient of all records, from inputs that are not like those that were made up."""
-        return torch.diag((DOUBT * records * self.scores).square())
+    def doubt(self, records: int, unlike: float = 0.0) -> Tensor:
+        """Covariance of the gradient of all records, from inputs that are not like those that were made up.
+
+        unlike   by how much released products of scores differ from what those lead to expect, as a share of it
+        """
+        return torch.diag(((DOUBT + unlike) * records * self.scores).square())
 
 
 def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequence[float]) -> TakenByClip | None:

@@ -72,7 +72,7 @@ class SGLD(Chain):
     def _told_along(self, problem: Problem, state: ChainState, axes: Tensor, release: Release) -> ChainState:
         """The same step for a program, along axes of one record's information (`_whitened`)."""
         pace = self._pace(problem, state)
-        eta = 2 * pace.at(state.step, self.burn_in_steps(problem)) / problem.records
+        eta = 2 * pace.at(state.step, self.burn_in_steps(problem), state.haste) / problem.records
         eta *= (state.step + 1) ** -self.decay
         scale = problem.records / (release.expected_batch * pace.factor)
         slope, state = self.slope_along(problem, state, axes, release)

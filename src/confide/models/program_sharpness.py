@@ -29,12 +29,15 @@ DRAWS = 20
 """Of the prior: enough for a ninth decile, about a second of work."""
 SHARE = 0.9
 """A step that is stable at all of them would be as small as the sharpest model that the prior does not rule out."""
-COUNTS, FURTHER, MORE = 64, 1.08, 90
-"""Values of a count that are looked at: one by one from zero, then in steps that grow, to some fifty thousand."""
+COUNTS = ((64, 1.08, 90), (256, 1.01, 550))
+"""Values of a count that are looked at: one by one from zero, then in so many steps that grow, to some fifty thousand;
+once more in smaller steps, since a Poisson law of ten thousand is a hundred wide."""
 POINTS, FARTHEST = 301, 60.0
 """Of a number without limits: sinh of equal steps, dense where laws with parameters of about one have their mass."""
 SMALLEST_AND_LARGEST = (-14.0, 7.0)
 """Logarithms of a number that must be positive: a law may have its mass next to zero."""
+FARTHEST_LOGIT = 30.0
+"""Of a number between zero and one, which may be next to either."""
 MOST_CLASSES, EXACTLY_ONE = 12, 1e-4
 """Classes that nobody has declared; their chances leave nothing for another one."""
 NEARLY_ONE = 0.05
@@ -169,15 +172,20 @@ def _largest(values: Tensor) -> float:
 
 
 def _ranges(classes: int | None) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Values with their widths, and by how much chances may miss one: classes, counts, numbers, positive numbers."""
+    """Values with their widths, and by how much chances may miss one: classes, counts, numbers, positive
+    numbers, shares."""
     for count in (classes, *range(2, MOST_CLASSES + 1)):
         if count:
             yield torch.arange(count), torch.ones(count, dtype=torch.float64), EXACTLY_ONE
-    edges = torch.cat([torch.arange(COUNTS), (COUNTS * FURTHER ** torch.arange(MORE)).long()]).unique()
-    yield (edges[:-1] + edges[1:] - 1) // 2, edges.diff().double(), NEARLY_ONE  # then the middle of each few
+    for first, further, more in COUNTS:
+        edges = torch.cat([torch.arange(first), (first * further ** torch.arange(more)).long()]).unique()
+        yield (edges[:-1] + edges[1:] - 1) // 2, edges.diff().double(), NEARLY_ONE  # then the middle of each few
     steps = torch.linspace(-1, 1, POINTS, dtype=torch.float64) * torch.asinh(torch.tensor(FARTHEST).double())
     numbers = torch.sinh(steps)
     widths = torch.cosh(steps) * (steps[1] - steps[0])
     yield numbers, widths, NEARLY_ONE
     steps = torch.linspace(*SMALLEST_AND_LARGEST, POINTS, dtype=torch.float64)
     yield steps.exp(), steps.exp() * (steps[1] - steps[0]), NEARLY_ONE
+    steps = torch.linspace(-FARTHEST_LOGIT, FARTHEST_LOGIT, POINTS, dtype=torch.float64)
+    shares = torch.sigmoid(steps)
+    yield shares, shares * (1 - shares) * (steps[1] - steps[0]), NEARLY_ONE

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.rules.convolution import Cut, PatchSum, WithBias, channel_groups
+from confide.mechanism.clipping import clipped_sum
+from confide.mechanism.clipping.rules.convolution import PatchSum, WithBias, channel_groups
 from confide.mechanism.clipping.rules.linear import OuterProduct
+from confide.mechanism.clipping.rules.patches import Cut
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -79,3 +81,37 @@ def test_no_more_records_meet_in_a_product(kind: str, size: int, monkeypatch: py
     monkeypatch.setattr(Tensor, "baddbmm_", None)  # a product onto a sum may add up in any order
     contribution.in_blocks(torch.rand(RECORDS, dtype=torch.float64), size)
     assert max(terms) == size * POSITIONS
+
+
+@pytest.mark.parametrize("shape", [(2000, 4), (400, 16)])
+def test_how_many_records_fit_does_not_change_a_norm(shape: tuple[int, int]) -> None:
+    """A batch that just does not fit any more is not stored; parts that cancel fifty times had other norms then, and
+    one record moved a sum of forty by 1.7 C."""
+    positions, width = shape
+    layer = nn.Linear(width, width, bias=False)
+    sums = []
+    for records in (40, 41):
+        x, y = torch.zeros(2, records, positions, width)
+        x[..., 0], y[..., 0], y[:, 1::2, 0] = 1.0, 1.0, -1.0
+        y[:, 0, 0] += positions / 50
+        out = torch.zeros(width * width)
+        clipped_sum(layer, dotted, x, y, clip=1.0, out=out, memory_budget=4 * width * width * 40)
+        sums.append(out)
+    assert float((sums[1] - sums[0]).norm()) <= 1
+
+
+def dotted(output: Tensor, y: Tensor) -> Tensor:
+    return (output * y).flatten(1).sum(1)
+
+
+def test_the_same_of_convolutions() -> None:
+    torch.manual_seed(0)
+    for mode in ("constant", "circular"):
+        layer: Any = nn.Conv2d(3, 4, 3, padding=1)
+        cut = Cut(layer, layer._reversed_padding_repeated_twice, mode)
+        images, left = torch.randn(RECORDS, 3, 9, 9), channel_groups(torch.randn(RECORDS, 4, 9, 9), 1)
+        scales = torch.rand(1, 4, 27)
+        found = PatchSum(left, images, cut, space())
+        assert torch.equal(found._piecewise_norms(), PatchSum(left, images, cut, space())._stored_norms(None))
+        scaled = PatchSum(left, images, cut, space())._stored_norms(scales)
+        torch.testing.assert_close(found._scaled_norms(scales), scaled, rtol=1e-6, atol=0)

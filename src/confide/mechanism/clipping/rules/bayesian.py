@@ -36,9 +36,10 @@ from confide.layers.dropout import SharedNoiseConv2d, SharedNoiseLinear
 from confide.layers.tables import MeanFieldEmbedding
 from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rounding import lost_in_squares
-from confide.mechanism.clipping.rules.convolution import Cut, PatchSum, channel_groups
+from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups
 from confide.mechanism.clipping.rules.embedding import MeanFieldRows, without_padding
 from confide.mechanism.clipping.rules.linear import OuterProduct, OuterSum, with_positions
+from confide.mechanism.clipping.rules.patches import Cut
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, rule_for
 from confide.mechanism.clipping.rules.sloped import SlopedPatches
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of

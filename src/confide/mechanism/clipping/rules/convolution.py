@@ -3,21 +3,40 @@
     dW = sum over positions t of  g_t  patch_t^T
 
 with g_t the output gradient and patch_t the part of the padded input under the kernel. A transposed convolution
-exchanges the roles: the patches are cut from the output gradient and the input takes the place of g. Patches are
-strided views of a channels-last copy, made and written out a cache-sized piece at a time, never for the whole batch.
+exchanges the roles: the patches are cut from the output gradient and the input takes the place of g. Large layers go
+by torch's own kernel (`fused`). Elsewhere patches are strided views of a channels-last copy, made and written out a
+cache-sized piece at a time, never for the whole batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from confide.mechanism.clipping.rules.linear import CACHE_BYTES, PASS_COST, ghost_norms, rounding_guard, squared_sizes
+from confide.mechanism.clipping.rounding import lost_in_squares
+from confide.mechanism.clipping.rules.fused import (
+    OF_A_BATCH,
+    OF_A_RECORD,
+    exact_convolutions,
+    fewer_products,
+    fusible,
+    gram_of_patches,
+    of_each_record,
+    output_space,
+    weight_gradient,
+)
+from confide.mechanism.clipping.rules.linear import (
+    CACHE_BYTES,
+    PASS_COST,
+    ghost_norms,
+    norms_of_grams,
+    squared_sizes,
+)
+from confide.mechanism.clipping.rules.patches import Cut
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of, sum_in_blocks
 from confide.mechanism.clipping.workspace import Workspace
@@ -25,37 +44,13 @@ from confide.mechanism.clipping.workspace import Workspace
 # What may be written out for one product. Fewer records meet in one where rounding asks for it, and only there: small
 # weights then take many products in one call, large ones as few as will do, since adding those up is dear.
 PRODUCT_BYTES = 16 << 20
-LARGE_PLANE = 512  # positions
-_pad = torch.nn.functional.pad  # as it was when confide was imported
-
-
-class Cut:
-    """How patches are cut out of images (records, channels, *space)."""
-
-    def __init__(self, layer: Any, margins: Sequence[int], mode: str = "constant") -> None:
-        self.kernel, self.stride, self.dilation, self.groups = (
-            layer.kernel_size, layer.stride, layer.dilation, layer.groups
-        )  # fmt: skip
-        self.margins, self.mode = margins, mode
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """(records, groups, *positions, *kernel, channels of the group), a view of a copy."""
-        stride: Sequence[int] = self.stride
-        if set(self.kernel) == {1} and not any(self.margins):  # what is stepped over is read by nothing
-            steps: list[Any] = [slice(None, None, step) for step in stride]
-            images, stride = images[(..., *steps)], (1,) * len(stride)
-        view: Tensor = padded_last(images, self.margins, self.mode).unflatten(-1, (self.groups, -1)).movedim(-2, 1)
-        space = len(self.kernel)
-        for axis in range(space):
-            window = self.dilation[axis] * (self.kernel[axis] - 1) + 1
-            view = view.unfold(2 + axis, window, stride[axis])[..., :: self.dilation[axis]]
-        return view.movedim(2 + space, -1)  # unfold puts the kernel last; the channels go behind it again
 
 
 class PatchSum(Contribution):
     """sum_t left_t patch_t^T per record and channel group.
 
-    left (records, groups, channels, positions); images (records, channels, *space), of which patches are cut.
+    left (records, groups, channels, positions); images (records, channels, *space), of which patches are cut. What is
+    `fused` has the entries of a channel in the order of the weight, else the channels of the images come last.
     """
 
     def __init__(self, left: Tensor, images: Tensor, cut: Cut, space: Workspace) -> None:
@@ -63,6 +58,8 @@ class PatchSum(Contribution):
         self.images: Tensor | None = images  # None once every gradient is stored: neither side is needed any more
         self.records, self.groups, self.channels, self.positions = left.shape
         self.width: int = math.prod(cut.kernel) * images.shape[1] // self.groups
+        self.work = self.positions * self.groups * self.channels * self.width  # multiply-adds of one record
+        self.fused = self.by_kernel = self.records * self.work >= OF_A_BATCH and fusible(images, cut)
         self.stored: Tensor | None = None
         self.squares: Tensor | None = None  # of what is stored
         self.spreads: Tensor | None = None  # as far as they are known
@@ -92,7 +89,18 @@ class PatchSum(Contribution):
         """(records, groups, channels, width)"""
         if self.images is None and self.stored is not None:
             return self.stored[start:stop].view(-1, self.groups, self.channels, self.width)
-        return torch.matmul(self.left[start:stop], self._columns(start, stop))
+        return self._ordered(torch.matmul(self.left[start:stop], self._columns(start, stop)))
+
+    def _ordered(self, products: Tensor) -> Tensor:
+        """Products of patches, whose channels come last, in the order of what is fused."""
+        if not self.fused:
+            return products
+        found: Tensor = products.unflatten(-1, (math.prod(self.cut.kernel), -1)).transpose(-2, -1).flatten(-2)
+        return found
+
+    def _planes(self, images: Tensor, start: int, stop: int) -> Tensor:
+        """The left side as torch's kernel has it: (records, channels, *positions)."""
+        return self.left[start:stop].reshape(stop - start, -1, *output_space(images, self.cut))
 
     def squared_norms(self, scales: Tensor | None = None) -> Tensor:
         """Choose by cost as for linear layers; small positions and wide kernels take Gram matrices.
@@ -112,9 +120,58 @@ class PatchSum(Contribution):
         if scales is None and positions * positions * (inputs + outputs) <= PASS_COST * inputs * outputs:
             return self._ghost_norms()
         few = scales is None or entries * self.left.element_size() <= CACHE_BYTES
-        if few and self.space.fits(self.records * entries * self.left.element_size()):
+        room = few and self.space.fits(self.records * entries * self.left.element_size())
+        if self._each_by_itself():
+            return self._norms_of_each(scales, room)
+        if room:
             return self._stored_norms(scales)
         return self._piecewise_norms() if scales is None else self._scaled_norms(scales)
+
+    def _each_by_itself(self) -> bool:
+        """Whether every record's gradient is one call of torch's kernel; depends on nothing but the layer."""
+        return self.by_kernel and self.work >= OF_A_RECORD
+
+    def _norms_of_each(self, scales: Tensor | None, room: bool) -> Tensor:
+        """With the same guard whether they are stored or not: how many records there are must not change a norm."""
+        images, norms = self.images, self.left.new_empty(self.records)
+        assert images is not None
+        if room:
+            self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
+        with exact_convolutions():
+            each = of_each_record(self._planes(images, 0, self.records), images, self.cut)
+            for record, gradient in enumerate(each):
+                row = gradient.view(1, -1)
+                if self.stored is not None:
+                    row = self.stored[record : record + 1].copy_(row)
+                norms[record] = squared_norms_of(row if scales is None else row * scales.view(1, -1))[0]
+        norms.add_(self._guard(scales))
+        if self.stored is not None:
+            self.squares, self.spreads = norms, norms.sqrt()
+            self._let_go(norms)
+        return norms
+
+    def _guard(self, scales: Tensor | None) -> Tensor:
+        """What rounding may hide where norms and sums come from two products, of gradients whose entries are scaled.
+
+        In every way but that of Gram matrices, stored or not: how many records fit must not change a norm.
+        """
+        largest = 1.0 if scales is None else float(scales.abs().max()) ** 2
+        return self._squared_sizes().mul_(lost_in_squares(self.positions, self.left.dtype) * largest)
+
+    def _squared_sizes(self) -> Tensor:
+        """|left|^2 |patches|^2 or a little more, of every record."""
+        assert self.images is not None
+        if self.cut.mode != "constant":  # margins have numbers of their own
+            found = self.left.new_empty(self.records)
+            for start, stop in self._pieces():
+                found[start:stop] = squared_sizes(self.left[start:stop], self._columns(start, stop))
+            return found
+        return squared_sizes(self.left, self.images).mul_(self.cut.times_read)
+
+    def _let_go(self, norms: Tensor) -> None:
+        """Both sides, unless there are records that are no numbers in this type: they are formed in a wider one."""
+        if bool(norms.isfinite().all()):
+            self.left, self.images = self.left.new_empty(0), None
 
     def _stored_norms(self, scales: Tensor | None) -> Tensor:
         self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
@@ -124,28 +181,34 @@ class PatchSum(Contribution):
             columns = self._columns(start, stop).flatten(0, 1)
             torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=piece.view(-1, self.channels, self.width))
             norms[start:stop] = squared_norms_of(piece if scales is None else piece * scales.reshape(-1))
+        norms.add_(self._guard(scales))
         self.squares, self.spreads = norms, norms.sqrt()
-        if bool(norms.isfinite().all()):  # else records that are no numbers in this type are formed anew in a wider one
-            self.left, self.images = self.left.new_empty(0), None
+        self._let_go(norms)
         return norms
 
     def _scaled_norms(self, scales: Tensor) -> Tensor:
         """As many channels at a time as stay in cache."""
-        norms, largest = self.left.new_zeros(self.records), float(scales.abs().max()) ** 2
+        norms = self._guard(scales)
         for start, stop in self._pieces():
             columns, left = self._columns(start, stop), self.left[start:stop]
             size = max(1, CACHE_BYTES // ((stop - start) * self.groups * self.width * left.element_size()))
             for first in range(0, self.channels, size):
                 part = torch.matmul(left[:, :, first : first + size], columns).mul_(scales[:, first : first + size])
                 norms[start:stop] += squared_norms_of(part)
-            norms[start:stop] += rounding_guard(left, columns, self.positions).mul_(largest)
         return norms
 
     def _ghost_norms(self) -> Tensor:
         norms, self.spreads = self.left.new_empty(self.records), self.left.new_empty(self.records)
+        assert self.images is not None
+        by_pixels = fewer_products(self.images, self.positions, self.cut)
+        slack = lost_in_squares(self.channels + self.width + self.positions, self.left.dtype)
         for start, stop in self._pieces():
             left = self.left[start:stop].flatten(0, 1).transpose(1, 2)
-            each, spreads = ghost_norms(left, self._columns(start, stop).flatten(0, 1))
+            if by_pixels:
+                grams = torch.bmm(left, left.mT), gram_of_patches(self.images[start:stop], self.cut)
+                each, spreads = norms_of_grams(*grams, (self.channels, self.width), slack)
+            else:
+                each, spreads = ghost_norms(left, self._columns(start, stop).flatten(0, 1))
             norms[start:stop] = each.view(stop - start, self.groups).sum(1)
             self.spreads[start:stop] = torch.linalg.vector_norm(spreads.view(stop - start, self.groups), dim=1)
         return norms
@@ -156,8 +219,7 @@ class PatchSum(Contribution):
             columns = self._columns(start, stop)
             left = self.left[start:stop]
             norms[start:stop] = squared_norms_of(torch.matmul(left, columns))
-            norms[start:stop] += rounding_guard(left, columns, self.positions)
-        return norms
+        return norms.add_(self._guard(None))
 
     def chain(self, records: int) -> int:
         if self.stored is not None:
@@ -167,13 +229,13 @@ class PatchSum(Contribution):
 
     def _together(self) -> int:
         """How many records meet in one product."""
+        if self.by_kernel:
+            return self.records
         return max(1, min(self.space.budget, PRODUCT_BYTES) // self._record_bytes())
 
     def spread(self) -> Tensor:
         if self.spreads is None:
-            self.spreads = self.left.new_empty(self.records)
-            for start, stop in self._pieces():
-                self.spreads[start:stop] = squared_sizes(self.left[start:stop], self._columns(start, stop)).sqrt_()
+            self.spreads = self._squared_sizes().sqrt_()
         found: Tensor = self.spreads
         return found
 
@@ -191,6 +253,7 @@ class PatchSum(Contribution):
     def widened(self) -> PatchSum:
         """The patches are widened as they are written out."""
         found = copy(self)
+        found.by_kernel = False
         found.left = self.left.double()
         found.stored, found.squares, found.spreads = (
             None if values is None else values.double() for values in (self.stored, self.squares, self.spreads)
@@ -219,6 +282,8 @@ class PatchSum(Contribution):
 
     def _products(self, factors: Tensor, size: int) -> Tensor:
         """So many records meet in one product, and the products are added up; as many in one call as stay in cache."""
+        if self.by_kernel:
+            return self._fused_products(factors, size)
         total = self.space.take(self.left, self.groups, self.channels, self.width)
         bytes_each = self.groups * self.channels * self.width * self.left.element_size()
         blocks = max(1, min(self._together() // size, CACHE_BYTES // bytes_each, self.records // size))
@@ -230,6 +295,19 @@ class PatchSum(Contribution):
             # the product by itself and then the sum: a product onto a sum may add up in any order
             total.add_(part) if start else total.copy_(part)
         self.buffer = None
+        return self._ordered(total)
+
+    def _fused_products(self, factors: Tensor, size: int) -> Tensor:
+        """The same by torch's kernel: the sum of a block in one call."""
+        total, images = self.space.take(self.left, self.groups, self.channels, self.width), self.images
+        assert images is not None
+        for start in range(0, self.records, size):
+            stop = min(self.records, start + size)
+            left = self._planes(images, start, stop)
+            left = left * expanded(factors[start:stop], left.dim())
+            with exact_convolutions():
+                part = weight_gradient(left, images[start:stop], self.cut).view_as(total)
+            total.add_(part) if start else total.copy_(part)
         return total
 
     def _some_products(self, factors: Tensor, start: int, stop: int, size: int) -> Tensor:
@@ -244,12 +322,16 @@ class PatchSum(Contribution):
 
     def from_weight(self, values: Tensor) -> Tensor:
         """Values in the shape of the weight as (groups, channels, width), in memory of their own."""
+        if self.fused:
+            return values.reshape(self.groups, self.channels, self.width).contiguous()
         return values.movedim(1, -1).reshape(self.groups, self.channels, self.width).contiguous()
 
     def _as_weight(self, gradients: Tensor) -> Tensor:
         """(records, groups, channels, width) in the shape of the weight, (records, channels, inputs, *kernel)."""
-        records = gradients.shape[0]
-        return gradients.reshape(records, self.groups * self.channels, *self.cut.kernel, -1).movedim(-1, 2)
+        rows = (gradients.shape[0], self.groups * self.channels)
+        if self.fused:
+            return gradients.reshape(*rows, -1, *self.cut.kernel)
+        return gradients.reshape(*rows, *self.cut.kernel, -1).movedim(-1, 2)
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         return {"weight": self._as_weight(self._gradients(start, stop))}
@@ -285,24 +367,6 @@ class WithBias(Contribution):
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         return self.weight.dense(start, stop) | self.bias.dense(start, stop)
-
-
-def padded_last(values: Tensor, margins: Sequence[int], mode: str = "constant") -> Tensor:
-    """(records, channels, *space) with margins and the channels last, in memory of its own; zeros take one copy.
-
-    Two for large images: planes that are a power of two apart fall on the same lines of the cache.
-    """
-    if mode != "constant" or not any(margins) or min(margins) < 0 or math.prod(values.shape[2:]) >= LARGE_PLANE:
-        padded = _pad(values, list(margins), mode=mode) if any(margins) else values
-        return padded.movedim(1, -1).contiguous()
-    before, after = margins[::2][::-1], margins[1::2][::-1]  # torch counts from the last axis
-    sizes = values.shape[2:]
-    found = values.new_zeros(len(values), *map(sum, zip(before, sizes, after, strict=True)), values.shape[1])
-    inner: Any = found
-    for axis, (start, size) in enumerate(zip(before, sizes, strict=True)):
-        inner = inner.narrow(1 + axis, start, size)
-    inner.copy_(values.movedim(1, -1))
-    return found
 
 
 def channel_groups(values: Tensor, groups: int) -> Tensor:

@@ -26,6 +26,9 @@ from confide.mechanism.clipping.workspace import Workspace
 # Storing per-record gradients and passing over them costs about this many multiply-adds per entry (measured on two
 # threads; memory does not get faster with them).
 PASS_COST = 80
+# Where gradients of all records are larger than both sides of their products, they decide how much memory a step needs:
+# they are worth twice that.
+LARGE_PASS = 2 * PASS_COST
 # Buffers of this size stay in cache between the product that fills them and the sum that reads them.
 CACHE_BYTES = 2 << 20
 
@@ -125,7 +128,8 @@ class OuterSum(Contribution):
         records, positions, outputs = self.left.shape
         inputs = self.right.shape[2]
         entries = inputs * outputs
-        if positions * positions * (inputs + outputs) <= PASS_COST * entries:
+        stored_cost = (LARGE_PASS if entries > positions * (inputs + outputs) else PASS_COST) * entries
+        if positions * positions * (inputs + outputs) <= stored_cost:
             return self._ghost_norms()
         size = entries * self.left.element_size()
         if self.space.fits(records * size):
@@ -135,7 +139,10 @@ class OuterSum(Contribution):
         return self._ghost_norms()
 
     def _stored_norms(self, size: int) -> Tensor:
-        """Form every record's gradient, squaring each piece while it is in cache."""
+        """Form every record's gradient, squaring each piece while it is in cache.
+
+        With the guard of gradients that are thrown away: how many records fit must not change a norm.
+        """
         outputs, inputs = self.left.shape[2], self.right.shape[2]
         self.stored = self.space.take(self.left, self.records, outputs * inputs)
         norms = self.left.new_empty(self.records)
@@ -144,6 +151,7 @@ class OuterSum(Contribution):
             left, right = self.left[start:stop], self.right[start:stop]
             torch.bmm(left.transpose(1, 2), right, out=piece.view(-1, outputs, inputs))
             norms[start:stop] = squared_norms_of(piece)
+        norms.add_(rounding_guard(self.left, self.right, self.left.shape[1]))
         self.spreads = norms.sqrt()
         return norms
 
@@ -220,9 +228,16 @@ def ghost_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         return native
     gram_left = torch.bmm(left, left.transpose(1, 2))
     gram_right = torch.bmm(right, right.transpose(1, 2))
+    return norms_of_grams(gram_left, gram_right, (left.shape[2], right.shape[2]), slack)
+
+
+def norms_of_grams(
+    gram_left: Tensor, gram_right: Tensor, features: tuple[int, int], slack: float
+) -> tuple[Tensor, Tensor]:
+    """The same of Gram matrices (records, positions, positions) of so many features on either side."""
     norms = (gram_left * gram_right).sum((1, 2)).clamp_(min=0)
     of_left, of_right = (gram.diagonal(dim1=1, dim2=2).sum(1) for gram in (gram_left, gram_right))
-    lost_left, lost_right = (guard(side[0].numel(), side.dtype) for side in (left, right))
+    lost_left, lost_right = (guard(gram_left.shape[1] * width, gram_left.dtype) for width in features)
     norms.addcmul_(of_left, of_right, value=slack)
     norms.add_(of_right, alpha=lost_left).add_(of_left, alpha=lost_right).add_(lost_left * lost_right)
     return norms, of_left.add_(lost_left).mul_(of_right.add_(lost_right)).sqrt_()
