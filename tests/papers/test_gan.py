@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from confide.papers.base import Context, PaperMeasure, save_figure
+from confide.papers.base import Context, PaperMeasure
 from confide.papers.dp_sgmcmc import gan, gan_table
 from confide.papers.dp_sgmcmc.gan import CLASSES, UNLABELLED, Digits, DigitsReader, GanSetting, discriminator_loss
+from confide.papers.drawing import save_figure
 from confide.sources.queries import GradientQuery
 
 SMALL = GanSetting(chains=2, hidden=24, latent=4, steps=60, batch=80, matched_every=5)

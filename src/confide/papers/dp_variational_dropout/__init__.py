@@ -30,6 +30,7 @@ from confide.papers.dp_variational_dropout.fits import (
     SVI,
     DropoutScores,
     DropoutSetting,
+    figures,
     fitted,
     images,
     measured,
@@ -165,7 +166,7 @@ def _accuracy(name: str, title: str, context: Context, notes: tuple[str, ...]) -
     for method_name, place in _asked(name, context):
         epsilon = EPSILONS[place]
         setting = QUICK[name] if context.quick else SETTINGS[name][epsilon]
-        found = [fitted(data, method_name, setting, epsilon, context, seed) for seed in context.seeds]
+        found = [figures(data, method_name, setting, epsilon, context, seed) for seed in context.seeds]
         accuracy, stated = measured(found, "accuracy"), paper[method_name][place]
         curves.setdefault(method_name, []).append((epsilon, accuracy, stated))
         spent = max(one.epsilon for one in found)
