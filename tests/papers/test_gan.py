@@ -135,6 +135,9 @@ def test_every_row_of_the_full_run_is_in_one_part() -> None:
         (gan_table.NOBODY, None),
         *((reading, e) for reading in ("labels public", "all private") for e in (0.2, 1.0, 3.0)),
     }
+    beside = gan_table.jobs(Context(), "private")
+    assert beside[0].reading == gan_table.FLOOR
+    assert len({gan_table._setting(job, Context()) for job in beside}) == 1, "a floor with other steps is no floor"
 
 
 class TestChain:
