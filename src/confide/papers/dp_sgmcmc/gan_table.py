@@ -142,7 +142,7 @@ def _setting(job: GanJob, context: Context) -> GanSetting:
 
 
 @dataclass(frozen=True)
-class GanRun:
+class GanFigures:
     """Accuracy, sound epsilon, and pictures that generators made, as numbers."""
 
     accuracy: float
@@ -150,15 +150,15 @@ class GanRun:
     samples: list[list[float]] | None = None
 
 
-def _part(images: GanImages, job: GanJob, context: Context, seed: int) -> GanRun:
+def _part(images: GanImages, job: GanJob, context: Context, seed: int) -> GanFigures:
     what = ("dp-sgmcmc gan", job, _setting(job, context), seed)
-    return context.part(GanRun, what, lambda: _one(images, job, context, seed))
+    return context.part(GanFigures, what, lambda: _one(images, job, context, seed))
 
 
-def _one(images: GanImages, job: GanJob, context: Context, seed: int) -> GanRun:
+def _one(images: GanImages, job: GanJob, context: Context, seed: int) -> GanFigures:
     data, setting = images.labelled(seed), _setting(job, context)
     if job.reading == FLOOR:
-        return GanRun(floor(data, setting, seed), 0.0)
+        return GanFigures(floor(data, setting, seed), 0.0)
     found = fitted(
         data,
         setting,
@@ -168,7 +168,7 @@ def _one(images: GanImages, job: GanJob, context: Context, seed: int) -> GanRun:
         noise_seed=context.noise_seed,
     )
     drawn = found.samples.tolist() if found.samples is not None and job.inputs == PIXELS else None
-    return GanRun(found.accuracy(data.y_test), found.epsilon, drawn)
+    return GanFigures(found.accuracy(data.y_test), found.epsilon, drawn)
 
 
 def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
