@@ -52,9 +52,25 @@ def test_a_clip_that_follows_is_paid_for_within_the_budget(tmp_path: Path, capsy
     assert 2.9 < found["epsilon"]["pld"] <= 3
 
 
+@pytest.mark.parametrize("more", [[], ["--chains", "2", "--steps", "12"]])
+def test_clips_that_change_over_time(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    """Noise goes with the clip: a block whose noise stayed would be cheaper or dearer, and the total not the target."""
+    found = fitted(tmp_path, capsys, "--clip-schedule", "3,1.5,0.75", *more)
+    blocks = found["plan"]["blocks"]
+    assert [block["clip"] for block in blocks] == [3.0, 1.5, 0.75]
+    assert len({block["noise_multiplier"] for block in blocks}) == 1
+    assert 2.9 < found["epsilon"]["pld"] <= 3
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        (["--clip-schedule", "3,no"], "--clip-schedule=3,no: must be numbers"),
+        (["--clip-schedule", "3,0"], "--clip-schedule=3,0: every clip must be greater than 0"),
+        (["--clip-schedule", "3,1", "--clip", "2"], "give one of the two"),
+        (["--clip-schedule", "3,1", "--adaptive-clip", "0.5"], "give one of the two"),
+        (["--clip-schedule", "3,1", "--method", "sep"], "--clip-schedule=[3.0, 1.0]: sep has one unit for all steps"),
+        (["--clip-schedule", "3,1", "--method", "tabular"], "--clip-schedule=[3.0, 1.0]: tabular has one unit"),
         (["--prior", "round"], "--prior=round: must be one of gaussian, laplace, scale-mixture, flat"),
         (["--prior", "flat", "--prior-scale", "2"], "a flat prior has no scale"),
         (["--method", "sep", "--prior", "laplace"], "--prior=laplace: prior="),

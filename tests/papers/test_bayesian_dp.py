@@ -15,7 +15,7 @@ from torch import nn
 
 from confide import papers
 from confide.data.published import CIFAR_RECORD, CIFAR_TEST, CIFAR_TRAIN
-from confide.papers import base
+from confide.papers import base, drawing
 from confide.papers.base import Context, PaperMeasure, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp import examples, images, rules, tables
 from confide.privacy.accountants.pld import PLD
@@ -146,7 +146,7 @@ class TestEveryExperiment:
     def test_figures_are_drawn(self, name: str, wanted: set[str], tmp_path: Path) -> None:
         figures = outcome(name).figures
         assert wanted <= {figure.name for figure in figures}
-        base.save_figure(figures[0], tmp_path)
+        drawing.save_figure(figures[0], tmp_path)
         assert (tmp_path / f"{figures[0].name}.png").stat().st_size > 5000
 
 

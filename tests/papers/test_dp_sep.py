@@ -12,8 +12,9 @@ import torch
 
 from confide import papers
 from confide.papers import sets
-from confide.papers.base import Context, PaperMeasure, PaperOutcome, save_figure
+from confide.papers.base import Context, PaperMeasure, PaperOutcome
 from confide.papers.dp_sep import fits, mixture
+from confide.papers.drawing import save_figure
 from confide.posteriors.natural import GaussianPredictive
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)

@@ -12,7 +12,7 @@ import torch
 from confide import papers
 from confide.data import catalogue
 from confide.data.columns import Column
-from confide.papers import base
+from confide.papers import base, drawing
 from confide.papers.base import Context, Finished, PaperMeasure, PaperTable
 from confide.papers.dp_sgmcmc import adult, digits
 
@@ -69,7 +69,7 @@ def test_figures_can_be_drawn(done: dict[str, Finished], tmp_path: Any) -> None:
     names = []
     for item in done.values():
         for figure in item.outcome.figures:
-            base.save_figure(figure, tmp_path)
+            drawing.save_figure(figure, tmp_path)
             names.append(figure.name)
     assert names == ["step_sizes", "step_size_sensitivity", "adult_accuracy", "adult_traces", "gan_samples"]
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in names)

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from confide.papers.base import Context, PaperMeasure, save_figure
+from confide.papers.base import Context, PaperMeasure
 from confide.papers.dp_sgmcmc import gan, gan_table
 from confide.papers.dp_sgmcmc.gan import CLASSES, UNLABELLED, Digits, DigitsReader, GanSetting, discriminator_loss
+from confide.papers.drawing import save_figure
 from confide.sources.queries import GradientQuery
 
 SMALL = GanSetting(chains=2, hidden=24, latent=4, steps=60, batch=80, matched_every=5)
@@ -134,6 +135,9 @@ def test_every_row_of_the_full_run_is_in_one_part() -> None:
         (gan_table.NOBODY, None),
         *((reading, e) for reading in ("labels public", "all private") for e in (0.2, 1.0, 3.0)),
     }
+    beside = gan_table.jobs(Context(), "private")
+    assert beside[0].reading == gan_table.FLOOR
+    assert len({gan_table._setting(job, Context()) for job in beside}) == 1, "a floor with other steps is no floor"
 
 
 class TestChain:

@@ -219,12 +219,45 @@ class TestPage:
             text = page([replace(PAPER, claims=(_claim(*comparisons),))], found)
             return next(line for line in text.splitlines() if line.startswith("| it works"))
 
-        assert "| ours: 0.92 at 0.999; other: 0.95 at 1.5 | partly | Holds for ours. Not for other. in part |" in row(
-            better, worse
-        )
+        told = "Holds for ours. Not for other. in part One seed: other."
+        assert row(better, worse).endswith(f"| ours: 0.92 at 0.999; other: 0.95 at 1.5 | partly | {told} |")
         assert row(better, missing).endswith("elsewhere: not run | partly | Holds for ours. Not run: elsewhere. |")
-        assert row(worse, missing).endswith("| does not | Not for other. Not run: elsewhere. not seen |")
-        assert row(missing).endswith("| not run | not run |  |")
+        assert row(worse, missing).endswith("| does not | Not for other. Not run: elsewhere. not seen One seed. |")
+        assert row(missing).endswith("| not run | not run | Would be decided by second. |")
+
+    @pytest.mark.parametrize(
+        ("own", "other", "told"),
+        [
+            ((0.905, 0.93), 0.9, "Less than two standard errors apart."),  # 0.0175 away, with an error of 0.0125
+            ((0.91, 0.92), 0.9, ""),
+            ((0.91,), 0.9, "One seed."),
+            ((0.91, 0.95), (0.90, 0.93), ""),  # 0.015 apart with an error of 0.005, seed by seed
+            ((0.91, 0.95), (0.93, 0.90), "Less than two standard errors apart."),
+            ((0.91, 0.95), (0.90,), "One seed."),
+        ],
+    )
+    def test_how_sure_a_verdict_is(self, tmp_path: Path, own: Any, other: Any, told: str) -> None:
+        """Catches a verdict on one seed, or on noise, that looks like one on five."""
+
+        def found(context: Context) -> PaperOutcome:
+            rows = tuple(
+                (row, 1.0, None, PaperMeasure(each), 1.0) for row, each in (("ours", own), ("b", other or own))
+            )
+            return PaperOutcome((PaperTable("Table 1", COLUMNS, rows),))
+
+        against: Any = other
+        if isinstance(other, float):
+            other = ()
+        else:
+            against = _place("b")
+        paper = replace(PAPER, experiments=(Experiment("first", "", found),))
+        paper = replace(paper, claims=(_claim(FigureComparison(_place("ours"), against, 1.0)),))
+        context = Context(data=tmp_path, seeds=(0, 1))
+        (finished,) = base.run(paper, context)
+        kept.keep(paper, context, finished, tmp_path, ORIGIN)
+        text = page([paper], KeptResults.of(tmp_path))
+        line = next(line for line in text.splitlines() if line.startswith("| it works"))
+        assert line.endswith(f"| holds | {' '.join(filter(None, ['seen', told]))} |")
 
     def test_what_was_not_run_says_what_it_would_take(self, tmp_path: Path) -> None:
         more = (Experiment("long", "", _run, minutes=90.0), Experiment("large", "", _run, needs="large.zip"))

@@ -162,13 +162,18 @@ class TestCommand:
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def test_from_files_to_a_posterior(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize("student", [[], ["--kernel", "0.5"], ["--student", "supervised", "--kernel", "1"]])
+    def test_from_files_to_a_posterior(
+        self, student: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         train, test = self.table(tmp_path / "train.csv", RECORDS, 0), self.table(tmp_path / "test.csv", 200, 2)
         public = self.table(tmp_path / "public.csv", PUBLIC, 1, labelled=False)
         words = ["pate", str(train), "--target", "kind", "--assume-public", "--epsilon", "4", "--json"]
-        words += ["--teachers", "40", "--queries", "24", "--test", str(test), "--out", str(tmp_path / "out")]
+        words += ["--teachers", "40", "--queries", "24", "--test", str(test), "--out", str(tmp_path / "out"), *student]
         assert main([*words, "--public", str(train)]) == 2
         assert "is the training file" in capsys.readouterr().err
+        assert main([*words, "--public", str(public), "--kernel", "0"]) == 2
+        assert "--kernel=0: must be > 0" in capsys.readouterr().err
         assert main([*words, "--public", str(public)]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["accuracy"] > 0.9
@@ -203,6 +208,30 @@ def test_a_kernel_learns_what_is_not_linear_and_a_wrong_label_harms_it_less() ->
     assert right > 0.9 > 0.7 > (predicted().labels == labels[400:]).double().mean()
     sure = by_kernel.probabilities.max(1).values.mean()
     assert 0.7 < sure < 0.97  # 15 of 100 labels were wrong, and the held-out tenth has seen it
+
+
+def test_a_kernel_has_as_many_landmarks_as_memory_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All pairs of a hundred thousand public inputs would take 40 GB, after the votes were paid for."""
+    monkeypatch.setattr("confide.pate.kernels.MOST_LANDMARKS", 60)
+    student = pate.SemiSupervised(kernel=0.5, directions=6)
+    learnt: Any = student.learn(INPUTS, torch.arange(PUBLIC), pate.VotesAnswers(ANSWERS), CLASSES, 0)
+    assert len(learnt.module[0].places) == 60
+    assert float((learnt.predict(INPUTS).labels == ANSWERS).double().mean()) > 0.9
+
+
+def test_a_kernel_that_is_no_longer_whole_is_refused(tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    student, path = pate.Supervised(kernel=0.5), tmp_path / "posterior.safetensors"
+    student.learn(INPUTS, torch.arange(PUBLIC), pate.VotesAnswers(ANSWERS), CLASSES, 0).save(path)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dictionary
+    for change in ({"kernel.places": torch.ones(9, 5)}, {"kernel.reach": torch.ones(2)}):
+        save_file(tensors | change, str(path), metadata=about)
+        with pytest.raises(Refusal, match="the file is damaged"):
+            confide.load_posterior(path)
 
 
 def test_a_kernel_without_width_is_refused() -> None:

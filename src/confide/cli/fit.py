@@ -46,6 +46,7 @@ def fit(
     clip: given.Clip = None,
     clipping: given.ClippingName = "flat",
     adaptive_clip: given.AdaptiveClipQuantile = None,
+    clip_schedule: given.ClipSchedule = None,
     chains: given.Chains = 1,
     prior: given.PriorName = None,
     prior_scale: given.PriorScale = None,
@@ -94,6 +95,7 @@ def fit(
     widths, by_class = options.layers(hidden), options.class_weights(class_weight)
     plan = options.plan_options(epsilon, delta, batch, epochs, steps, clip, sampling, adjacency, noise_scale, chains)
     options.choice("--clipping", clipping, given.CLIPPING_STYLES)
+    clips = options.clips(clip_schedule)
     if adaptive_clip is not None:
         options.number("--adaptive-clip", adaptive_clip, above=0, below=1)
     if bayesian_holdout is not None and any(
@@ -124,6 +126,7 @@ def fit(
             **plan,
             clipping=cast("ClippingStyle", clipping),
             adaptive_clip=adaptive_clip,
+            clip_schedule=clips,
             method=chosen,
             hidden=widths,
             module=network,

@@ -185,6 +185,17 @@ AdaptiveClipQuantile = Annotated[
         show_default=False,
     ),
 ]
+ClipSchedule = Annotated[
+    str | None,
+    typer.Option(
+        "--clip-schedule",
+        metavar="C,C",
+        help="Clips that change over time, such as 3,1.5,0.75, each for an equal part of the steps, in place of "
+        "--clip; the budget is the same.",
+        rich_help_panel=RUN,
+        show_default=False,
+    ),
+]
 PriorName = Annotated[
     str | None,
     typer.Option(

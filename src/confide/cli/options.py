@@ -163,6 +163,19 @@ def layers(text: str | None) -> tuple[int, ...] | None:
     return widths
 
 
+def clips(text: str | None) -> tuple[float, ...]:
+    """The clips in "3,1.5"; () where none was given."""
+    if text is None:
+        return ()
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise CommandError(f"--clip-schedule={text}: must be numbers separated by commas, such as 3,1.5,0.75") from None
+    if not all(math.isfinite(clip) and clip > 0 for clip in found):
+        raise CommandError(f"--clip-schedule={text}: every clip must be greater than 0")
+    return found
+
+
 def class_weights(texts: Sequence[str] | None) -> dict[str, float] | None:
     """The weights in "LABEL=W", by label; None where none was given."""
     found: dict[str, float] = {}
@@ -218,7 +231,7 @@ def plan_options(
 
 
 _OPTIONS = (
-    "method|methods|hidden|batch|epochs|steps|clip|chains|noise_scale|epsilon|delta|adjacency|sampling|facts|test|"
+    "method|methods|hidden|batch|epochs|steps|clip_schedule|clip|chains|noise_scale|epsilon|delta|adjacency|sampling|facts|test|"
     "checkpoint|device|ledger|name|out|seed|task|likelihood|class_weight"
 )
 _ARGUMENT = re.compile(rf"^({_OPTIONS})(?:='([^']*)'|=)?(?=[:\w.,\[({{-])")

@@ -78,6 +78,15 @@ Keep = Annotated[
         show_default=False,
     ),
 ]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="Keep finished fits of long experiments there: after an interruption the same command goes on with them.",
+        show_default=False,
+    ),
+]
 Results = Annotated[Path, typer.Argument(metavar="RESULTS", help="The folder that --keep wrote to.")]
 PageFrom = Annotated[
     Path | None,
@@ -118,6 +127,7 @@ def run(
     jobs: Jobs = 1,
     out: Out = None,
     keep: Keep = None,
+    checkpoint: Checkpoint = None,
     as_json: Json = False,
 ) -> None:
     """Run a paper's experiments: its figure, ours, and the sound epsilon of our run, row by row.
@@ -136,6 +146,8 @@ def run(
         raise CommandError("--data: missing; name the directory of the data sets, or try --quick, which needs none")
     if out is not None:
         check_new_directory("--out", out)
+    if checkpoint is not None and checkpoint.exists() and not checkpoint.is_dir():
+        raise CommandError(f"--checkpoint={checkpoint}: not a directory")
     if keep is not None:
         if source is not None:
             _check_own_name(chosen[0])
@@ -148,7 +160,19 @@ def run(
     for found in chosen:
         place = out / found.name if several and out is not None else out
         told.append(
-            _run_one(found, data, quick, 1 if quick else seeds, only or [], jobs, source, place, keep, not as_json)
+            _run_one(
+                found,
+                data,
+                quick,
+                1 if quick else seeds,
+                only or [],
+                jobs,
+                source,
+                place,
+                keep,
+                checkpoint,
+                not as_json,
+            )
         )
     if as_json:
         emit_json({"papers": told} if several else told[0])
@@ -190,10 +214,12 @@ def _run_one(
     source: Path | None,
     out: Path | None,
     keep: Path | None,
+    checkpoint: Path | None,
     shows: bool,
 ) -> dict[str, Any]:
     """One paper, its tables shown as they are finished; what goes into results.json."""
     from confide.papers import base, kept
+    from confide.papers.parts import Parts
 
     done: list[Finished] = []
     origin = None if keep is None else kept.check_keeping(base.Context(data, quick), source)
@@ -202,7 +228,13 @@ def _run_one(
         output().print(f"[dim]{escape(expected(paper, data, only, seeds, jobs))}[/dim]")
     with progress_bar(paper.name) as bar:
         # The bar counts the steps of what is running now; its label stays the paper's name.
-        context = base.Context(data, quick, tuple(range(seeds)), lambda what, now, total: bar(now, total))
+        context = base.Context(
+            data,
+            quick,
+            tuple(range(seeds)),
+            lambda what, now, total: bar(now, total),
+            parts=None if checkpoint is None else Parts.at(checkpoint, source),
+        )
         for finished in base.run(paper, context, out, only, jobs=jobs, source=source):
             done.append(finished)
             if keep is not None and origin is not None:

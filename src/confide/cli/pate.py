@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +61,16 @@ Estimate = Annotated[
     ),
 ]
 StudentName = Annotated[str, typer.Option("--student", metavar="KIND", help="supervised or semi-supervised.")]
+Kernel = Annotated[
+    float | None,
+    typer.Option(
+        "--kernel",
+        metavar="WIDTH",
+        help="A student that is not linear: kernel ridge regression, by a Gaussian kernel of so many median distances "
+        "of the public records, such as 0.5. It bears wrong answers better.",
+        show_default=False,
+    ),
+]
 
 
 def pate(
@@ -76,6 +87,7 @@ def pate(
     threshold: Threshold = None,
     estimate: Estimate = None,
     student: StudentName = "semi-supervised",
+    kernel: Kernel = None,
     epsilon: EpsilonGoal,
     delta: given.Delta = rules.DELTA,
     adjacency: AdjacencyName = rules.ADJACENCY,
@@ -105,6 +117,8 @@ def pate(
         raise CommandError(f"--student={student}: must be one of {', '.join(STUDENTS)}")
     if same_file(public, train):
         raise CommandError(f"--public={public}: is the training file; its records are private")
+    if kernel is not None and not (math.isfinite(kernel) and kernel > 0):
+        raise CommandError(f"--kernel={kernel:g}: must be > 0, in median distances of the public records")
     options.whole("--teachers", teachers, least=2, most=100_000)
     options.seed(seed)
     records.check()
@@ -130,7 +144,7 @@ def pate(
         if dataset.test is not None:
             check_test(dataset.test, settled.encoder)
         inputs = load_table(public, part="test", schema=settled.schema, target_required=False)
-        run = _run(request, settled, inputs, teachers, queries, threshold, estimate, student)
+        run = _run(request, settled, inputs, teachers, queries, threshold, estimate, student, kernel)
     summary = _saved(run, settled.encoder, dataset.test, out)
     if as_json:
         emit_json(summary)
@@ -155,6 +169,7 @@ def _run(
     threshold: float | None,
     estimate: float | None,
     student: str,
+    kernel: float | None,
 ) -> Any:
     """Everything but files: the plan by public sizes, then the votes."""
     import torch
@@ -186,7 +201,8 @@ def _run(
         vouched=assumptions_of(settled.schema),
         read=request.data,
     )
-    learner = room.SemiSupervised() if student == "semi-supervised" else room.Supervised()
+    kind = room.SemiSupervised if student == "semi-supervised" else room.Supervised
+    learner = kind(kernel=kernel)
     return room.fit(room.LinearTeacher(), private, inputs, made, student=learner, seed=request.seed)
 
 

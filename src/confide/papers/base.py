@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from confide.errors import Refusal
+from confide.papers.parts import Parts, Value
 from confide.running.processes import in_processes
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -26,15 +27,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 # Okabe and Ito (2008), told apart with every common kind of colour blindness.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#6B7280")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "confide",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "axes.prop_cycle": f"cycler('color', {list(COLOURS)})",
-}
 
 
 @dataclass(frozen=True)
@@ -105,6 +97,7 @@ class Context:
     seeds     one run for each; they fix networks and starting points
     progress  called with what is being done, how much of it is done, and how much there is
     noise_seed   for tests only: fixes noise and sampling too, so that nothing may be claimed for the runs
+    parts     where finished fits of long experiments are kept, so that a run that was stopped goes on with them
     """
 
     data: Path | None = None
@@ -112,6 +105,14 @@ class Context:
     seeds: tuple[int, ...] = (0, 1, 2)
     progress: Progress = field(default=lambda what, done, total: None)
     noise_seed: int | None = None
+    parts: Parts | None = None
+
+    def part(self, made: Callable[..., Value], what: tuple[Any, ...], compute: Callable[[], Value]) -> Value:
+        """A fit or a row as plain values, not made twice where parts are kept. `what` says all that decides it but
+        sources, data and the kind of run; `made` builds the value from its fields."""
+        if self.parts is None:
+            return compute()
+        return self.parts.get(made, (*what, self.data and self.data.resolve(), self.quick, self.noise_seed), compute)
 
     @property
     def stamp(self) -> str:
@@ -292,9 +293,14 @@ def _in_worker(paper: str, name: str, context: Context, source: Path | None) -> 
 
 
 def _finished(experiment: Experiment, context: Context) -> Finished:
-    started, before = time.perf_counter(), time.process_time()
+    started, before = time.perf_counter(), _processor_seconds(context)
     outcome = stamped(experiment.run(context), context.stamp)
-    return Finished(experiment, outcome, time.perf_counter() - started, time.process_time() - before)
+    return Finished(experiment, outcome, time.perf_counter() - started, _processor_seconds(context) - before)
+
+
+def _processor_seconds(context: Context) -> float:
+    """Of this process, and of those that finished parts before it."""
+    return time.process_time() + (0.0 if context.parts is None else context.parts.seconds)
 
 
 def stamped(outcome: PaperOutcome, stamp: str) -> PaperOutcome:
@@ -321,6 +327,8 @@ class _Stamped:
 
 def write(paper: Paper, context: Context, done: Sequence[Finished], out: Path) -> None:
     """results.json, tables.md and the newest experiment's figures (SVG and PNG)."""
+    from confide.papers.drawing import save_figure
+
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(to_dict(paper, context, done), indent=1, allow_nan=False) + "\n")
     (out / "tables.md").write_text(to_markdown(paper, done, context.stamp))
@@ -426,17 +434,3 @@ def to_markdown(paper: Paper, done: Sequence[Finished], stamp: str = "") -> str:
             parts += table.notes
         parts += [f"![{figure.caption}]({figure.name}.png)" for figure in item.outcome.figures]
     return "\n\n".join(parts) + "\n"
-
-
-def save_figure(figure: Figure, out: Path) -> None:
-    """The drawing as SVG and PNG, in the style of the reports."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    with matplotlib.rc_context(_STYLE):
-        canvas = Canvas(figsize=figure.size, layout="constrained")
-        FigureCanvasAgg(canvas)
-        figure.draw(canvas)
-        for kind in ("svg", "png"):
-            canvas.savefig(out / f"{figure.name}.{kind}", dpi=150)

@@ -12,6 +12,8 @@ one that the claim is made for.
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,14 +149,43 @@ def number_of(cell: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def values_of(cell: Any) -> tuple[float, ...]:
+    """One figure per seed, of a cell that has them."""
+    values = cell["values"] if isinstance(cell, dict) else []
+    return tuple(values) if None not in values else ()
+
+
 @dataclass(frozen=True)
 class Judged:
-    """One comparison with the figures in it."""
+    """One comparison with the figures in it, and those of single seeds where a figure is a mean over them."""
 
     comparison: FigureComparison
     ours: float | None
     theirs: float | None
     epsilon: float | None
+    own_values: tuple[float, ...] = ()
+    other_values: tuple[float, ...] = ()
+
+    @property
+    def single(self) -> bool:
+        """Whether a figure of one seed decides it."""
+        return 1 in (len(self.own_values), len(self.other_values))
+
+    @property
+    def standard_errors(self) -> float | None:
+        """How many of them the two figures are apart; None where single seeds tell nothing of it. Figures of one
+        experiment are of the same seeds or splits, so that their differences count, one by one."""
+        own, factor, other = self.own_values, self.comparison.factor, self.comparison.theirs
+        others = tuple(factor * value for value in self.other_values)
+        if len(own) < 2 or (isinstance(other, Place) and len(others) < 2) or self.theirs is None:
+            return None
+        difference = statistics.fmean(own) - factor * self.theirs
+        variance = statistics.variance(own) / len(own)
+        if isinstance(other, Place) and other.experiment == self.comparison.ours.experiment and len(own) == len(others):
+            variance = statistics.variance(map(float.__sub__, own, others)) / len(own)
+        elif isinstance(other, Place):
+            variance += statistics.variance(others) / len(others)
+        return abs(difference) / math.sqrt(variance) if variance > 0 else math.inf
 
     @property
     def holds(self) -> bool | None:
@@ -177,11 +208,10 @@ class Judged:
 
 def judged(paper: str, comparison: FigureComparison, kept: KeptResults) -> Judged:
     """The figures of a comparison, looked up."""
-    ours = number_of(kept.cell(paper, comparison.ours))
-    other = comparison.theirs
-    theirs = number_of(kept.cell(paper, other)) if isinstance(other, Place) else other
+    ours = kept.cell(paper, comparison.ours)
+    other = kept.cell(paper, comparison.theirs) if isinstance(comparison.theirs, Place) else comparison.theirs
     epsilon = number_of(kept.cell(paper, comparison.ours, comparison.price))
-    return Judged(comparison, ours, theirs, epsilon)
+    return Judged(comparison, number_of(ours), number_of(other), epsilon, values_of(ours), values_of(other))
 
 
 def verdict(found: Sequence[Judged]) -> str:

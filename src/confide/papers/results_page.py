@@ -11,6 +11,8 @@ from confide.papers.base import Cell, Claim, Experiment, Paper, Place, shown
 from confide.papers.kept import NOT_RUN, SMALLEST_SPREAD, Judged, KeptResults, judged, verdict
 
 STATES = (True, False, None)
+CLOSE = 2.0
+"""Standard errors below which two figures are said to be close."""
 LONG = 30.0
 """Minutes of processor time from which on the page says why an experiment may not have been run."""
 
@@ -19,8 +21,9 @@ HEAD = """# Results
 Published claims beside what comes out here at a sound epsilon (differential privacy, PLD, add/remove unless a row says
 otherwise). This page is made by `confide papers page results` from the files under `results/`, each of which names its
 command, commit, seeds and processor time; a test holds the page to the files. A claim *holds* when every figure that
-decides it is at least as good as the paper's at no more than its epsilon, and holds *partly* when some are. What was
-not run is said to be not run.
+decides it is at least as good as the paper's at no more than its epsilon, and holds *partly* when some are; means
+decide, and the last column says which figures are of one seed and which are less than two standard errors, over seeds
+or splits, from the other. What was not run is said to be not run.
 """
 
 
@@ -70,7 +73,8 @@ def _claim_row(paper: str, claim: Claim, kept: KeptResults) -> tuple[str, ...]:
     found = [judged(paper, comparison, kept) for comparison in claim.comparisons]
     names, decided = _names(found), verdict(found)
     if decided == NOT_RUN:
-        return claim.text, claim.theirs, NOT_RUN, decided, ""
+        lacking = dict.fromkeys(one.ours.experiment for one in claim.comparisons)
+        return claim.text, claim.theirs, NOT_RUN, decided, f"Would be decided by {', '.join(lacking)}."
     ours = "; ".join(_with_name(name, one) for name, one in zip(names, found, strict=True))
     return claim.text, claim.theirs, ours, decided, _why(claim, decided, names, found)
 
@@ -110,7 +114,19 @@ def _why(claim: Claim, decided: str, names: Sequence[str], found: Sequence[Judge
     parts += [f"Not run: {'; '.join(by[None])}."] if by[None] else []
     if by[False] or not by[None]:
         parts.append(claim.why.get(decided, ""))
-    return " ".join(filter(None, parts))
+    return " ".join(filter(None, [*parts, *_doubts(names, found)]))
+
+
+def _doubts(names: Sequence[str], found: Sequence[Judged]) -> list[str]:
+    """How sure the figures are: which of them are of one seed, and which of several lie close to the other."""
+    known = [(name, one) for name, one in zip(names, found, strict=True) if one.holds is not None]
+    single = [name for name, one in known if one.single]
+    close = [name for name, one in known if one.standard_errors is not None and one.standard_errors < CLOSE]
+    told = []
+    for what, some in (("One seed", single), ("Less than two standard errors apart", close)):
+        if some:
+            told.append(f"{what}." if len(some) == len(known) else f"{what}: {'; '.join(some)}.")
+    return told
 
 
 def _experiment(file: dict[str, Any], once: bool) -> list[str]:

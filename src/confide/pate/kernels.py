@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from confide.models.kernels import GaussianKernel, KernelNetwork
 from confide.models.likelihoods import Categorical
 from confide.pate.graphs import principal_directions
 from confide.posteriors.draws import Draws
@@ -22,24 +23,8 @@ SHARPNESS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """What scores may be multiplied by to be logits; the held-out tenth chooses."""
 HELD_OUT = 10
 """One input in so many."""
-
-
-class GaussianKernel(nn.Module):
-    """exp(-|z - l|^2 / 2 h^2) for every landmark l, with z along the leading directions of the public inputs."""
-
-    centre: Tensor
-    turned: Tensor
-    places: Tensor
-    reach: Tensor
-
-    def __init__(self, centre: Tensor, turned: Tensor, places: Tensor, reach: Tensor) -> None:
-        super().__init__()
-        for name, value in (("centre", centre), ("turned", turned), ("places", places), ("reach", reach)):
-            self.register_buffer(name, value)
-
-    def forward(self, x: Tensor) -> Tensor:
-        coordinates = (x.flatten(1).float() - self.centre) @ self.turned
-        return torch.exp(-torch.cdist(coordinates, self.places).square() / (2 * self.reach**2))
+MOST_LANDMARKS = 10_000
+"""Inputs that are learnt from, by lot where there are more: the kernel of all pairs takes four bytes for each."""
 
 
 def kernel_ridge(
@@ -47,15 +32,19 @@ def kernel_ridge(
 ) -> Draws:
     """Learns y at x, some of the public `inputs`; `width` is that of the kernel in median distances of the inputs."""
     generator = torch.Generator().manual_seed(seed)
+    if len(y) > MOST_LANDMARKS:
+        lot = torch.randperm(len(y), generator=generator)[:MOST_LANDMARKS]
+        x, y = x[lot], y[lot]
     centre, turned = principal_directions(inputs, dimensions, generator)
     some = torch.randperm(len(inputs), generator=generator)[:COMPARED]
-    unit = torch.pdist((inputs[some].flatten(1).float() - centre) @ turned).median()
+    apart = torch.pdist((inputs[some].flatten(1).float() - centre) @ turned)
+    unit = apart.median() if len(apart) else torch.tensor(1.0)  # a single input is at no distance
     places = (x.flatten(1).float() - centre) @ turned
     kernel = GaussianKernel(centre, turned, places, width * unit.clamp(min=1e-12))
     products, wanted = kernel(x), F.one_hot(y.long(), classes).float()
     bias = wanted.mean(0)
     sharpness = _sharpness(products, wanted, y, torch.randperm(len(y), generator=generator))
-    module = nn.Sequential(kernel, nn.Linear(len(y), classes))
+    module = KernelNetwork(kernel, classes)
     weights = sharpness * _solved(products, wanted - bias)
     flat = torch.cat([weights.T.reshape(-1), sharpness * bias])[None]
     return Draws(module, Categorical(classes), flat, torch.ones(1), {"method": "kernel ridge regression"})

@@ -20,6 +20,7 @@ from confide.devices import HOST, device_of, or_host
 from confide.errors import Refusal
 from confide.expectation.mixture import MixtureOfGaussians
 from confide.models.additive import AdditiveNetwork, AdditiveRecipe
+from confide.models.kernels import GaussianKernel, KernelNetwork
 from confide.models.likelihoods import LearntNoise, Likelihood, likelihood_from_dict, likelihood_to_dict
 from confide.models.networks import MLP, Recipe
 from confide.models.programs import Program
@@ -36,6 +37,8 @@ _MIXTURE = "mixture."
 """Beginning of the names of a mixture's tensors."""
 _SCALE = "scale."
 """Beginning of the names of those of an additive model's scale."""
+_KERNEL = "kernel."
+"""Beginning of the names of those of a kernel."""
 
 _TABLES: dict[type[nn.Module], str] = {AdditiveNetwork: "additive", TabularNetwork: "tabular"}
 """Networks of columns, whose scales are kept beside their weights."""
@@ -117,6 +120,8 @@ def _rebuilt(network: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Mo
     """A network of confide's own, on the host."""
     if network["type"] == "mixture":
         return _mixture(tensors)
+    if network["type"] == "kernel":
+        return _kernel(network, tensors)
     if network["type"] == "additive":
         return _additive(network, tensors)
     if network["type"] == "tabular":
@@ -154,9 +159,11 @@ def _check_room(recipe: Recipe, numbers: int) -> None:
 
 def check_outputs(module: nn.Module, likelihood: Likelihood) -> None:
     """A network of confide's own has as many outputs as its likelihood reads."""
-    if type(module) is MLP and module.recipe.outputs != likelihood.outputs:
+    outputs = module.recipe.outputs if type(module) is MLP else likelihood.outputs
+    outputs = module.outputs if type(module) is KernelNetwork else outputs
+    if outputs != likelihood.outputs:
         raise Damaged(
-            f"recipe: its network has {module.recipe.outputs} outputs and the likelihood {likelihood.name!r} reads "
+            f"recipe: its network has {outputs} outputs and the likelihood {likelihood.name!r} reads "
             f"{likelihood.outputs}; the file is damaged, or likelihood= is another one"
         )
 
@@ -171,6 +178,8 @@ def _network_to_dict(module: nn.Module, prepare: Prepare | None) -> dict[str, An
     """None for a network that its recipe does not make."""
     if type(module) is MixtureOfGaussians:
         return {"type": "mixture"}
+    if type(module) is KernelNetwork:
+        return {"type": "kernel", "outputs": module.outputs}
     if isinstance(module, Program):
         return {"type": "program", "parameters": module.described()}
     if type(module) in (AdditiveNetwork, TabularNetwork):
@@ -207,6 +216,8 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
         return {f"{_SCALE}{name}": value for name, value in module.features.state_dict().items()}
     if isinstance(module, TabularNetwork):
         return {f"{_SCALE}{name}": value for name, value in module.named_buffers()}
+    if isinstance(module, KernelNetwork):
+        return {f"{_KERNEL}{name}": value for name, value in module[0].named_buffers()}
     if not isinstance(module, MixtureOfGaussians):
         return {}
     values = {f"{_MIXTURE}{name}": value for name, value in module.state_dict().items()}
@@ -230,6 +241,18 @@ def _tabular(network: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tabul
             raise Damaged(f"{name}: does not fit the recipe; the file is damaged")
         buffer.copy_(tensors[f"{_SCALE}{name}"])
     return made
+
+
+def _kernel(network: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> KernelNetwork:
+    """Landmarks, directions and width are in the file; the linear layer is what the draws hold."""
+    centre, turned, places, reach = (tensors[f"{_KERNEL}{name}"] for name in ("centre", "turned", "places", "reach"))
+    outputs = network["outputs"]
+    fits = turned.dim() == places.dim() == 2 and centre.shape == turned.shape[:1] and reach.dim() == 0
+    if not fits or places.shape[1] != turned.shape[1]:
+        raise Damaged("kernel: its landmarks do not fit its directions; the file is damaged")
+    if type(outputs) is not int or not 0 < outputs * (len(places) + 1) <= max(map(Tensor.numel, tensors.values())):
+        raise Damaged("kernel: its network is larger than the file; it is damaged")
+    return KernelNetwork(GaussianKernel(centre, turned, places, reach), outputs)
 
 
 def _mixture(tensors: Mapping[str, Tensor]) -> MixtureOfGaussians:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from confide import rules
+from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan, plan
 from confide.methods.base import Method
@@ -76,13 +77,17 @@ def plan_of(request: Request, records: int, method: Method, spent: tuple[Event, 
         (*spent, *beside),
     )
     mechanism = replace(mechanism, noise_multiplier=multiplier, secure=request.secure)
-    return replace(
+    if request.clip_schedule and (opening or not method.follows_clip):
+        told = list(request.clip_schedule)
+        raise Refusal(f"clip_schedule={told}: {method.name} has one unit for all steps; name another method, as sgld")
+    made = replace(
         draft,
         blocks=(*opening, (mechanism, steps)),
         target_epsilon=request.epsilon,
         chains=request.chains,
         spent=spent,
     )
+    return made.with_clips(request.clip_schedule) if request.clip_schedule else made
 
 
 def _opening(request: Request, mechanism: SampledGaussian, method: Method) -> tuple[tuple[SampledGaussian, int], ...]:

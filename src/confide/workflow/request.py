@@ -73,6 +73,8 @@ class Request:
     adaptive_clip : float or None
         Share of the answers that the clip should leave alone: it then follows their norms, by counts that are paid for
         within epsilon. None: the clip stays.
+    clip_schedule : tuple of float
+        In place of `clip`: clips that change over time, each for an equal part of the steps. Noise goes with the clip.
     sampling, adjacency
         How batches are drawn, and what one person changes.
     secure : bool
@@ -121,6 +123,7 @@ class Request:
     clip: float | None = None
     clipping: ClippingStyle = "flat"
     adaptive_clip: float | None = None
+    clip_schedule: tuple[float, ...] = ()
     sampling: Sampling = rules.SAMPLING
     adjacency: Adjacency = rules.ADJACENCY
     secure: bool = False
@@ -158,6 +161,17 @@ class Request:
         _check_run(self)
 
 
+def _check_schedule(request: Request) -> None:
+    clips = request.clip_schedule
+    if not clips:
+        return
+    if not all(is_real(clip) and clip > 0 and math.isfinite(clip) for clip in clips):
+        raise Refusal(f"clip_schedule={list(clips)}: every clip must be greater than 0")
+    other = next((name for name in ("clip", "adaptive_clip") if getattr(request, name) is not None), None)
+    if other is not None:
+        raise Refusal(f"clip_schedule={list(clips)}, {other}={getattr(request, other)}: give one of the two")
+
+
 def _check_plan(request: Request) -> None:
     for name in ("batch", "steps", "epochs", "clip", "noise_scale"):
         value: Any = getattr(request, name)
@@ -180,6 +194,7 @@ def _check_plan(request: Request) -> None:
             f"adaptive_clip={request.adaptive_clip}: needs declared records, one chain and no checkpoint, since its "
             "counts go with every step; give these, or leave it out"
         )
+    _check_schedule(request)
     if request.hold_out is not None and (request.counted or request.chains > 1 or request.checkpoint is not None):
         raise Refusal(
             "hold_out: what fresh records meet is followed through one run from its first step; declare records, and "

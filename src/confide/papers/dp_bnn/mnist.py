@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -21,15 +22,17 @@ from confide.papers.dp_bnn.fits import (
     MethodName,
     NetworkName,
     PriorName,
+    Scored,
     TableRow,
     langevin_noise_multiplier,
     load,
+    scored,
     train,
 )
 from confide.papers.mnist_cnn import DESCRIPTION
 from confide.papers.protocol import ASSUMED_PUBLIC, CHOSEN_ON
 
-Found: TypeAlias = dict[TableRow, list[Fitted]]
+Found: TypeAlias = dict[TableRow, "Fits"]
 Key: TypeAlias = tuple[MethodName, NetworkName, PriorName]
 
 # Table 2: accuracy private, not private.
@@ -141,16 +144,41 @@ def _found(keys: Sequence[Key], images: Images, context: Context) -> Found:
             rows.append(TableRow(method, network, prior, private=False))
     found: Found = {}
     for row in rows:
-        found[row] = _over_seeds(row, images, context)
+        found[row] = _fits(row, images, context)
         context.progress("mnist", len(found), len(rows))
     return found
 
 
-def _over_seeds(row: TableRow, images: Images, context: Context) -> list[Fitted]:
-    return [train(row, images, context, seed) for seed in context.seeds]
+@dataclass(frozen=True)
+class Fits:
+    """The fit of the first seed, which is drawn and described, and the figures of all."""
+
+    first: Fitted
+    figures: tuple[Scored, ...]
+
+    @property
+    def epsilon(self) -> float:
+        return _largest(self.figures)
+
+    def measured(self, what: str, digits: int = 4) -> PaperMeasure:
+        return _measured(self.figures, what, digits)
 
 
-def _measured(found: Sequence[Fitted], what: str, digits: int = 4) -> PaperMeasure:
+def _fits(row: TableRow, images: Images, context: Context) -> Fits:
+    first = train(row, images, context, context.seeds[0])
+    own = Scored(first.accuracy, first.ece, first.mce, first.epsilon, first.seconds_per_epoch)
+    return Fits(first, (own, *(scored(row, images, context, seed) for seed in context.seeds[1:])))
+
+
+def _over_seeds(row: TableRow, images: Images, context: Context) -> list[Scored]:
+    return [scored(row, images, context, seed) for seed in context.seeds]
+
+
+def _largest(found: Sequence[Scored]) -> float:
+    return max(one.epsilon for one in found)
+
+
+def _measured(found: Sequence[Scored], what: str, digits: int = 4) -> PaperMeasure:
     return PaperMeasure(tuple(float(getattr(one, what)) for one in found), digits)
 
 
@@ -159,8 +187,7 @@ def _accuracy_table(name: str, found: Found, images: Images) -> PaperTable:
     for row, fits in found.items():
         theirs: NetworkName = "MLP" if row.network == PRINTED else row.network
         paper = ACCURACY[row.method, theirs, row.prior][0 if row.private else 1]
-        epsilon = max(one.epsilon for one in fits)
-        measures = (_measured(fits, "accuracy"), epsilon, _measured(fits, "seconds_per_epoch", 2))
+        measures = (fits.measured("accuracy"), fits.epsilon, fits.measured("seconds_per_epoch", 2))
         rows.append((_name(row), paper, *measures, ASSUMED_PUBLIC))
     columns = ("method, network, prior", "paper", "ours", "sound epsilon", "processor seconds / epoch", CHOSEN_ON)
     notes = (*images.found.notes, *_networks(found), *_did(found), CHOSEN, SOUND, TEMPERATURE)
@@ -172,10 +199,10 @@ def _networks(found: Found) -> tuple[str, ...]:
     told = []
     for name in dict.fromkeys(row.network for row in found):
         fits = next(fits for row, fits in found.items() if row.network == name)
-        module = fits[0].posterior.module
+        module = fits.first.posterior.module
         weights = sum(part.numel() for part in module.parameters() if part.requires_grad)
         widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
-        inputs = fits[0].inputs[0].numel()
+        inputs = fits.first.inputs[0].numel()
         layers = f"{inputs}-{'-'.join(map(str, widths))}, ReLU; every image normalised by itself (mean 0, norm 8)"
         about = {
             "MLP": layers,
@@ -192,7 +219,7 @@ def _did(found: Found) -> tuple[str, ...]:
     """Sizes of the runs, from their plans: one line for all rows that share them."""
     lines: dict[str, list[str]] = {}
     for row, fits in found.items():
-        made, kind = fits[0].plan, f"{row.network}, {'private' if row.private else 'not private'}"
+        made, kind = fits.first.plan, f"{row.network}, {'private' if row.private else 'not private'}"
         sizes = f"batches of {made.expected_batch:g}, {made.steps} steps, {made.records} records"
         lines.setdefault(f"{kind}: {sizes}", []).append(row.method)
     return (" ".join(f"{line} ({', '.join(dict.fromkeys(names))})." for line, names in lines.items()),)
@@ -203,8 +230,7 @@ def _calibration_table(name: str, found: Found, images: Images) -> PaperTable:
     for row, fits in found.items():
         paper = CALIBRATION.get((row.method, row.network, row.prior))
         first, second = (None, None) if paper is None else paper[:2] if row.private else paper[2:]
-        epsilon = max(one.epsilon for one in fits)
-        rows.append((_name(row), first, _measured(fits, "ece"), second, _measured(fits, "mce", 3), epsilon))
+        rows.append((_name(row), first, fits.measured("ece"), second, fits.measured("mce", 3), fits.epsilon))
     columns = ("method, network, prior", "ECE paper", "ECE ours", "MCE paper", "MCE ours", "sound epsilon")
     notes = (
         *images.found.notes,
@@ -219,7 +245,7 @@ def _name(row: TableRow) -> str:
 
 def _distributions(found: Found, images: Images) -> tuple[Figure, ...]:
     """A hard image, a 3 of which private SGLD is least sure, and an easy one, the 2 of which it is surest."""
-    judge = found[TableRow("SGLD")][0]
+    judge = found[TableRow("SGLD")].first
     doubt = entropy(judge.predicted)
     drawn, shown_images = [], []
     for name, digit, hard in (("hard", 3, True), ("easy", 2, False)):
@@ -230,7 +256,7 @@ def _distributions(found: Found, images: Images) -> tuple[Figure, ...]:
         for private in (False, True):
             for method in BAYESIAN:
                 title = f"{method}, {'private' if private else 'not private'}"
-                panels.append((title, found[TableRow(method, private=private)][0].draws_at(index)))
+                panels.append((title, found[TableRow(method, private=private)].first.draws_at(index)))
         caption = f"Prediction distribution over draws for test image {index}, a {digit} (figures 6 and 13)"
         drawn.append(figures.prediction_distributions(f"predictions_{name}", caption, panels, digit))
     return (*drawn, figures.inputs(shown_images))
@@ -242,14 +268,16 @@ def _reliabilities(found: Found) -> tuple[Figure, ...]:
         priors: tuple[PriorName, PriorName] = ("Gaussian", "none")
         for prior in priors:
             title = "Gaussian prior" if prior == "Gaussian" else "no prior"
-            chosen += [(f"{method}, {title}", found[TableRow(method, "MLP", prior, private)][0]) for method in BAYESIAN]
+            chosen += [
+                (f"{method}, {title}", found[TableRow(method, "MLP", prior, private)].first) for method in BAYESIAN
+            ]
         return chosen
 
     four = [
-        ("SGD, no prior, not private", found[TableRow("SGD", "MLP", "none", False)][0]),
-        ("SGD, no prior, private", found[TableRow("SGD", "MLP", "none")][0]),
-        ("SGLD, Gaussian prior, private", found[TableRow("SGLD")][0]),
-        ("SGLD, no prior, private", found[TableRow("SGLD", "MLP", "none")][0]),
+        ("SGD, no prior, not private", found[TableRow("SGD", "MLP", "none", False)].first),
+        ("SGD, no prior, private", found[TableRow("SGD", "MLP", "none")].first),
+        ("SGLD, Gaussian prior, private", found[TableRow("SGLD")].first),
+        ("SGLD, no prior, private", found[TableRow("SGLD", "MLP", "none")].first),
     ]
     return (
         figures.reliability("reliability_private", "Reliability, private MLP (figure 8)", panels(True)),
@@ -268,7 +296,7 @@ def run_epsilon(context: Context) -> PaperOutcome:
     for epsilon in epsilons:
         for method in METHODS:
             fits = _over_seeds(TableRow(method, epsilon=epsilon), images, context)
-            sound = max(one.epsilon for one in fits)
+            sound = _largest(fits)
             points[method].append((sound, _measured(fits, "accuracy")))
             rows.append((method, f"epsilon {epsilon:g}", _measured(fits, "accuracy"), _measured(fits, "ece"), sound))
             context.progress("epsilon", len(rows), len(epsilons) * len(METHODS))
@@ -298,7 +326,7 @@ def run_effects(context: Context, network: NetworkName = "MLP", epochs: float = 
         points = []
         for value, row in chosen:
             fits = _over_seeds(row, images, context)
-            point = (value, _measured(fits, "accuracy"), max(one.epsilon for one in fits))
+            point = (value, _measured(fits, "accuracy"), _largest(fits))
             points.append(point)
             rows.append((f"{method}, {setting} {value:g}", row.noise_multiplier, *point[1:]))
             context.progress("effects", len(rows), sum(len(study[2]) for study in studies))

@@ -21,7 +21,7 @@ from confide.papers.dp_bnn.fits import (
     TableRow,
     load,
     method_for,
-    train,
+    scored,
 )
 
 PRINTED_BATCH, TIMED_STEPS = 256, 20
@@ -85,7 +85,7 @@ def run_family(context: Context) -> PaperOutcome:
     rows: list[tuple[Cell, ...]] = []
     did = []
     for setting, value, row in _family(context):
-        fits = [train(row, images, context, seed) for seed in context.seeds]
+        fits = [scored(row, images, context, seed) for seed in context.seeds]
         accuracy = PaperMeasure(tuple(one.accuracy for one in fits))
         rows.append((f"{row.method}, {setting} {value}", None, accuracy, max(one.epsilon for one in fits)))
         did.append(row)

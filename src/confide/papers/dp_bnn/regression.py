@@ -45,6 +45,7 @@ CLIP: dict[MethodName, float] = {"SGLD": 8.0, "BBP": 4.0, "MC dropout": 4.0}
 RATE: dict[MethodName, float] = {"BBP": 0.1, "MC dropout": 0.1}
 PRIOR = 1.0
 LIKELIHOOD = HeteroscedasticGaussian(smallest=0.1)
+GRID = torch.linspace(-4, 4, 161)
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,31 @@ def at(posterior: Posterior, x: Tensor) -> RealPredictive:
 
 
 @dataclass(frozen=True)
+class Bands:
+    """Along GRID: the mean, the deviation of noise in the data, and that of noise and doubt together."""
+
+    mean: list[float]
+    noise: list[float]
+    total: list[float]
+
+
+@dataclass(frozen=True)
+class OneFit:
+    """Squared error of a simulation in units of the process's deviation, the sound epsilon, and the bands in JSON."""
+
+    error: float
+    epsilon: float
+    bands: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
 class Errors:
     """Of one method over all simulations: errors in units of the process's deviation, and against the test variance."""
 
     own: tuple[float, ...]
     relative: tuple[float, ...]
     epsilon: float
-    first: Posterior
+    first: Bands
 
 
 def run_regression(context: Context) -> PaperOutcome:
@@ -158,12 +177,21 @@ def run_regression(context: Context) -> PaperOutcome:
 
 
 def _errors(name: MethodName, private: bool, every: list[Points], context: Context, *, printed: bool = False) -> Errors:
-    fits = [fitted(name, private, points, context, seed, printed) for seed, points in enumerate(every)]
-    own, relative = [], []
-    for (posterior, _), points in zip(fits, every, strict=True):
-        own.append(float((at(posterior, points.x_test).mean - points.y_test).square().mean()))
-        relative.append(own[-1] / float(points.y_test.var()))
-    return Errors(tuple(own), tuple(relative), fits[0][1], fits[0][0])
+    fits = [_one_fit(name, private, points, context, seed, printed) for seed, points in enumerate(every)]
+    own = tuple(one.error for one in fits)
+    relative = tuple(error / float(points.y_test.var()) for error, points in zip(own, every, strict=True))
+    return Errors(own, relative, max(one.epsilon for one in fits), Bands(**fits[0].bands))
+
+
+def _one_fit(name: MethodName, private: bool, points: Points, context: Context, seed: int, printed: bool) -> OneFit:
+    def compute() -> OneFit:
+        posterior, epsilon = fitted(name, private, points, context, seed, printed)
+        error = float((at(posterior, points.x_test).mean - points.y_test).square().mean())
+        along = at(posterior, GRID[:, None])
+        parts = {"mean": along.mean, "noise": along.aleatoric.sqrt(), "total": along.total.sqrt()}
+        return OneFit(error, epsilon, {part: values.tolist() for part, values in parts.items()})
+
+    return context.part(OneFit, ("dp-bnn regression", name, private, seed, printed), compute)
 
 
 def _table(
@@ -202,14 +230,13 @@ def _table(
 
 
 def _bands(errors: dict[tuple[MethodName, bool], Errors], points: Points) -> Figure:
-    grid = torch.linspace(-4, 4, 161)[:, None]
     order = [(name, private) for private in (False, True) for name in PAPER]
-    panels = [(name, private, at(errors[name, private].first, grid)) for name, private in order]
+    panels = [(name, private, errors[name, private].first) for name, private in order]
 
     def draw(figure: Any) -> None:
         axes = figure.subplots(2, len(PAPER), sharex=True, sharey=True)
         for place, (axis, (name, private, found)) in enumerate(zip(axes.flat, panels, strict=True)):
-            _draw_bands(axis, points, grid[:, 0], found)
+            _draw_bands(axis, points, found)
             axis.set_title(f"{name}, {'private' if private else 'not private'}")
             if place >= len(PAPER):
                 axis.set_xlabel("x")
@@ -221,9 +248,9 @@ def _bands(errors: dict[tuple[MethodName, bool], Errors], points: Points) -> Fig
     return Figure("regression_bands", caption, draw, (10, 6))
 
 
-def _draw_bands(axis: Any, points: Points, x: Tensor, found: RealPredictive) -> None:
-    mean, noise, total = (part.numpy() for part in (found.mean, found.aleatoric.sqrt(), found.total.sqrt()))
-    across = x.numpy()
+def _draw_bands(axis: Any, points: Points, found: Bands) -> None:
+    mean, noise, total = (torch.tensor(part).numpy() for part in (found.mean, found.noise, found.total))
+    across = GRID.numpy()
     cloud = {"s": 6, "color": "#6B7280", "alpha": 0.6, "linewidths": 0, "label": "training points"}
     axis.scatter(points.x[:, 0].numpy(), points.y.numpy(), **cloud)
     inside = {"color": "#56B4E9", "alpha": 0.6, "linewidth": 0, "label": "noise in the data"}

@@ -79,13 +79,23 @@ def sep(
 
 def as_printed(given: Set, context: Context, seed: int) -> SepScore:
     """Algorithm 3 as it stands: natural parameters clipped to 1, and the damping divided by the records twice."""
-    return sep(given, context, seed, EPSILON, 1.0, coordinates="natural", damping=1.0, double_damping=True)
+
+    def compute() -> SepScore:
+        return sep(given, context, seed, EPSILON, 1.0, coordinates="natural", damping=1.0, double_damping=True)
+
+    return context.part(SepScore, ("dp-sep", given.name, "as printed", seed), compute)
 
 
 @cache
-def sep_on_split(name: str, context: Context, split: int, epsilon: float | None, clip: float = CLIP) -> SepScore:
+def sep_on_split(
+    name: str, context: Context, split: int, epsilon: float | None, clip: float = CLIP, **settings: Any
+) -> SepScore:
     """`sep` on a split, with the split's number as its seed; one run serves all tables of a call that show it."""
-    return sep(sets.load(name, context, split=split), context, split, epsilon, clip)
+
+    def compute() -> SepScore:
+        return sep(sets.load(name, context, split=split), context, split, epsilon, clip, **settings)
+
+    return context.part(SepScore, ("dp-sep", name, "split", split, epsilon, clip, settings), compute)
 
 
 def variational(
@@ -154,6 +164,11 @@ def adf(given: Set, context: Context, seed: int, passes: int) -> SepScore:
 
 def one_run(method: str, given: Set, context: Context, seed: int, taken: dict[str, Any], real: Set | None) -> SepScore:
     """A run of any method with these settings; `real` is the set whose noise a trial on `given` has."""
+    what = ("dp-sep", given.name, method, seed, taken, real is not None)
+    return context.part(SepScore, what, lambda: _one_run(method, given, context, seed, taken, real))
+
+
+def _one_run(method: str, given: Set, context: Context, seed: int, taken: dict[str, Any], real: Set | None) -> SepScore:
     if method in ("EP", "ADF", "point"):
         by_records: dict[str, Callable[..., SepScore]] = {"EP": ep, "ADF": adf, "point": point}
         return by_records[method](given, context, seed, **taken)

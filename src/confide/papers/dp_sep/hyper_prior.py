@@ -20,11 +20,10 @@ def run(context: Context) -> PaperOutcome:
     for name in SETS:
         scores: dict[tuple[str, str], list[fits.SepScore]] = {}
         for split in context.seeds:
-            given = sets.load(name, context, split=split)
-            notes = given.notes
+            notes = sets.load(name, context, split=split).notes
             for method, epsilon, clip in (("SEP", None, math.inf), ("DP-SEP", fits.EPSILON, fits.CLIP)):
                 for choice in CHOICES:
-                    score = fits.sep(given, context, split, epsilon, clip, precision=choice)
+                    score = fits.sep_on_split(name, context, split, epsilon, clip, precision=choice)
                     scores.setdefault((method, choice), []).append(score)
         for (method, choice), found in scores.items():
             errors = PaperMeasure(tuple(score.error for score in found))

@@ -51,20 +51,22 @@ FLOOR = "labelled records alone, public"
 
 @dataclass(frozen=True)
 class GanJob:
-    """A row: what the networks see, the reading, and the budget."""
+    """A row: what the networks see, the reading, the budget, and whether it has the settings of private rows."""
 
     inputs: str
     reading: str
     epsilon: float | None = None
+    as_private: bool = False
 
 
 def jobs(context: Context, part: GanPart) -> list[GanJob]:
     """The rows of one part; a quick run has some of all of them, on the pixels of 8 x 8 digits."""
-    pictured = GanJob(PIXELS, LABELS_PUBLIC, EPSILONS[-1])
+    pictured = GanJob(PIXELS, LABELS_PUBLIC, EPSILONS[-1], True)
     if context.quick:
-        return [GanJob(PIXELS, FLOOR), GanJob(PIXELS, NOBODY), pictured, GanJob(PIXELS, ALL_PRIVATE, EPSILONS[0])]
+        return [GanJob(PIXELS, FLOOR), GanJob(PIXELS, NOBODY), pictured, GanJob(PIXELS, ALL_PRIVATE, EPSILONS[0], True)]
     if part == "private":
-        return [GanJob(PARTS, reading, e) for reading in (LABELS_PUBLIC, ALL_PRIVATE) for e in EPSILONS]
+        rows = [GanJob(PARTS, reading, e, True) for reading in (LABELS_PUBLIC, ALL_PRIVATE) for e in EPSILONS]
+        return [GanJob(PARTS, FLOOR, as_private=True), *rows]
     inputs = PIXELS if part == "pixels" else PARTS
     return [GanJob(inputs, FLOOR), GanJob(inputs, NOBODY), *([pictured] if part == "pixels" else [])]
 
@@ -76,14 +78,15 @@ def run(context: Context, part: GanPart = "open") -> PaperOutcome:
     wanted = jobs(context, part)
     given = {kind: load(kind, context) for kind in dict.fromkeys(job.inputs for job in wanted)}
     for job in wanted:
-        found = [_one(given[job.inputs], job, context, seed) for seed in context.seeds]
-        ours = PaperMeasure(tuple(accuracy for accuracy, _, _ in found))
+        found = [_part(given[job.inputs], job, context, seed) for seed in context.seeds]
+        ours = PaperMeasure(tuple(one.accuracy for one in found))
         printed = PAPER_ACCURACY if job.reading != FLOOR and job.epsilon == PAPER_EPSILON else None
-        spent = max(epsilon for _, epsilon, _ in found)
+        spent = max(one.epsilon for one in found)
         where = "no data" if job.reading == FLOOR else protocol.ASSUMED_PUBLIC
         rows.append((job.inputs, job.reading, job.epsilon or math.inf, printed, ours, spent, where))
-        if found[0][2] is not None and job.inputs == PIXELS:
-            pictures[f"{job.reading}, epsilon {job.epsilon:g}" if job.epsilon else job.reading] = found[0][2]
+        if found[0].samples is not None and job.inputs == PIXELS:
+            name = f"{job.reading}, epsilon {job.epsilon:g}" if job.epsilon else job.reading
+            pictures[name] = torch.tensor(found[0].samples)
         context.progress("GAN", len(rows), len(wanted))
     columns = ("inputs", "reading", "epsilon asked for", "paper", "ours", "sound epsilon", protocol.CHOSEN_ON)
     title = f"MNIST with {CLASSES * LABELLED} labelled images, Bayesian GAN by DP-SGHMC, delta {DELTA:g}: test accuracy"
@@ -135,14 +138,27 @@ def public_components() -> tuple[Tensor, Tensor, Tensor]:
 def _setting(job: GanJob, context: Context) -> GanSetting:
     if context.quick:
         return QUICK
-    return (OPEN if job.epsilon is None else PRIVATE)[job.inputs]
+    return (PRIVATE if job.as_private else OPEN)[job.inputs]
 
 
-def _one(images: GanImages, job: GanJob, context: Context, seed: int) -> tuple[float, float, Tensor | None]:
-    """Accuracy, sound epsilon, and pictures that generators made."""
+@dataclass(frozen=True)
+class GanFigures:
+    """Accuracy, sound epsilon, and pictures that generators made, as numbers."""
+
+    accuracy: float
+    epsilon: float
+    samples: list[list[float]] | None = None
+
+
+def _part(images: GanImages, job: GanJob, context: Context, seed: int) -> GanFigures:
+    what = ("dp-sgmcmc gan", job, _setting(job, context), seed)
+    return context.part(GanFigures, what, lambda: _one(images, job, context, seed))
+
+
+def _one(images: GanImages, job: GanJob, context: Context, seed: int) -> GanFigures:
     data, setting = images.labelled(seed), _setting(job, context)
     if job.reading == FLOOR:
-        return floor(data, setting, seed), 0.0, None
+        return GanFigures(floor(data, setting, seed), 0.0)
     found = fitted(
         data,
         setting,
@@ -151,14 +167,15 @@ def _one(images: GanImages, job: GanJob, context: Context, seed: int) -> tuple[f
         seed=seed,
         noise_seed=context.noise_seed,
     )
-    return found.accuracy(data.y_test), found.epsilon, found.samples
+    drawn = found.samples.tolist() if found.samples is not None and job.inputs == PIXELS else None
+    return GanFigures(found.accuracy(data.y_test), found.epsilon, drawn)
 
 
 def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
     told = []
     for kind, images in given.items():
-        for name, epsilon in (("not private", None), ("private", 1.0)):
-            one = _setting(GanJob(kind, NOBODY, epsilon), context)
+        for name, as_private in (("not private", False), ("private", True)):
+            one = _setting(GanJob(kind, NOBODY, as_private=as_private), context)
             told.append(
                 f"{kind}, {name}: {images.x.shape[1]}-{one.hidden}-{one.hidden}-{CLASSES} discriminators and "
                 f"generators from {one.latent} numbers, {_chains(one.chains)} of each, {one.steps} steps, Poisson "
@@ -175,8 +192,8 @@ def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
         "records answer at every step: rate 1. A record is labelled or not, so the epsilon (add/remove) is the larger "
         "of the two kinds' own. The labelled records together count as much as all others together.",
         "All private: images and labels. Labels public: the labelled images are public with their labels, the others "
-        "private; the row of labelled records alone is what they allow for free, and a private row below it has "
-        "learnt nothing from private records.",
+        "private; the row of labelled records alone, which has the steps and rates of the rows that it stands beside, "
+        "is what they allow for free, and a private row below it has learnt nothing from private records.",
         f"The paper's {PAPER_ACCURACY:g} at {PAPER_EPSILON:g} cannot be had with private labels, whatever the method "
         "(L13 in soundness.md).",
     )

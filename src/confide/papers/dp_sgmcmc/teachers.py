@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,16 @@ class Votable:
         return PrivateData(self.x, self.found.y, schema=self.found.schema, name="mnist", seed=context.noise_seed)
 
 
+@dataclass(frozen=True)
+class Voted:
+    """Accuracy of the student, share of queries answered right, the sound epsilon, and the estimate if one was paid."""
+
+    accuracy: float
+    right: float
+    epsilon: float
+    estimate: float | None
+
+
 def load(context: Context) -> Votable:
     """The first nine tenths of the test part are public, the last tenth measures."""
     found = sets.load("mnist", context, layout="image")
@@ -82,21 +93,19 @@ def _row(data: Votable, kind: str, epsilon: float, estimate: float | None, conte
     left = epsilon - (estimate or 0.0)
     queries = min(most, len(data.public) // 2, pate.queries_for(left, DELTA, teachers, SEPARATION[kind]))
     made = pate.plan(epsilon=epsilon, delta=DELTA, teachers=teachers, queries=queries, estimate=estimate)
-    runs = [
-        pate.fit(
-            pate.LinearTeacher(),
-            data.private(context),
-            data.public,
-            made,
-            student=_student(kind),
-            seed=seed,
-        )
-        for seed in context.seeds
-    ]
-    right = [float((done.answers.labels == data.found.y_test[done.asked]).double().mean()) for done in runs]
-    estimates = tuple(done.estimated_epsilon for done in runs if done.estimated_epsilon is not None)
-    ours = PaperMeasure(tuple(_accuracy(done.posterior, data) for done in runs))
-    cost = (max(done.privacy.epsilon() for done in runs), PaperMeasure(estimates, 2) if estimates else None)
+
+    def one(seed: int) -> Voted:
+        student, teacher = _student(kind), pate.LinearTeacher()
+        done = pate.fit(teacher, data.private(context), data.public, made, student=student, seed=seed)
+        right = float((done.answers.labels == data.found.y_test[done.asked]).double().mean())
+        return Voted(_accuracy(done.posterior, data), right, done.privacy.epsilon(), done.estimated_epsilon)
+
+    key = ("dp-sgmcmc pate", kind, epsilon, estimate)
+    runs = [context.part(Voted, (*key, seed), partial(one, seed)) for seed in context.seeds]
+    right = [done.right for done in runs]
+    estimates = tuple(done.estimate for done in runs if done.estimate is not None)
+    ours = PaperMeasure(tuple(done.accuracy for done in runs))
+    cost = (max(done.epsilon for done in runs), PaperMeasure(estimates, 2) if estimates else None)
     title = kind if estimate is None else f"{kind}, with an estimate"
     published = PUBLISHED if estimate is not None and epsilon == ESTIMATED_EPSILONS[0] else None
     noise = round(made.mechanism.noise, 1)

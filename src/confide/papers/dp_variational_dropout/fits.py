@@ -130,6 +130,27 @@ def fitted(data: Set, name: str, setting: DropoutSetting, epsilon: float, contex
     return DropoutScores(run.posterior, *quality(run.posterior, data), run.privacy.epsilon(), sparsity)
 
 
+@dataclass(frozen=True)
+class DropoutFigures:
+    """The figures of a fit alone."""
+
+    accuracy: float
+    ece: float
+    epsilon: float
+
+
+def figures(
+    data: Set, name: str, setting: DropoutSetting, epsilon: float, context: Context, seed: int
+) -> DropoutFigures:
+    """Those of `fitted`, which are not made twice where finished parts are kept."""
+
+    def compute() -> DropoutFigures:
+        found = fitted(data, name, setting, epsilon, context, seed)
+        return DropoutFigures(found.accuracy, found.ece, found.epsilon)
+
+    return context.part(DropoutFigures, ("dp-variational-dropout", data.name, name, setting, epsilon, seed), compute)
+
+
 def quality(posterior: Posterior, data: Set) -> tuple[float, float]:
     """Accuracy and expected calibration error of the predictive distribution on the test part."""
     from confide.evaluate import metrics
@@ -139,7 +160,7 @@ def quality(posterior: Posterior, data: Set) -> tuple[float, float]:
     return metrics.accuracy(probabilities, data.y_test), metrics.ece(probabilities, data.y_test)
 
 
-def measured(found: Sequence[DropoutScores], name: str) -> PaperMeasure:
+def measured(found: Sequence[DropoutScores] | Sequence[DropoutFigures], name: str) -> PaperMeasure:
     return PaperMeasure(tuple(float(getattr(one, name)) for one in found))
 
 

@@ -181,6 +181,20 @@ def printed_run(
     data: Set, setting: PrintedSetting, privacy: Mapping[str, Any], context: Context, seed: int, held: int
 ) -> PrintedRun:
     """One fit; the first `held` test images are public, and the curve is theirs."""
+    curved = seed == context.seeds[0]  # one curve is drawn, and a look costs as much as many steps
+    what = ("dp-variational-dropout", data.name, setting, privacy, seed, held, curved)
+    return context.part(PrintedRun, what, lambda: _printed_run(data, setting, privacy, context, seed, held, curved))
+
+
+def _printed_run(
+    data: Set,
+    setting: PrintedSetting,
+    privacy: Mapping[str, Any],
+    context: Context,
+    seed: int,
+    held: int,
+    curved: bool,
+) -> PrintedRun:
     from confide.mechanism.plan import plan
     from confide.methods.variational_dropout import VariationalDropout
     from confide.models.networks import mlp
@@ -201,7 +215,7 @@ def printed_run(
     def look(moment: Any) -> None:
         curve.append((moment.step * batch / data.records, moment.metrics["accuracy"]))
 
-    looks = [look] if seed == context.seeds[0] else []  # one curve is drawn, and a look costs as much as many steps
+    looks = [look] if curved else []
     run = fit(method, network, data.private(context), made, seed=seed, callbacks=looks, validation=public)
     measured = replace(data, x_test=data.x_test[held:], y_test=data.y_test[held:])
     return PrintedRun(quality(run.posterior, measured)[0], tuple(curve), run.privacy.epsilon())
