@@ -227,6 +227,23 @@ def test_a_function_of_single_numbers_that_rounds_by_place(dtype: torch.dtype, m
         assert moves(GradientQuery(module, Categorical(CLASSES).loss), one.expand(61, 1)) > 10
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_that_share_out_many_records(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has some left over at the end of its part, unless that is a whole number of vectors."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        module, one = at_a_bend(torch.float32)
+        x = one.expand(40_001, 1)
+        assert moves(GradientQuery(module, Categorical(CLASSES).loss), x) <= ROUNDING
+        monkeypatch.setattr("confide.mechanism.clipping.structure.even_batches", lambda *_: Even(32))
+        module, one = at_a_bend(torch.float32)
+        if not torch.equal(module[:2](x), module[:2](one).expand_as(x)):
+            assert moves(GradientQuery(module, Categorical(CLASSES).loss), x) > 10
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("believed", [False, True])
 def test_a_statistic_that_counts_by_the_last_digit(believed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As bins of predictions do: a threshold between the two values of a SiLU."""

@@ -84,7 +84,7 @@ def test_the_examination_does_not_see_records(seen: Seen) -> None:
     *examined, real = SEEN.tensors
     assert len(examined) >= 3
     assert all(made.max() < 50 for made in examined)
-    torch.testing.assert_close(real.squeeze(1), x)
+    torch.testing.assert_close(real.squeeze(1)[: len(x)], x)  # what fills the batch up comes after
 
 
 def test_the_examination_happens_once(monkeypatch: pytest.MonkeyPatch) -> None:

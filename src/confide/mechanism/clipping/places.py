@@ -20,10 +20,12 @@ from torch import Tensor
 
 from confide.mechanism.clipping.evenly import EIGHT, FOUR, asked_too_late, even_size
 
-MULTIPLES = (1, 32, 64)
-"""Of rows: as few as `evenly` has, and what fills two vectors of any type on any processor, for one thread or two."""
+VECTORS = 32
+"""Rows that fill two vectors of any type on any processor, whatever a row holds."""
 SHARED_EVENLY = 2
-"""Threads of which each gets a multiple of 32 numbers where there are 64 rows; of more, some get another number."""
+"""Threads of which each gets the numbers of 32 rows where there are 64; of more, some get parts of rows."""
+MOST_ROWS = 64
+"""Of which a batch has a multiple: for two threads."""
 POOL, SWEPT, PASSES = 512, (4, 28), 20
 """Different records, of which all are tried in small batches, up to so many: a function of single numbers that rounds
 otherwise at the end of a batch does so for one number in fifty or more (the rarest that was measured), and of a batch
@@ -66,9 +68,8 @@ EVEN = Even()
 def pool_of(record_bytes: int) -> int:
     """How many different records are needed of this size."""
     held = max(1, record_bytes)
-    most = max(MULTIPLES)
-    if most * held <= FEWEST_HELD:
-        return even_size(min(POOL, max(most, HELD // held)), most)
+    if MOST_ROWS * held <= FEWEST_HELD:
+        return even_size(min(POOL, max(MOST_ROWS, HELD // held)), MOST_ROWS)
     return even_size(max(FOUR, FEWEST_HELD // held))
 
 
@@ -80,15 +81,28 @@ def even_places(numbers: Numbers, record_bytes: int, small: bool, opaque: bool =
              threshold: then no function of single numbers may have any left over, whatever made-up records show
     """
     threads = torch.get_num_threads()
-    if not opaque or threads <= SHARED_EVENLY:
-        for rows in MULTIPLES[opaque:]:
-            if rows * record_bytes <= FEWEST_HELD and _alike(numbers, rows, record_bytes, threads):
-                return Even(rows)
+    if not opaque and _alike(numbers, 1, record_bytes, threads):
+        return EVEN
+    for rows in _multiples(numbers, record_bytes, threads, opaque):
+        if rows * record_bytes <= FEWEST_HELD and _alike(numbers, rows, record_bytes, threads):
+            return Even(rows)
     if small and threads > 1:
         with threads_of(Even(single=True)):
             found = even_places(numbers, record_bytes, small, opaque)
         return replace(found, single=found.alike)
     return Even(alike=False)
+
+
+def _multiples(numbers: Numbers, record_bytes: int, threads: int, opaque: bool) -> tuple[int, ...]:
+    """Of rows, beyond the fewest, at which functions of single numbers have none left over in the part of any thread.
+
+    Where they have none on one thread either, it is the products that differ, and whatever does for them is enough.
+    """
+    if threads > 1 and not opaque:
+        with threads_of(Even(single=True)):
+            if _alike(numbers, 1, record_bytes, 1):
+                return VECTORS, MOST_ROWS
+    return (VECTORS,) if threads == 1 else (MOST_ROWS,) if threads <= SHARED_EVENLY else ()
 
 
 def _alike(numbers: Numbers, rows: int, record_bytes: int, threads: int) -> bool:

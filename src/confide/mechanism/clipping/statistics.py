@@ -87,10 +87,11 @@ def _even_rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     records, whole = len(y), even_size(len(y), even.rows)
     if whole > records:
         x, y = filled((x, y), records, whole)
-    if not even.alike:
-        tell_of_uneven()
     with threads_of(even):
-        return _rows(function, x, y, size)[:records]
+        rows = _rows(function, x, y, size)[:records]
+    if not even.alike:  # and it did run at once
+        tell_of_uneven()
+    return rows
 
 
 def _rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
