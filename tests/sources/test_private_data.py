@@ -16,6 +16,7 @@ from torch import Tensor
 
 import confide
 from confide.data.schema import Schema
+from confide.errors import Refusal
 from confide.mechanism.clipping import statistics
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
@@ -77,6 +78,24 @@ class TestPayFirst:
             data.answer(StatisticQuery(spy, 2), full_batch(10))
         assert read == []
         assert not ledger.events("")
+
+    @pytest.mark.parametrize("lie", ["noise_std", "event", "__eq__"])
+    def test_a_mechanism_that_says_one_thing_and_does_another_is_refused(self, lie: str) -> None:
+        """A class of its own could tell the ledger of noise that no sum has, or pass for what was paid."""
+        lies = {
+            "noise_std": property(lambda self: 1e-9),
+            "event": lambda self, count=1: full_batch(10, 1e6).event(count),
+            "__eq__": lambda self, other: True,
+        }
+        honest = full_batch(10)
+        liar = type("Liar", (SampledGaussian,), {lie: lies[lie], "__hash__": lambda self: hash(honest)})
+        data, query = private(torch.ones(10, 2)), StatisticQuery(lambda x, y: x, 2)
+        receipt = data.charge([(honest, 1)])
+        for paid in (None, receipt):
+            with pytest.raises(Refusal, match="mechanism=Liar: must be SampledGaussian itself"):
+                data.answer(query, liar(1e-3, 1.0, 1.0, 10, "full-batch"), paid)
+        assert sum(event.count for event in data.ledger.events("")) == 1
+        assert receipt.left == 1
 
     def test_a_network_that_cannot_be_clipped_costs_nothing(self) -> None:
         module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))

@@ -35,6 +35,12 @@ Drawn: TypeAlias = tuple[Tree, Tensor, Tensor | None]
 """The records of a batch: features, targets and, where there are any, weights."""
 
 
+def check_kind(mechanism: object, kind: type = SampledGaussian) -> None:
+    """What is charged must be what is done: a subclass may say one noise to the ledger and another to the sum."""
+    if type(mechanism) is not kind:
+        raise Refusal(f"mechanism={type(mechanism).__name__}: must be {kind.__name__} itself, not a class of its own")
+
+
 def check_range(mechanism: SampledGaussian) -> None:
     """Refuse numbers at which the arithmetic itself gives way; a server that is not trusted may choose them."""
     if not mechanism.private:

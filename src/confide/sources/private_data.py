@@ -55,6 +55,7 @@ from confide.sources.answers import (
     Drawn,
     add_answers,
     check_batch,
+    check_kind,
     check_range,
     drawn_in_secret,
     summed_in_double,
@@ -235,6 +236,7 @@ class PrivateData:
 
     def __check(self, mechanism: SampledGaussian) -> None:
         """Refuse batches that cannot be drawn. How many records each of several processes holds stays private."""
+        check_kind(mechanism)
         check_range(mechanism)
         if self.crew.size == 1:
             self.__sampler.check(mechanism)
@@ -386,6 +388,7 @@ class PrivateData:
 
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
         """One draw from the tempered posterior of a linear model: pay, then read all records."""
+        check_kind(mechanism, PosteriorSampling)
         if self.crew.size > 1:
             raise Refusal(f"ranks={self.crew.size}: a posterior draw reads all records at once; use one process")
         if mechanism.model == "linear":
@@ -409,8 +412,7 @@ class PrivateData:
         The teachers' classes are the schema's; `inputs` are public and like the records' features.
         """
         classes = self.schema.class_count
-        if type(mechanism) is not Votes:  # what is charged must be what is done
-            raise Refusal(f"mechanism={type(mechanism).__name__}: must be confide.pate.Votes itself")
+        check_kind(mechanism, Votes)
         if self.crew.size > 1:
             raise Refusal(f"ranks={self.crew.size}: teachers are given records from one process; use one")
         if classes is None or self.__targets.ndim != 1:
@@ -430,6 +432,7 @@ class PrivateData:
 
     def __pay(self, mechanism: SampledGaussian, receipt: Receipt | None, purpose: str) -> None:
         """Use up one answer that is paid for. Inside the door."""
+        check_kind(mechanism)
         if self.__mark != mark():  # torch's threads did not survive the fork: waiting for them would never end
             torch.set_num_threads(1)
             self.__mark = mark()

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import pickle
+import secrets
 from fractions import Fraction
 from typing import Any
 
@@ -215,7 +216,7 @@ class TestPaidRelease:
         """The logarithm of a number in [0, 1) ends at 37 scales and leaves gaps before that: no pure law."""
         coins = iter([True, *[True] * 60, False])
         monkeypatch.setattr(average, "_happens", lambda above, below: next(coins))
-        monkeypatch.setattr(average.secrets, "randbelow", lambda below: below - 1)
+        monkeypatch.setattr(secrets, "randbelow", lambda below: below - 1)
         assert discrete_laplace(Fraction(7, 2)) == -((6 + 7 * 60) // 2)
 
     def test_chernoff_bound(self) -> None:
