@@ -217,6 +217,15 @@ class TestNoise:
         assert 0.002 < float(shares[1]) <= 0.5
         assert float(shares.sum()) == pytest.approx(1.0)
 
+    def test_noise_of_a_few_hundred_records_is_not_taken_for_a_rare_class(self) -> None:
+        """Even classes under a noise of .15; Jeffreys' prior alone costs twice as much."""
+        off = 0.15 * torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        found = torch.stack([levels.believed_shares(torch.stack([0.5 + one, 0.5 - one]), 0.15)[0] for one in off])
+        lost = -(2 * found).log().mean()  # per record, beyond even odds
+        assert float(lost) < 0.05
+        shares, _ = levels.believed_shares(torch.tensor([0.97, 0.03], dtype=torch.float64), 0.01)
+        assert float(shares[1]) == pytest.approx(0.03, abs=0.005)
+
     def test_a_small_budget_asks_for_the_target_and_a_large_one_for_all_columns(self) -> None:
         recipe = additive([0] * 10).recipe
         assert parts.target_share(recipe, 20.0) == 0.5 > parts.target_share(recipe, 2000.0)

@@ -29,8 +29,8 @@ def free_part(outputs: int) -> float:
 def believed_shares(found: Tensor, noise: Tensor | float) -> tuple[Tensor, Tensor]:
     """Mean and deviation of shares that were found with such noise; means add up to 1.
 
-    Beforehand shares are as likely about even (Dirichlet's law of EVEN for every class) as anything (Jeffreys' prior). A
-    share that noise has made negative is not taken for none: a class that is never expected costs most.
+    Beforehand shares are as likely about even (Dirichlet's law of EVEN for every class) as anything (Jeffreys' prior).
+    A share that noise has made negative is not taken for none: a class that is never expected costs most.
     """
     noise = torch.as_tensor(noise, dtype=torch.float64).clamp(min=1e-12).expand(len(found))
     places = torch.sigmoid(torch.linspace(-9, 9, 721, dtype=torch.float64))

@@ -52,8 +52,8 @@ from confide.workflow.request import Request
 
 PURPOSE = "recalibration"
 SHARE = 0.25
-"""Part of epsilon that the release may cost; it composes with the fit, which loses about eight per cent of mu^2, half as
-much of mu: at 1000 records and epsilon 1 slopes and shifts would drown in noise with less, see docs/protocols.md."""
+"""Part of epsilon that the release may cost; it composes with the fit, which loses about eight per cent of mu^2, half
+as much of mu: at 1000 records and epsilon 1 slopes and shifts would drown in noise with less; docs/protocols.md."""
 OWN, WIDE = 1.2, 0.7
 """What a record has moved its own logits by: OWN deviations of them times mu; and mu from which on the width of a
 posterior is due to records rather than to noise. Settled on made-up tables, see docs/protocols.md."""
