@@ -179,11 +179,15 @@ def _information(
         return seen, error, 1.0, 0.0
     expected = here.told_along(axes, problem.records)
     guess = packed_matrix(expected if cut is None else expected + cut.products)
+    whole = float(guess.square().sum())
+    scale = min(max(float(seen @ guess) / whole, 1 / LARGEST_CHANGE), LARGEST_CHANGE)  # one number, known far better
+    scaled, off = scale * guess, max(0.0, (scale - 1) ** 2 - error / whole)
     by_chance = 1 + 2 * math.sqrt(2 / len(seen))  # two deviations of a mean of squares
-    found = max(0.0, float((seen - guess).square().mean()) - error * by_chance)
+    found = max(0.0, float((seen - scaled).square().mean()) - error * by_chance)
     beyond = max(least, found)
     share = beyond / (beyond + error) if beyond > 0 else 0.0
-    return guess + share * (seen - guess), share * error, share, math.sqrt(found / float(guess.square().mean()))
+    unlike = math.sqrt(off + found * len(seen) / whole)
+    return scaled + share * (seen - scaled), share * error, share, unlike
 
 
 def _of_one_sign(matrices: Tensor, low: float, high: float) -> Tensor:
