@@ -78,7 +78,9 @@ def test_as_in_one_process(said: list[Any], folder: Path, method: str, network: 
     start = torch.cat([p.detach().flatten() for p in problems.foreign(network).parameters() if p.requires_grad])
     moved = want.draws[0].numpy() - start.numpy()
     assert np.linalg.norm(moved) > 0.01
-    assert np.linalg.norm(found - want.draws[0].numpy()) < TOLERANCE[kind] * np.linalg.norm(moved)
+    end = want.draws[0].numpy()
+    rounded = 4 * np.finfo(end.dtype).eps / 2 * np.linalg.norm(end)  # the position itself, once at every step
+    assert np.linalg.norm(found - end) < TOLERANCE[kind] * np.linalg.norm(moved) + rounded
     x, _ = problems.records(getattr(torch, kind))
     assert np.allclose(said[0][label][2], want.predict(x[:5]).probabilities.numpy(), atol=1e-5)
     assert said[0][label][3] == dict(want.facts)

@@ -50,6 +50,7 @@ from confide.wording import html_table
 HALF = "half precision: what a record's gradient rounds to does not depend on the other records of its batch"
 """Three digits are so few that products which round in another order may matter; the statement says so."""
 ROUNDING = (HALF, UNEVEN, TOO_LATE)
+UNEVEN_HERE = b"1"  # what a rank tells the others
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def fit(
             last = closing.ask(posterior)
             release = book.closed(lambda: data.answer(last, closing.mechanism, book.receipt))
             posterior = closing.tell(posterior, release)
-    somewhere = any(data.crew.everybody(bytes(uneven), "places of records in batches"))
+    somewhere = UNEVEN_HERE in data.crew.everybody(UNEVEN_HERE if uneven else b"0", "places of records in batches")
     assumed = (*data.assumptions, *_coarse(problem, somewhere))
     privacy = stated(Privacy(book.events, plan.delta, plan.adjacency, data.seeded, assumed), data)
     head = head_behind(data, privacy)

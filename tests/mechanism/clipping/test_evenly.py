@@ -227,7 +227,7 @@ def test_a_function_of_single_numbers_that_rounds_by_place(dtype: torch.dtype, m
         assert moves(GradientQuery(module, Categorical(CLASSES).loss), one.expand(61, 1)) > 10
 
 
-@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("threads", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_threads_that_share_out_many_records(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has some left over at the end of its part, unless that is a whole number of vectors."""
     before = torch.get_num_threads()

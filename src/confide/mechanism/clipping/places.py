@@ -32,7 +32,7 @@ otherwise at the end of a batch does so for one number in fifty or more (the rar
 few numbers are left over, or all, where a record has only one."""
 TRIED = (4, 8, 12, 20, 28, 60, 72)
 """Records of a batch; the sizes that were seen to differ are among the small ones."""
-FEWEST, FEWEST_HELD = 24, 128 << 20
+FEWEST, FEWEST_HELD = 24, 256 << 20
 """Rows that are tried, since convolutions were seen to change their ways below, unless they hold so many bytes: then a
 batch goes through the network in pieces that are no larger."""
 HELD, HELD_ONCE = 1 << 20, 16 << 20
