@@ -99,6 +99,33 @@ def test_bad_files_get_one_clear_sentence(tmp_path, case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "parquet"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_byte_that_is_no_text_is_its_own_records_affair(tmp_path, kind: str, place: int) -> None:
+    """One cell in another encoding, with facts declared: the other records are read as they are without it."""
+    rows = [[b"1.5", b"red", b"no"], [b"2.5", b"blue", b"yes"], [b"3.5", b"red", b"no"]]
+    schema = Schema(
+        columns=[Column("a", bounds=(0, 9)), Column("b", categories=("red", "blue"))], target="y", classes=("no", "yes")
+    )
+
+    def read(rows: list[list[bytes]], name: str) -> Table:
+        path = tmp_path / f"{name}.{kind}"
+        if kind == "parquet":
+            columns = [pa.array(cells, pa.binary()) for cells in zip(*rows, strict=True)]
+            texts = [pa.Array.from_buffers(pa.string(), len(rows), one.buffers()) for one in columns]
+            pq.write_table(pa.table(dict(zip("aby", texts, strict=True))), path)
+        else:
+            text = b"a,b,y\n" + b"".join(b",".join(row) + b"\n" for row in rows)
+            path.write_bytes(gzip.compress(text) if kind == "csv.gz" else text)
+        return load_table(path, schema=schema)
+
+    sound = Encoder(schema).training(read(rows, "sound"))
+    rows[1][place] = b"caf\xe9"
+    odd = Encoder(schema).training(read(rows, "odd"))
+    assert not any(np.isnan(one[[0, 2]]).any() for one in sound)
+    assert all(np.array_equal(one[[0, 2]], other[[0, 2]]) for one, other in zip(odd, sound, strict=True))
+
+
 HEADERLESS = {
     "numbers": "39,77516,13.5,1\n40,1,2,0\n",
     "repeated cells": f"{SECRET},{SECRET},1\nb,c,2\n",

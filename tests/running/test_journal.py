@@ -528,8 +528,8 @@ def check_killed(found: list[dict[str, Any]]) -> None:
     for case in found:
         assert case["charged"] >= max(case["releases"], STEPS)
         assert case["different"] == case["releases"] >= STEPS, "noise was used twice"
-        # A kill costs at most one more stretch; one between the first charge and the journal, one more plan.
-        assert case["charged"] <= STEPS + case["kills"] * max(EVERY, STEPS)
+        # A kill costs at most one more stretch, also one between the first charge and the journal.
+        assert case["charged"] <= STEPS + case["kills"] * EVERY
         assert case["events"] <= case["charged"]
         assert case["finite"]
 
@@ -543,5 +543,6 @@ def test_runs_killed_at_5_points(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_runs_killed_at_50_points(tmp_path: Path) -> None:
     found = killed(tmp_path / "runs", cases=30, seed=2)
+    while sum(case["kills"] for case in found) < 50:  # by the clock, a busy machine may end a run before it is killed
+        found += killed(tmp_path / f"more {len(found)}", cases=10, seed=len(found))
     check_killed(found)
-    assert sum(case["kills"] for case in found) >= 50

@@ -227,6 +227,17 @@ class TestForks:
         assert len({tuple(each) for each in found}) == 3
 
 
+def test_a_child_computes_in_one_thread() -> None:
+    """The threads of a parent that has fitted are not there: a fit that waits for them would never end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert in_children(1, os.fork, torch.get_num_threads) == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 _shared: PrivateData | None = None
 
 

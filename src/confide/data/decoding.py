@@ -85,7 +85,7 @@ class _Counted(io.RawIOBase):
 
 
 def read_csv(path: Path, text: Iterable[str]) -> Any:
-    """An Arrow table; the columns in `text` are kept as they are written."""
+    """An Arrow table; the columns in `text` are kept as they are written, in bytes."""
     if not path.name.lower().endswith(".gz"):
         with path.open("rb") as file:
             if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -115,7 +115,7 @@ def _parsed(source: Any, path: Path, text: Iterable[str]) -> Any:
             read_options=csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
             parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
-                column_types={name: pa.string() for name in text},
+                column_types={name: pa.binary() for name in text},  # a byte that is no text is its own cell's affair
                 null_values=list(MISSING_TOKENS),
                 true_values=["true", "True", "TRUE"],
                 false_values=["false", "False", "FALSE"],

@@ -32,6 +32,7 @@ Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _KINDS = ".csv, .csv.gz, .parquet, .npz or a folder of pictures"
 UNNAMED = "unnamed"
+_TEXTS = ("string", "large_string", "string_view", "binary", "large_binary")
 
 
 def load_dataset(
@@ -98,7 +99,7 @@ def load_table(
         raise DataError(
             f"source={quoted(source)}: unknown kind of file; must be {_KINDS}, or {' or '.join(embedded.NAMES)}"
         )
-    return _arrow_table(arrow, target, target_required, f"source={quoted(source)}")
+    return _arrow_table(arrow, target, target_required, f"source={quoted(source)}", declared=schema is not None)
 
 
 def load_parts(sources: Sequence[str | Path], target: str | None = None, *, schema: Schema | None = None) -> Table:
@@ -240,7 +241,7 @@ def _npz_table(arrays: dict[str, Array], part: Part, target: str | None, path: P
     return Table.from_arrays(x, y, target=target or "y")
 
 
-def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: str) -> Table:
+def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: str, declared: bool = False) -> Table:
     names = attempt(lambda: list(arrow.column_names), f"{where}: column names are not UTF-8 text", UnicodeError)
     names = checked_names(names, where)
     if arrow.num_rows == 0:
@@ -252,7 +253,8 @@ def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: s
             )
         target = None
     columns = {
-        name: _arrow_column(arrow.column(place), f"{where}: column {place + 1}") for place, name in enumerate(names)
+        name: _arrow_column(arrow.column(place), f"{where}: column {place + 1}", declared)
+        for place, name in enumerate(names)
     }
     labels = columns.pop(target) if target is not None else None
     if not columns:
@@ -296,7 +298,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _arrow_column(values: Any, where: str) -> Array:
+def _arrow_column(values: Any, where: str, declared: bool = False) -> Array:
     """One Arrow column in one of the three kinds of a Table: float64, bool or object."""
     import pyarrow as pa
     from pyarrow import types
@@ -318,10 +320,24 @@ def _arrow_column(values: Any, where: str) -> Array:
     if types.is_temporal(kind):
         complaint = f"{where}: holds dates that cannot be read; write them as text"
         values = attempt(lambda: values.cast(pa.string()), complaint, pa.ArrowException)
-    elif types.is_binary(kind) or types.is_large_binary(kind):
-        raise DataError(f"{where}: is not UTF-8 text; save the file as UTF-8")
-    elif not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+    elif not any(getattr(types, f"is_{text}")(kind) for text in _TEXTS):
         raise DataError(f"{where}: holds nested values; one cell must hold one number or text")
     result = np.empty(len(values), dtype=object)
-    result[:] = values.to_pylist()
+    result[:] = _texts(values, where, declared)
     return result
+
+
+def _texts(values: Any, where: str, declared: bool) -> list[str | None]:
+    """The cells of a column of texts. Where facts are declared, bytes that are no text make their own cell strange."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    try:
+        known = types.is_binary(values.type) or types.is_large_binary(values.type)
+        found: list[str | None] = (values.cast(pa.large_string()) if known else values).to_pylist()
+        return found
+    except (pa.ArrowException, UnicodeDecodeError):
+        if not declared:
+            raise DataError(f"{where}: is not UTF-8 text; save the file as UTF-8") from None
+    cells = values.cast(pa.large_binary()).to_pylist()
+    return [None if cell is None else cell.decode("utf-8", "replace") for cell in cells]

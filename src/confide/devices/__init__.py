@@ -11,6 +11,7 @@ what only some of them have.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -26,6 +27,15 @@ _WITHOUT_DOUBLES = ("mps",)  # Apple's processors compute in single precision
 _PINNED = ("cuda",)  # ROCm calls itself cuda too
 
 Value = TypeVar("Value")
+
+
+def _in_a_child() -> None:
+    """Torch's threads do not survive a fork, and whoever waits for them in a child waits for ever."""
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_child)
 
 
 def device_of(module: nn.Module) -> torch.device:
