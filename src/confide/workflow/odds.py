@@ -40,7 +40,7 @@ anywhere in one, the difference would be taken for a shift. The far ones are emp
 one of hundreds of columns whose sum nobody could centre."""
 MIDDLES = (-40.0, *(_middle(low, high) for low, high in pairwise(EDGES)), 40.0)
 """Of the bins, for which they stand; of the far ones odds seldom go much further than their nearer edge."""
-STEEPER, EXPECTED, TAILS, LEAST_SLOPE, LARGEST_SLOPE = 0.1, 0.15, 3.0, 0.02, 6.0
+STEEPER, EXPECTED, TAILS, LEAST_SLOPE, LARGEST_SLOPE = 0.1, 0.15, 3.0, 0.02, 20.0
 """Of the slope's logarithm that is expected beforehand: its middle, for what shrinkage and clipping take off a fit is
 seldom too little; its scale, which is that of a shift as well; and what a slope may be. By the logarithm, for else
 noise in a few counts would now and then wipe out all that a fit has learnt. Both have Student's law of so many degrees:

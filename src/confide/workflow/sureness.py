@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,8 +30,9 @@ from confide.workflow.odds import (
 
 EXPECTED_SHIFT = 0.15
 """Of a shift of several classes, the standard deviation."""
-SURENESS = (0.6, 1.2, 2.4, 4.8)
-"""Slopes under which a record tells how sure its prediction is; in between it is about linear in their logarithms."""
+SURENESS = (0.6, 1.2, 2.4, 4.8, 9.6, 19.2)
+"""Slopes under which a record tells how sure its prediction is; in between it is about linear in their logarithms. The
+steep ones are for chains of many weights, whose draws differ so much that their mean is unsure of everything."""
 USUAL = 1
 """Place of the slope among them that is expected beforehand."""
 LEVEL_WEIGHT, FLOOR_WEIGHTS, SHIFT_SHARE, VERY_SURE, SUREST = 0.5, (1.0, 0.5, 0.7), 0.15, (2.0, 4.0), 0.47
@@ -49,9 +51,9 @@ def told_by(sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
     """In norm about 1 at most; a record beyond it is clipped."""
     probabilities = [sure(slope) for slope in SURENESS]
     likeliest = probabilities[USUAL].argmax(1, keepdim=True)
-    lowest, usual, higher, highest = (value.gather(1, likeliest) for value in probabilities)
-    right = (likeliest == y).double()
-    rows = torch.cat([right - usual, lowest - usual, higher - usual, highest - higher, LEVEL_WEIGHT * (usual - 0.5)], 1)
+    lowest, usual, *higher = (value.gather(1, likeliest) for value in probabilities)
+    right, steps = (likeliest == y).double(), [after - before for before, after in pairwise([usual, *higher])]
+    rows = torch.cat([right - usual, lowest - usual, *steps, LEVEL_WEIGHT * (usual - 0.5)], 1)
     shares = zip(FLOOR_WEIGHTS, _sure_shares(usual), strict=True)
     level_weight, sum_weight = weights()
     return torch.cat(
