@@ -23,8 +23,8 @@ LARGEST_WAY = 2.0
 """Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
 LARGEST_EXCESS = 3.0
 """Slopes that scatter by more than this many times their known noise are not those of a line."""
-LARGEST_UNLIKE = 3.0
-"""Records that scatter more than a program expects are common; beyond this, products of scores tell of no peak."""
+LARGEST_UNLIKE = 1.0
+"""Products of scores that are off by all of what the program expects: records scatter twice as much, or no peak."""
 PROBED, LEAST_STEADY = 16, 0.5
 """Draws of a belief at which the program's information is looked at, and the share at which it must be alike."""
 LARGEST_CHANGE = 4.0
