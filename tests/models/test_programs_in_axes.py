@@ -136,7 +136,7 @@ def test_without_haste_it_stands_still_and_says_so(monkeypatch: pytest.MonkeyPat
     assert float(still.named_draws()["slope"].std()) > 0.7, "and no narrow interval around what is wrong"
 
 
-@pytest.mark.parametrize("wrong", [{"way": 2.1}, {"excess": 3.1}, {"steady": 0.4}, {"unlike": 3.1}])
+@pytest.mark.parametrize("wrong", [{"way": 2.1}, {"excess": 3.1}, {"steady": 0.4}, {"unlike": 1.1}])
 def test_a_belief_is_told_only_where_a_line_explains_it(wrong: dict[str, float]) -> None:
     good = ToldBelief(torch.zeros(1, 1), 0.1, 1.0, 1.0, 1.0, 0.1, cut_known=True)
     assert good.one_peak
@@ -201,8 +201,7 @@ def test_a_program_whose_values_are_not_found_says_so() -> None:
     )
     x, y = records()
     found = fitted(model, x, torch.zeros_like(y), SGLD(), plan={"steps": 40})
-    assert "not known" in found.posterior.facts["clipping"]
-    assert "draws are those of the prior" in found.posterior.facts["warning"], "which is said first"
+    assert "not known" in found.posterior.facts["warning"]
 
 
 def test_a_chain_on_its_way_is_told_by_its_worst_parameter() -> None:

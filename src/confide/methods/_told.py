@@ -23,8 +23,8 @@ LARGEST_WAY = 2.0
 """Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
 LARGEST_EXCESS = 3.0
 """Slopes that scatter by more than this many times their known noise are not those of a line."""
-LARGEST_UNLIKE = 3.0
-"""Records that scatter more than a program expects are common; beyond this, products of scores tell of no peak."""
+LARGEST_UNLIKE = 1.0
+"""Products of scores that are off by all of what the program expects: records scatter twice as much, or no peak."""
 PROBED, LEAST_STEADY = 16, 0.5
 """Draws of a belief at which the program's information is looked at, and the share at which it must be alike."""
 LARGEST_CHANGE = 4.0
@@ -115,15 +115,17 @@ def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace
 def _steady(problem: Problem, own: Prior, here: Local, draws: Tensor) -> float:
     """A peak that is no Gaussian, and a ridge, have other information where draws are than in their midst.
 
-    Draws are many and the first of them as good as any; what a record tells at each is the program's own word.
+    Draws are many and the first of them as good as any; what a record tells at each is the program's own word. The
+    prior is held as it is in their midst: draws follow it wherever they are.
     """
     good = 0
     for draw in draws[:PROBED]:
         there = Local.at(problem, own, draw.to(problem.position.dtype), None)
         if there is None:
             continue
-        along = torch.linalg.solve_triangular(here.expected, there.expected, upper=False)
-        sizes = torch.linalg.svdvals(along).square()
+        whole = there.expected @ there.expected.mT + (here.prior - there.prior) / problem.records
+        along = torch.linalg.solve_triangular(here.expected, whole, upper=False)
+        sizes = torch.linalg.eigvalsh(torch.linalg.solve_triangular(here.expected, along.mT, upper=False))
         good += bool(sizes.max() <= LARGEST_CHANGE and sizes.min() >= 1 / LARGEST_CHANGE)
     return good / min(PROBED, len(draws))
 
