@@ -292,6 +292,14 @@ class TestPage:
             "run `confide papers page results --out docs/results.md`"
         )
 
+    def test_every_result_names_a_commit_that_is_in_the_history(self) -> None:
+        """A commit that was lost when branches were joined cannot be looked up by anybody."""
+        if kept._git(ROOT, "rev-parse", "--is-shallow-repository") != "false":
+            pytest.skip("no history here")
+        commits = {file["commit"]: "/".join(name) for name, file in KeptResults.of(ROOT / "results").files.items()}
+        lost = [name for commit, name in commits.items() if kept._git(ROOT, "cat-file", "-e", commit) is None]
+        assert not lost
+
     def test_every_claim_has_a_reason_for_its_verdict(self) -> None:
         found = KeptResults.of(ROOT / "results")
         for paper in papers.all_papers().values():

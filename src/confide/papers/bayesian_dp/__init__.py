@@ -66,7 +66,9 @@ PAPER = Paper(
             minutes=0.64,
             once=True,
         ),
-        Experiment("images", "Table I and Figures 5-8: MNIST; CIFAR-10 and SVHN if files are there", run_images),
+        Experiment(
+            "images", "Table I and Figures 5-8: MNIST; CIFAR-10 and SVHN if files are there", run_images, minutes=0.5
+        ),
         Experiment("images-cnn", "the same for MNIST with a CNN learnt throughout", run_cnn, quick=False),
         Experiment(
             "scan", "where the sound Bayesian epsilon is below the DP one, by clip and noise", run_scan, once=True
