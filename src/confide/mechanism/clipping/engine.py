@@ -202,15 +202,10 @@ class Engine:
 
     def _filled_up(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
         records, even = asked.records, examined.even
-        if bound.most == 1:  # every record is alone, and at the same place
-            size = records
-        elif bound.most < even.rows:
-            size = even_size(records)
+        fits = even.rows <= bound.most
+        size = records if bound.most == 1 else even_size(records, even.rows if fits else 1)
+        if not even.alike or not (fits or bound.most == 1):  # one by one every record is at the same place
             tell_of_uneven()
-        else:
-            size = even_size(records, even.rows)
-            if not even.alike:
-                tell_of_uneven()
         whole = asked if size == records else asked.of_size(size)
         if examined.way == "proven" and self._is_proven(whole.module, whole.x):
             return self._proven(anatomy, examined, whole, bound, records)

@@ -27,7 +27,7 @@ from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.made_up import FEW, made_up
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.operations import operations_of
-from confide.mechanism.clipping.places import SMALL, Even, even_places, pool_of, tell_of_uneven, threads_of
+from confide.mechanism.clipping.places import SMALL, VECTORS, Even, even_places, pool_of, tell_of_uneven, threads_of
 from confide.mechanism.clipping.proven import is_proven
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.texts import without_addresses
@@ -80,10 +80,10 @@ def _is_believed(function: Statistic, x: Tree) -> bool:
 
 def _even_rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     """All records in one pass, among so many that their numbers round as in any other batch (`evenly`)."""
-    even = _even_of(function, x, y, size)
-    if even.rows > 1 and even.rows * size * BYTES > LARGEST_PASS:  # every record is alone, and at the same place
-        alone = [rows_of((x, y), slice(one, one + 1)) for one in range(len(y))]
+    if VECTORS * size * BYTES > LARGEST_PASS:  # every record is alone, and at the same place in memory
+        alone = (rows_of((x, y), torch.tensor([one])) for one in range(len(y)))
         return torch.cat([_rows(function, one_x, one_y, size) for one_x, one_y in alone])
+    even = _even_of(function, x, y, size)
     records, whole = len(y), even_size(len(y), even.rows)
     if whole > records:
         x, y = filled((x, y), records, whole)
