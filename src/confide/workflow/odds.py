@@ -21,25 +21,45 @@ FAR = 5.0
 """Log odds from which on bins are wide, and few records are in them."""
 
 
+FARTHER, COARSE, FINE = (30.0, 16.0, 10.0, 6.5, 4.5, 3.75, 3.0, 2.25, 1.75, 1.25, 0.75), (0.25,), (0.5, 0.3, 0.15, 0.05)
+"""Edges of bins of log odds, less those of the levels, on either side: half a unit apart where most records lie, for in
+between a sigmoid is nearly a line. A fit that has learnt little has all records about its level, which is the middle of
+a bin: were it anywhere in one, the difference would be taken for a shift. The far ones are empty unless a fit has gone
+astray, such as one of hundreds of columns whose sum nobody could centre. And finer ones about the level: a network that
+had too few steps says the right thing very softly, and a slope of ten is not seen where all odds share a bin."""
+MANY = 80
+"""Records, in standard deviations of the noise of a count, from which on bins are fine; docs/protocols.md."""
+
+
+class Grid(NamedTuple):
+    """Bins of log odds by their edges, and the odds for which they stand."""
+
+    edges: tuple[float, ...]
+    middles: tuple[float, ...]
+
+    @classmethod
+    def of(cls, near: Sequence[float]) -> Grid:
+        above = sorted((*FARTHER, *near))
+        edges = (*(-edge for edge in reversed(above)), *above)
+        return cls(edges, (-40.0, *(_middle(low, high) for low, high in pairwise(edges)), 40.0))
+
+    def shares(self) -> Tensor:
+        """Of the bins, as expected beforehand: odds of a standard logistic law."""
+        below = torch.sigmoid(torch.tensor(self.edges, dtype=torch.float64))
+        return torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
+
+
 def _middle(low: float, high: float) -> float:
+    """Of far bins odds seldom go much further than their nearer edge."""
     near, far = sorted((low, high), key=abs)
     return near + (far - near) / (3 if abs(near) >= FAR else 2)
 
 
-EDGES = tuple(
-    sign * edge
-    for sign, edges in (
-        (-1, (30.0, 16.0, 10.0, 6.5, 4.5, 3.75, 3.0, 2.25, 1.75, 1.25, 0.75, 0.25)),
-        (1, (0.25, 0.75, 1.25, 1.75, 2.25, 3.0, 3.75, 4.5, 6.5, 10.0, 16.0, 30.0)),
-    )
-    for edge in edges
-)
-"""Of the bins of log odds, less those of the levels: half a unit apart where most records lie, for in between a sigmoid
-is nearly a line. A fit that has learnt little has all records about its level, which is the middle of a bin: were it
-anywhere in one, the difference would be taken for a shift. The far ones are empty unless a fit has gone astray, such as
-one of hundreds of columns whose sum nobody could centre."""
-MIDDLES = (-40.0, *(_middle(low, high) for low, high in pairwise(EDGES)), 40.0)
-"""Of the bins, for which they stand; of the far ones odds seldom go much further than their nearer edge."""
+def grid_of(records: int, noise: float) -> Grid:
+    """The bins for so many records and counts with noise of such a standard deviation: both are public."""
+    return Grid.of(FINE if records >= MANY * noise else COARSE)
+
+
 STEEPER, EXPECTED, TAILS, LEAST_SLOPE, LARGEST_SLOPE = 0.1, 0.15, 3.0, 0.02, 20.0
 """Of the slope's logarithm that is expected beforehand: its middle, for what shrinkage and clipping take off a fit is
 seldom too little; its scale, which is that of a shift as well; and what a slope may be. By the logarithm, for else
@@ -56,12 +76,12 @@ Sure = Callable[[float], Tensor]
 """Probabilities (records, classes) of the predictive under a slope."""
 
 
-def counted(sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
+def counted(grid: Grid, sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
     q = sure(1.0).clamp(min=1e-30)
     odds = (q[:, 1:] / q[:, :1]).log() - (levels[1] - levels[0])
-    place = torch.bucketize(odds, torch.tensor(EDGES, dtype=torch.float64))
-    rows = torch.zeros(len(q), 2 * len(MIDDLES), dtype=torch.float64)
-    return rows.scatter(1, place + (1 - y) * len(MIDDLES), 1.0)
+    place = torch.bucketize(odds, torch.tensor(grid.edges, dtype=torch.float64))
+    rows = torch.zeros(len(q), 2 * len(grid.middles), dtype=torch.float64)
+    return rows.scatter(1, place + (1 - y) * len(grid.middles), 1.0)
 
 
 def expected(off: Tensor) -> Tensor:
@@ -69,9 +89,7 @@ def expected(off: Tensor) -> Tensor:
     return -(TAILS + 1) / 2 * (1 + off.square() / TAILS).log()
 
 
-def fitted(
-    counts: Tensor, noise: float, records: int, middles: Tensor, level: float = 0.0
-) -> tuple[float, float, float]:
+def fitted(counts: Tensor, noise: float, records: int, grid: Grid, level: float = 0.0) -> tuple[float, float, float]:
     """Slope, shift and floor that cost least by what noisy counts (2, bins) leave possible.
 
     Under every floor slope and shift have their posterior means, and what is believed of a bin is the mean over floors;
@@ -79,16 +97,17 @@ def fitted(
     do: where noise hides the few records that a fit is very sure of, the many in the middle ask for a slope that is
     ruinous for the former unless a floor goes with it.
 
-    middles   of the bins, in log odds beyond the level
-    level     log odds that a slope leaves where they are
+    grid    the bins, in log odds beyond the level
+    level   log odds that a slope leaves where they are
     """
+    middles, law = torch.tensor(grid.middles, dtype=torch.float64), grid.shares()
     low = torch.tensor([math.log(LEAST_SLOPE), -LARGEST_SHIFT], dtype=torch.float64)
     high = torch.tensor([math.log(LARGEST_SLOPE), LARGEST_SHIFT], dtype=torch.float64)
     ends, least, best = (low, high), (low, high), (1.0, 0.0, 0.0)
     floors = torch.tensor(FLOORS, dtype=torch.float64)[:, None, None]
     rarer = 2 / (1 + math.exp(abs(level)))  # 1 for even classes: a floor raises the share of a rare one
     stated = torch.sigmoid(middles + level)
-    bins = _Bins.of(counts, noise, records, stated, stated)
+    bins = _Bins.of(counts, noise, records, stated, stated, law)
     for _ in range(1 + ZOOMS):
         steep = torch.linspace(float(ends[0][0]), float(ends[1][0]), POINTS, dtype=torch.float64)
         shift = torch.linspace(float(ends[0][1]), float(ends[1][1]), POINTS, dtype=torch.float64)
@@ -104,7 +123,7 @@ def fitted(
         cost = -(q.log() @ (bins.present * believed) + (1 - q).log() @ (bins.present * (1 - believed)))
         at = torch.unravel_index(cost.argmin(), cost.shape)
         best = float(steep[at[1]].exp()), float(shift[at[2]]), FLOORS[int(at[0])]
-        bins = _Bins.of(counts, noise, records, stated, q[at])
+        bins = _Bins.of(counts, noise, records, stated, q[at], law)
         ends = _nearer(((share.sum((0, 2)), steep), (share.sum((0, 1)), shift)), ends, least)
     return best
 
@@ -137,9 +156,13 @@ class _Bins(NamedTuple):
     doubt: Tensor
 
     @classmethod
-    def of(cls, counts: Tensor, noise: float, records: int, stated: Tensor, q: Tensor) -> _Bins:
-        """q   probabilities by which records of a bin are told from counts"""
-        (own, other), law = counts, _usual_law()
+    def of(cls, counts: Tensor, noise: float, records: int, stated: Tensor, q: Tensor, law: Tensor) -> _Bins:
+        """Of the bins.
+
+        q     probabilities by which records of a bin are told from counts
+        law   shares that are expected beforehand
+        """
+        own, other = counts
         along = (q * stated + (1 - q) * (1 - stated)).clamp(
             min=0.25
         )  # far from what is stated noise would count twofold
@@ -155,9 +178,3 @@ class _Bins(NamedTuple):
         variance = self.noise + self.present * q * (1 - q) + self.doubt * moved.square() + 1e-9
         chance: Tensor = -(((self.off - self.present * moved).square() / variance + variance.log()) / 2).sum(-1)
         return chance
-
-
-def _usual_law() -> Tensor:
-    """Shares of the bins that are expected beforehand: odds of a standard logistic law."""
-    below = torch.sigmoid(torch.tensor(EDGES, dtype=torch.float64))
-    return torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()

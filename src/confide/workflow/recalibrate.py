@@ -77,14 +77,15 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
         classes = _classes(posterior.likelihood)
         found = release.sum.double() / mechanism.clip
         noise, levels = release.noise_std / mechanism.clip, _levels(posterior, classes)
-        slope, shifts, floor = told(found, noise, plan.records, classes, levels)
+        slope, shifts, floor = told(found, noise, plan.records, classes, levels, grid)
         facts = {**posterior.facts, "slope": slope, "shifts": [round(value, 4) for value in shifts], "floor": floor}
         if plan.target_epsilon is not None:
             facts["recalibration_epsilon"] = SHARE * plan.target_epsilon
         one_logit = isinstance(posterior.likelihood, Bernoulli)
         return _narrowed(posterior, slope).with_likelihood(Calibrated(classes, slope, shifts, one_logit, floor), facts)
 
-    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan)), tell)
+    grid = odds.grid_of(plan.records, mechanism.noise_multiplier)
+    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan), grid), tell)
 
 
 def mu_of(plan: Plan) -> float:
@@ -105,13 +106,14 @@ def _classes(likelihood: Likelihood) -> int:
 # -- what a record tells ----------------------------------------------------------------------------------------------
 
 
-def odds_of(posterior: Posterior, clip: float, mu: float) -> StatisticQuery:
+def odds_of(posterior: Posterior, clip: float, mu: float, grid: odds.Grid) -> StatisticQuery:
     """Of one record: the bin of its odds, among those of its own class or of the other; or what several classes tell.
 
-    mu   of the fit, for what a record has moved its own odds by
+    mu     of the fit, for what a record has moved its own odds by
+    grid   the bins of two classes
     """
     classes = _classes(posterior.likelihood)
-    tell, levels = odds.counted if classes == 2 else sureness.told_by, _levels(posterior, classes)
+    tell, levels = partial(odds.counted, grid) if classes == 2 else sureness.told_by, _levels(posterior, classes)
     law = _keeping_doubt if _linear(posterior) else _scaling_doubt
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
@@ -120,7 +122,7 @@ def odds_of(posterior: Posterior, clip: float, mu: float) -> StatisticQuery:
         rows = [tell(partial(law, *_as_if_new(posterior, part, own, mu), levels), own, levels) for part, own in parts]
         return clip * torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.float64)
 
-    size = 2 * len(odds.MIDDLES) if classes == 2 else sureness.size(classes)
+    size = 2 * len(grid.middles) if classes == 2 else sureness.size(classes)
     return StatisticQuery(recordwise(answer, posterior), size)
 
 
@@ -184,13 +186,13 @@ def _narrowed(posterior: Posterior, slope: float) -> Posterior:
 
 
 def told(
-    found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None
+    found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None, grid: odds.Grid | None = None
 ) -> tuple[float, tuple[float, ...], float]:
     """Slope, shifts and floor from the noisy sum of what all records tell; shifts with what levels keep of a slope."""
     levels = torch.zeros(classes, dtype=torch.float64) if levels is None else levels
     if classes == 2:
-        middles, level = torch.tensor(odds.MIDDLES, dtype=torch.float64), float(levels[1] - levels[0])
-        slope, shift, floor = odds.fitted(found.reshape(2, -1), noise, records, middles, level)
+        grid, level = grid or odds.grid_of(records, noise), float(levels[1] - levels[0])
+        slope, shift, floor = odds.fitted(found.reshape(2, -1), noise, records, grid, level)
         shift = shift + (1 - slope) * level
         return slope, (-shift / 2, shift / 2), floor
     slope, shifts, floor = sureness.fitted(found, noise, records, levels)
