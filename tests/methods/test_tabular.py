@@ -29,7 +29,7 @@ from confide.workflow import odds, recalibrate
 from confide.workflow.request import Request
 from confide.workflow.run import Outcome, run_request
 
-GRID = odds.Grid.of(odds.FINE)
+GRID = odds.OddsBins.of(odds.FINE)
 
 
 def product(records: int = 3000) -> tuple[Table, Schema]:
@@ -157,14 +157,14 @@ def test_a_network_that_says_the_right_thing_very_softly_is_heard(soft: float) -
     posterior = Draws(torch.nn.Linear(1, 1), Bernoulli(), torch.tensor([[soft, 0.0]]), torch.ones(1))
     slopes = {}
     for near in (odds.FINE, odds.COARSE):
-        grid = odds.Grid.of(near)
+        grid = odds.OddsBins.of(near)
         counts = recalibrate.odds_of(posterior, 1.0, math.inf, grid).function(x, y).sum(0)
         noisy = counts + 16 * torch.randn(len(counts), generator=generator).double()
         slopes[near] = recalibrate.told(noisy, 16.0, 30_000, 2, None, grid)[0]
     assert slopes[odds.FINE] == pytest.approx(1 / soft, rel=0.15)
     assert slopes[odds.COARSE] != pytest.approx(1 / soft, rel=0.15)
-    assert odds.grid_of(30_000, 16.0) == odds.Grid.of(odds.FINE)
-    assert odds.grid_of(400, 16.0) == odds.Grid.of(odds.COARSE)
+    assert odds.grid_of(30_000, 16.0) == odds.OddsBins.of(odds.FINE)
+    assert odds.grid_of(400, 16.0) == odds.OddsBins.of(odds.COARSE)
 
 
 def test_labels_that_are_now_and_then_wrong_give_a_floor_and_keep_the_slope() -> None:

@@ -31,14 +31,14 @@ MANY = 80
 """Records, in standard deviations of the noise of a count, from which on bins are fine; docs/protocols.md."""
 
 
-class Grid(NamedTuple):
+class OddsBins(NamedTuple):
     """Bins of log odds by their edges, and the odds for which they stand."""
 
     edges: tuple[float, ...]
     middles: tuple[float, ...]
 
     @classmethod
-    def of(cls, near: Sequence[float]) -> Grid:
+    def of(cls, near: Sequence[float]) -> OddsBins:
         above = sorted((*FARTHER, *near))
         edges = (*(-edge for edge in reversed(above)), *above)
         return cls(edges, (-40.0, *(_middle(low, high) for low, high in pairwise(edges)), 40.0))
@@ -55,9 +55,9 @@ def _middle(low: float, high: float) -> float:
     return near + (far - near) / (3 if abs(near) >= FAR else 2)
 
 
-def grid_of(records: int, noise: float) -> Grid:
+def grid_of(records: int, noise: float) -> OddsBins:
     """The bins for so many records and counts with noise of such a standard deviation: both are public."""
-    return Grid.of(FINE if records >= MANY * noise else COARSE)
+    return OddsBins.of(FINE if records >= MANY * noise else COARSE)
 
 
 STEEPER, EXPECTED, TAILS, LEAST_SLOPE, LARGEST_SLOPE = 0.1, 0.15, 3.0, 0.02, 20.0
@@ -76,7 +76,7 @@ Sure = Callable[[float], Tensor]
 """Probabilities (records, classes) of the predictive under a slope."""
 
 
-def counted(grid: Grid, sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
+def counted(grid: OddsBins, sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
     q = sure(1.0).clamp(min=1e-30)
     odds = (q[:, 1:] / q[:, :1]).log() - (levels[1] - levels[0])
     place = torch.bucketize(odds, torch.tensor(grid.edges, dtype=torch.float64))
@@ -89,7 +89,9 @@ def expected(off: Tensor) -> Tensor:
     return -(TAILS + 1) / 2 * (1 + off.square() / TAILS).log()
 
 
-def fitted(counts: Tensor, noise: float, records: int, grid: Grid, level: float = 0.0) -> tuple[float, float, float]:
+def fitted(
+    counts: Tensor, noise: float, records: int, grid: OddsBins, level: float = 0.0
+) -> tuple[float, float, float]:
     """Slope, shift and floor that cost least by what noisy counts (2, bins) leave possible.
 
     Under every floor slope and shift have their posterior means, and what is believed of a bin is the mean over floors;

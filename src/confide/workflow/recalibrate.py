@@ -106,7 +106,7 @@ def _classes(likelihood: Likelihood) -> int:
 # -- what a record tells ----------------------------------------------------------------------------------------------
 
 
-def odds_of(posterior: Posterior, clip: float, mu: float, grid: odds.Grid) -> StatisticQuery:
+def odds_of(posterior: Posterior, clip: float, mu: float, grid: odds.OddsBins) -> StatisticQuery:
     """Of one record: the bin of its odds, among those of its own class or of the other; or what several classes tell.
 
     mu     of the fit, for what a record has moved its own odds by
@@ -186,7 +186,12 @@ def _narrowed(posterior: Posterior, slope: float) -> Posterior:
 
 
 def told(
-    found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None, grid: odds.Grid | None = None
+    found: Tensor,
+    noise: float,
+    records: int,
+    classes: int,
+    levels: Tensor | None = None,
+    grid: odds.OddsBins | None = None,
 ) -> tuple[float, tuple[float, ...], float]:
     """Slope, shifts and floor from the noisy sum of what all records tell; shifts with what levels keep of a slope."""
     levels = torch.zeros(classes, dtype=torch.float64) if levels is None else levels
