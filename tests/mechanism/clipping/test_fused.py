@@ -26,8 +26,8 @@ RECORDS = 6
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small a layer is, and in double precision too."""
-    monkeypatch.setattr(convolution, "OF_A_RECORD", 0)
-    monkeypatch.setattr(convolution, "OF_A_BATCH", 0)
+    monkeypatch.setattr(convolution, "FOR_A_RECORD", 0)
+    monkeypatch.setattr(convolution, "FOR_A_BATCH", 0)
     monkeypatch.setattr(fused, "TYPES", (torch.float32, torch.float64))
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.fused import (
-    OF_A_BATCH,
-    OF_A_RECORD,
+    FOR_A_BATCH,
+    FOR_A_RECORD,
     exact_convolutions,
     fewer_products,
     fusible,
@@ -59,7 +59,7 @@ class PatchSum(Contribution):
         self.records, self.groups, self.channels, self.positions = left.shape
         self.width: int = math.prod(cut.kernel) * images.shape[1] // self.groups
         self.work = self.positions * self.groups * self.channels * self.width  # multiply-adds of one record
-        self.fused = self.by_kernel = self.records * self.work >= OF_A_BATCH and fusible(images, cut)
+        self.fused = self.by_kernel = self.work >= FOR_A_BATCH and fusible(images, cut)
         self.stored: Tensor | None = None
         self.squares: Tensor | None = None  # of what is stored
         self.spreads: Tensor | None = None  # as far as they are known
@@ -129,7 +129,7 @@ class PatchSum(Contribution):
 
     def _each_by_itself(self) -> bool:
         """Whether every record's gradient is one call of torch's kernel; depends on nothing but the layer."""
-        return self.by_kernel and self.work >= OF_A_RECORD
+        return self.by_kernel and self.work >= FOR_A_RECORD
 
     def _norms_of_each(self, scales: Tensor | None, room: bool) -> Tensor:
         """With the same guard whether they are stored or not: how many records there are must not change a norm."""

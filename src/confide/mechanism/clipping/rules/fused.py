@@ -24,8 +24,8 @@ from confide.devices import HOST
 from confide.mechanism.clipping.rules.patches import Cut
 
 LINE = 64  # bytes
-# Multiply-adds: of one record, from which on a call of its own beats the products of several at once; of a whole batch.
-OF_A_RECORD, OF_A_BATCH = 6 << 20, 1 << 20
+# Multiply-adds of one record, from which on torch's kernel beats products of patches: one record in a call, or a batch.
+FOR_A_RECORD, FOR_A_BATCH = 6 << 20, 1 << 20
 TYPES = (torch.float32,)  # others have no kernel that is faster than products
 _pad = torch.nn.functional.pad  # as it was when confide was imported
 _backward = torch.ops.aten.convolution_backward.default
