@@ -224,7 +224,8 @@ def test_a_function_of_single_numbers_that_rounds_by_place(dtype: torch.dtype, m
     monkeypatch.setattr("confide.mechanism.clipping.structure.even_batches", lambda *_: Even())
     module, one = at_a_bend(dtype)
     if not torch.equal(module[:2](one.expand(64, 1)), module[:2](one).expand(64, 1)):  # as on most processors
-        assert moves(GradientQuery(module, Categorical(CLASSES).loss), one.expand(61, 1)) > 10
+        # by as many records as a vector leaves over: 36 C with long ones, 6 C in double precision with AVX2
+        assert moves(GradientQuery(module, Categorical(CLASSES).loss), one.expand(61, 1)) > 2
 
 
 @pytest.mark.parametrize("threads", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -238,7 +239,9 @@ def test_threads_that_share_out_many_records(threads: int, monkeypatch: pytest.M
         assert moves(GradientQuery(module, Categorical(CLASSES).loss), x) <= ROUNDING
         monkeypatch.setattr("confide.mechanism.clipping.structure.even_batches", lambda *_: Even(32))
         module, one = at_a_bend(torch.float32)
-        if not torch.equal(module[:2](x), module[:2](one).expand_as(x)):
+        # with shorter vectors the parts of two threads have nothing left over at 32 rows either
+        long = torch.backends.cpu.get_cpu_capability() == "AVX512"
+        if long and not torch.equal(module[:2](x), module[:2](one).expand_as(x)):
             assert moves(GradientQuery(module, Categorical(CLASSES).loss), x) > 10
     finally:
         torch.set_num_threads(before)

@@ -81,7 +81,6 @@ def test_a_product_before_the_import_is_stated() -> None:
     if late is False:
         pytest.skip("this build of torch does not say")
     assert far <= 1 + 1e-5 or stated == [TOO_LATE]
-    assert far <= 1 + 1e-5 or far > 5
 
 
 @pytest.mark.slow
