@@ -377,6 +377,30 @@ def test_a_measurement_that_fails_leaves_the_model(run: Run, files: Path, monkey
     assert load_run(files / "run").metrics == {}
 
 
+def test_a_disk_that_fills_up_during_the_run_loses_nothing(
+    run: Run, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place took files before the charge; what was paid for goes where there is room."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def full(tensors: Any, path: str, **rest: Any) -> None:
+        if str(files / ".run.") in path:
+            raise SafetensorError("No space left on device")
+        save_file(tensors, path, **rest)
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("tempfile.tempdir", str(files))
+    words = ("fit", files / "train.csv", "--facts", files / "facts.toml", *QUICK, "--steps", 5)
+    result = run(*words, "--out", files / "run")
+    assert is_refusal(result, code=1)
+    assert "No space left on device" in result.err
+    (kept,) = files.glob("confide-*/run")
+    assert str(kept) in result.err
+    assert run("predict", kept, files / "test.csv", "--out", files / "p.csv").code == 0
+    assert not (files / "run").exists()
+
+
 def test_a_place_that_takes_no_files_is_refused_before_the_charge(
     run: Run, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

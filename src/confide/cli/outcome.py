@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from confide.cli.output import one_line
 from confide.cli.privacy_table import epsilon_table
 from confide.cli.records import Records
 from confide.data import Encoder
-from confide.errors import Unfinished
+from confide.errors import Refusal, Unfinished
 from confide.privacy.bayesian import BayesianEstimate
 from confide.report import Evaluation
 from confide.running.artefacts import POSTERIOR, RECORD, REPORT, save_run
@@ -35,10 +36,21 @@ def save(
         evaluation = measure()
         metrics = {} if evaluation is None else evaluation.metrics()
     except Exception as error:
-        save_run(run, out, config=config, encoder=encoder)
+        _write(run, out, config=config, encoder=encoder)
         raise Unfinished(f"--test: could not be measured on ({error}); the fitted model is in {out}", out) from error
-    save_run(run, out, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
+    _write(run, out, metrics=metrics, evaluation=evaluation, config=config, encoder=encoder)
     return evaluation, summary_of(run, out, evaluation, metrics, encoder)
+
+
+def _write(run: Run, out: Path, **rest: Any) -> None:
+    """As `save_run`; where nothing can be written, as on a full disk, the paid run goes to the system's own folder."""
+    try:
+        save_run(run, out, **rest)
+    except (Refusal, OSError) as error:
+        refuge = Path(tempfile.mkdtemp(prefix="confide-")) / out.name
+        save_run(run, refuge, **rest)
+        reason = one_line(str(error))
+        raise Unfinished(f"--out={out}: the fitted model is in {refuge} instead ({reason})", refuge) from error
 
 
 def bayesian_line(found: BayesianEstimate) -> str:

@@ -57,13 +57,17 @@ def save_posterior(
 
     prepare   what the posterior does to the network of a recipe when it is rebuilt, if anything
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     own = _network_to_dict(posterior.module, prepare) is None
     everything = {**tensors, **_tensors_of(posterior.module), **(frozen_of(posterior.module) if own else {})}
     contiguous = {name: tensor.detach().contiguous().cpu() for name, tensor in everything.items()}
     about = description_of(posterior, prepare, kept_apart(posterior.module) if own else None)
-    save_file(contiguous, str(path), metadata={"confide": about})
+    try:
+        save_file(contiguous, str(path), metadata={"confide": about})
+    except (OSError, SafetensorError) as error:
+        raise Refusal(f"path={str(path)!r}: cannot be written ({one_sentence(error)}); save it elsewhere") from None
 
 
 def description_of(posterior: Posterior, prepare: Prepare | None = None, frozen: str | None = None) -> str:
