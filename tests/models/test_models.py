@@ -160,3 +160,50 @@ class TestNetworksAndDraws:
         (tmp_path / "p.safetensors").write_bytes(content)
         with pytest.raises(ValueError, match=r"p\.safetensors"):
             load_posterior(tmp_path / "p.safetensors")
+
+
+class NormalisedAndActivated(nn.BatchNorm2d):
+    """As a library of vision networks has it: normalisation, then dropout, then what is not linear."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.drop, self.act = nn.Identity(), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.act(self.drop(super().forward(x)))
+        return found
+
+
+class TestGroupNormed:
+    def test_every_batch_normalisation_is_replaced_and_keeps_its_scale(self) -> None:
+        shared = nn.BatchNorm2d(48, eps=0.1)
+        nn.init.uniform_(shared.weight, generator=generator())
+        module = nn.Sequential(
+            nn.Conv2d(3, 48, 1), shared, nn.Sequential(shared, NormalisedAndActivated(48)), nn.BatchNorm3d(7)
+        )
+        found = networks.group_normed(module)
+        first, inner, last = found[1], found[2], found[3]
+        assert (first.num_groups, first.eps, last.num_groups) == (12, 0.1, 1)
+        assert torch.equal(first.weight, shared.weight)
+        assert inner[0] is first
+        assert not any(isinstance(one, nn.BatchNorm2d | nn.BatchNorm3d) for one in found.modules())
+        assert found[:3](torch.randn(2, 3, 4, 4, generator=generator())).min() == 0  # it still activates
+        assert module[1] is shared
+
+    def test_one_number_per_channel_is_not_normalised_away(self) -> None:
+        found = networks.group_normed(nn.BatchNorm1d(32))
+        x = torch.randn(4, 32, generator=generator())
+        assert torch.allclose(found(x), torch.nn.functional.layer_norm(x, (32,)), atol=1e-5)
+
+    def test_records_no_longer_touch_each_other(self) -> None:
+        found = networks.group_normed(nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)))
+        x = torch.randn(5, 1, 6, 6, generator=generator())
+        assert torch.allclose(found(x)[:1], found(x[:1]), atol=1e-6)
+
+    def test_a_normalisation_that_does_something_else_is_refused(self) -> None:
+        class Stranger(nn.BatchNorm2d):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x).cumsum(0)
+
+        with pytest.raises(ValueError, match="Stranger"):
+            networks.group_normed(nn.Sequential(Stranger(4)))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from confide.errors import Refusal
 from confide.models.tokens import logits_of
@@ -208,3 +209,39 @@ def _width_of(backbone: nn.Module) -> int | None:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d)
     ]
     return widths[-1] if widths else None
+
+
+def group_normed(module: nn.Module) -> nn.Module:
+    """A copy in which nn.GroupNorm stands for every batch normalisation, which mixes records and is refused.
+
+    Scales and shifts are kept, running statistics are not: a pretrained network wants to be trained on. There are at
+    most 32 groups, of four channels or more; a BatchNorm1d, which may see one number per channel, becomes one group.
+    """
+    module = copy.deepcopy(module)
+    if isinstance(module, _BatchNorm):
+        return _grouped(module)
+    made: dict[nn.Module, nn.Module] = {}
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                made[child] = made[child] if child in made else _grouped(child)
+                setattr(parent, name, made[child])
+    return module
+
+
+def _grouped(layer: _BatchNorm) -> nn.Module:
+    """Layers of libraries that also drop and activate what they have normalised go on doing so."""
+    behind = dict(layer.named_children())
+    own_forward = type(layer).__module__.partition(".")[0] != "torch"
+    if layer.num_features < 1 or (own_forward and not {"act"} <= set(behind) <= {"drop", "act"}):
+        raise Refusal(
+            f"module: has a {type(layer).__name__}, of which nothing is known; put nn.GroupNorm there by hand"
+        )
+    channels = layer.num_features
+    most = 1 if isinstance(layer, nn.BatchNorm1d) else max(1, min(32, channels // 4))
+    groups = next(count for count in range(most, 0, -1) if channels % count == 0)
+    norm = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
+    if layer.affine:
+        norm.weight, norm.bias = layer.weight, layer.bias
+    norm.train(layer.training)
+    return nn.Sequential(norm, *(behind[name] for name in ("drop", "act") if name in behind)) if behind else norm

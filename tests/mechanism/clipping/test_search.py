@@ -517,3 +517,16 @@ def test_packages_are_known_by_the_folders_that_systems_install_them_to(
     monkeypatch.setitem(sys.modules, "stranger", module)
     assert origins.is_foreign(module.Kept) is installed
     assert origins.is_installed(module) is installed
+
+
+def test_packages_are_known_by_what_their_installer_wrote_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip install --target puts packages anywhere; a file of the user's beside them is the user's."""
+    (tmp_path / "stranger-1.dist-info").mkdir()
+    (tmp_path / "stranger-1.dist-info" / "RECORD").write_text("stranger/layers.py,sha256=x,1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, file, installed in (("stranger", "stranger/layers.py", True), ("own", "own.py", False)):
+        module: Any = types.ModuleType(name)
+        module.__file__ = str(tmp_path / file)
+        exec("class Kept: pass", vars(module))
+        monkeypatch.setitem(sys.modules, name, module)
+        assert origins.is_foreign(module.Kept) is installed

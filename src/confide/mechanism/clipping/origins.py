@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dis
 import functools
+import os
 import sys
 import sysconfig
 import types
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -109,7 +113,21 @@ def _lies_installed(name: str) -> bool:
 
 
 def _is_among_packages(path: str | None) -> bool:
-    return any(folder in (path or "") for folder in _OF_PACKAGES)
+    if not path:
+        return False
+    return any(folder in path for folder in _OF_PACKAGES) or any(
+        path[len(root) + 1 :] in _recorded(root) for root in sys.path if root and path.startswith(root + os.sep)
+    )
+
+
+@functools.cache
+def _recorded(root: str) -> frozenset[str]:
+    """Files that an installer put into a folder of its own (pip install --target): its records list them."""
+    found = set[str]()
+    for record in Path(root).glob("*.dist-info/RECORD"):
+        with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), record.open(newline="") as lines:
+            found.update(os.path.normpath(line[0]) for line in csv.reader(lines) if line)
+    return frozenset(found)
 
 
 def is_installed(module: types.ModuleType) -> bool:

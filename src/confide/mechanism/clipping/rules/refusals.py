@@ -24,7 +24,9 @@ def reason_to_refuse(layer: Any) -> str | None:
             return "keeps running statistics of private records; use track_running_stats=False"
         return None
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-        return "mixes the records of a batch; replace it by torch.nn.GroupNorm"
+        return (
+            "mixes the records of a batch; confide.networks.group_normed(module) puts torch.nn.GroupNorm in its place"
+        )
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if layer.max_norm is not None:
             return "max_norm rescales the rows that private records use; use max_norm=None"
