@@ -131,14 +131,6 @@ def add_rows(rows: Sequence[Tensor], noise: Tensor, out: Tensor) -> bool:
         for value in (*rows, noise, out)
     ):
         return False
-    workers = max(1, min(torch.get_num_threads(), len(out) // THREAD_ENTRIES))
-    bounds = [len(out) * part // workers for part in range(workers + 1)]
-    starts, onto, into = [row.data_ptr() for row in rows], noise.data_ptr(), out.data_ptr()
-
-    def fill(part: int) -> None:
-        shift, count = 4 * bounds[part], bounds[part + 1] - bounds[part]
-        places = (ctypes.c_void_p * len(starts))(*(start + shift for start in starts))
-        opened.confide_add_rows(ctypes.addressof(places), len(starts), onto + shift, into + shift, count)
-
-    _share(fill, workers)
+    places = (ctypes.c_void_p * len(rows))(*(row.data_ptr() for row in rows))
+    opened.confide_add_rows(ctypes.addressof(places), len(rows), noise.data_ptr(), out.data_ptr(), len(out))
     return True

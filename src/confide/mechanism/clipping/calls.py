@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from confide._native.arithmetic import add_rows
 from confide.data.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
 from confide.mechanism.clipping.rounding import ROWS, Tally, lost_in_squares
@@ -20,9 +19,6 @@ from confide.mechanism.clipping.rules.squares import chunks, full_precision, squ
 from confide.mechanism.clipping.rules.tied import tied_norms
 from confide.mechanism.clipping.tape import Tape, TapedCall
 from confide.mechanism.clipping.workspace import Workspace
-
-# Bytes of sums of blocks that wait for each other: what they are added to is then read and written once for all.
-SIDE_BY_SIDE = 16 << 20
 
 
 @dataclass
@@ -121,43 +117,35 @@ class Cluster:
 
     def add_weighted(self, factors: Tensor, views: list[Tensor], blocks: int = 1) -> None:
         """Add the weighted sum onto the views, each of which is touched once: sums of blocks are added up before."""
-        mark, size = self.space.used, -(-factors.shape[0] // blocks)
-        if len(self.members) == 1:
-            slot, contribution = self.members[0]
-            for name, parts in self._block_sums(contribution, factors, size).items():
-                _add_all(slot.targets[name].view(views), parts)
-        else:
-            for target, value in self._sum(factors, size).items():
-                target.view(views).add_(value)
+        mark = self.space.used
+        for target, value in self._sum(factors, -(-factors.shape[0] // blocks)).items():
+            target.view(views).add_(value)
         self.space.used = mark
 
-    def _block_sums(self, contribution: Contribution, factors: Tensor, size: int) -> dict[str, list[Tensor]]:
-        """Of one member, at most `size` records in one product: what is still to be added up, where that is little."""
+    def _in_blocks(self, contribution: Contribution, factors: Tensor, size: int) -> dict[str, Tensor]:
+        """The weighted sum of one member, at most `size` records in one product."""
         if size >= contribution.records:
-            return {name: [value] for name, value in contribution.weighted(factors).items()}
+            return contribution.weighted(factors)
         found = contribution.in_blocks(factors, size)
         if found is not None:
-            return {name: [value] for name, value in found.items()}
-        cut = [slice(start, start + size) for start in range(0, contribution.records, size)]
-        if len(cut) * self.entries * factors.element_size() <= SIDE_BY_SIDE:
-            sums = [contribution.chosen(some).weighted(factors[some]) for some in cut]
-            return {name: [one[name] for one in sums] for name in sums[0]}
-        total = contribution.chosen(cut[0]).weighted(factors[cut[0]])
+            return found
+        total = contribution.chosen(slice(0, size)).weighted(factors[:size])
         kept = self.space.used
-        for some in cut[1:]:
+        for start in range(size, contribution.records, size):
             self.space.used = kept
+            some = slice(start, start + size)
             for name, value in contribution.chosen(some).weighted(factors[some]).items():
                 total[name].add_(value)
-        return {name: [value] for name, value in total.items()}
+        return total
 
     def _sum(self, factors: Tensor, size: int) -> dict[Target, Tensor]:
-        """The weighted sum by target, of several members; those that meet in a parameter are added up."""
+        """The weighted sum by target; members that meet in a parameter are added up."""
         found: dict[Target, Tensor] = {}
         members = self.members
-        apart = _disjoint([target for slot, _ in members for target in slot.targets.values()])
+        apart = len(members) == 1 or _disjoint([target for slot, _ in members for target in slot.targets.values()])
         for slot, contribution in members:
-            for name, parts in self._block_sums(contribution, factors, size).items():
-                value, target = _total(parts), slot.targets[name]
+            for name, value in self._in_blocks(contribution, factors, size).items():
+                target = slot.targets[name]
                 shape = self.anatomy.parameters[target.parameter].shape
                 if apart and target not in found:
                     found[target] = value.reshape(shape if target.rows is None else (-1, *shape[1:]))
@@ -183,20 +171,6 @@ class Cluster:
                     first += target.rows[0] * (parameter.numel() // parameter.shape[0])
                 flat = values.reshape(stop - start, -1)
                 into[:, first : first + flat.shape[1]] += flat
-
-
-def _total(parts: list[Tensor]) -> Tensor:
-    total = parts[0]
-    for more in parts[1:]:
-        total.add_(more)
-    return total
-
-
-def _add_all(place: Tensor, parts: list[Tensor]) -> None:
-    """Onto the place, which is touched once: in one pass over memory, and in double precision, where that can be."""
-    flat = place.view(-1)
-    if len(parts) == 1 or not add_rows([part.reshape(-1) for part in parts], flat, flat):
-        place.add_(_total(parts).reshape(place.shape))
 
 
 def _disjoint(targets: list[Target]) -> bool:

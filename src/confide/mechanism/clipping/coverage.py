@@ -1,14 +1,11 @@
 """Whether contributions account for the whole gradient: the unclipped sum against ordinary autograd.
 
-Both are formed layer by layer in one backward pass, as autograd gets there, so that looking needs little more memory
-than a step.
+Both are formed for a share of the parameters at a time, so that looking needs little more memory than a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +14,9 @@ from confide.mechanism.clipping.anatomy import Anatomy, Slot
 from confide.mechanism.clipping.calls import Cluster, clusters_of
 from confide.mechanism.clipping.rules.registry import Contribution
 from confide.mechanism.clipping.workspace import Workspace
+
+# So many backward passes are made at most, or a few more where layers are of very different sizes.
+SHARES = 3
 
 
 def missed_parameters(
@@ -30,69 +30,76 @@ def missed_parameters(
 
     Copied parameters are not in that graph: what their copies got is all there is.
     """
-    wanted = [index for index in range(len(anatomy.parameters)) if index not in copies]
-    if not wanted:
+    clusters = clusters_of(found, anatomy, space)
+    differences: dict[int, Tensor] = {}
+    sizes: dict[int, Tensor] = {}
+    for indices, members in _shares(clusters, anatomy):
+        indices = [index for index in indices if index not in copies]
+        if not indices:
+            continue
+        gradients = _gradients(losses, anatomy, indices)
+        sizes |= {index: gradient.norm() for index, gradient in gradients.items()}
+        recorded = [member for member in members if not _touched(member) & copies.keys()]
+        _subtract_from_sums(gradients, recorded, anatomy, torch.ones_like(losses))
+        differences |= {index: difference.norm() for index, difference in gradients.items()}
+        gradients.clear()  # before the next ones come
+    if not sizes:
         return frozenset()
-    clusters = [one for one in clusters_of(found, anatomy, space) if not _touched(one) & copies.keys()]
-    compared = Compared(anatomy, {index: one for one in clusters for index in _touched(one)}, torch.ones_like(losses))
-    with _heard(anatomy, wanted, compared):
-        parameters = [anatomy.parameters[index] for index in wanted]
-        torch.autograd.grad(losses.sum(), parameters, retain_graph=True, allow_unused=True)
-    for index in wanted:  # those that the losses do not depend on
-        if index not in compared.differences:
-            compared.take(index, torch.zeros_like(anatomy.parameters[index], requires_grad=False))
-    scale = torch.stack(list(compared.sizes.values())).norm()
+    scale = torch.stack(list(sizes.values())).norm()
     half = any(contribution.shortened for _, contribution in found)
     return frozenset(
         index
-        for index, difference in compared.differences.items()
-        if not difference <= _tolerance(difference.dtype, half) * (compared.sizes[index] + 1e-2 * scale)
+        for index, difference in differences.items()
+        if not difference <= _tolerance(difference.dtype, half) * (sizes[index] + 1e-2 * scale)
     )
 
 
-class Compared:
-    """Norms of gradients and of their differences to the unclipped sums, of every cluster as soon as it has come."""
-
-    def __init__(self, anatomy: Anatomy, clusters: Mapping[int, Cluster], ones: Tensor) -> None:
-        self.anatomy, self.clusters, self.ones = anatomy, clusters, ones
-        self.waiting: dict[int, Tensor] = {}
-        self.sizes: dict[int, Tensor] = {}
-        self.differences: dict[int, Tensor] = {}
-
-    @torch.no_grad()
-    def take(self, index: int, gradient: Tensor) -> None:
-        gradient = gradient.to_dense()
-        self.sizes[index], cluster = gradient.norm(), self.clusters.get(index)
-        if cluster is None:
-            self.differences[index] = self.sizes[index]
-            return
-        self.waiting[index] = -gradient  # with memory of its own: autograd may use this elsewhere
+def _shares(clusters: list[Cluster], anatomy: Anatomy) -> Iterator[tuple[list[int], list[Cluster]]]:
+    """Clusters with the parameters they touch, several of them together as long as they are small."""
+    limit = sum(anatomy.sizes) // SHARES
+    used = {index for cluster in clusters for index in _touched(cluster)}
+    indices = [index for index in range(len(anatomy.parameters)) if index not in used]
+    members: list[Cluster] = []
+    for cluster in clusters:
         touched = _touched(cluster)
-        if touched <= self.waiting.keys():
-            views = [self.waiting.get(place, self.ones) for place in range(len(self.anatomy.parameters))]
-            norms = cluster.squared_norms()  # decides how the sum is formed, so that the same way is examined
-            cluster.add_weighted(self.ones.to(norms.dtype), views)
-            self.differences |= {place: self.waiting.pop(place).norm() for place in touched}
-
-
-@contextmanager
-def _heard(anatomy: Anatomy, wanted: Sequence[int], compared: Compared) -> Iterator[None]:
-    """Parameters of which autograd keeps no gradient: each is looked at when it comes, and a single zero is left."""
-
-    def hear(index: int, gradient: Tensor) -> Tensor:
-        compared.take(index, gradient)
-        return gradient.new_zeros(()).expand(gradient.shape)
-
-    handles = [anatomy.parameters[index].register_hook(partial(hear, index)) for index in wanted]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        if indices and sum(anatomy.sizes[index] for index in (*indices, *touched)) > limit:
+            yield indices, members
+            indices, members = [], []
+        indices = indices + sorted(touched)
+        members = [*members, cluster]
+    yield indices, members
 
 
 def _touched(cluster: Cluster) -> set[int]:
     return {index for slot, _ in cluster.members for index in slot.parameters}
+
+
+def _gradients(losses: Tensor, anatomy: Anatomy, indices: list[int]) -> dict[int, Tensor]:
+    """Dense gradients with memory of their own: autograd may hand out views, one tensor twice, or a parameter."""
+    parameters = [anatomy.parameters[index] for index in indices]
+    found = torch.autograd.grad(losses.sum(), parameters, retain_graph=True, allow_unused=True)
+    gradients: dict[int, Tensor] = {}
+    seen = {parameter.untyped_storage().data_ptr() for parameter in anatomy.parameters}
+    for index, parameter, value in zip(indices, parameters, found, strict=True):
+        dense = torch.zeros_like(parameter, requires_grad=False) if value is None else value.to_dense()
+        storage = dense.untyped_storage()
+        whole = storage.nbytes() == dense.numel() * dense.element_size()
+        if not whole or not dense.is_contiguous() or storage.data_ptr() in seen:
+            dense = dense.clone(memory_format=torch.contiguous_format)
+        seen.add(dense.untyped_storage().data_ptr())
+        gradients[index] = dense
+    return gradients
+
+
+@torch.no_grad()
+def _subtract_from_sums(gradients: dict[int, Tensor], members: list[Cluster], anatomy: Anatomy, ones: Tensor) -> None:
+    """Replace every gradient by the unclipped sum less the gradient, in its own memory."""
+    for gradient in gradients.values():
+        gradient.neg_()
+    views = [gradients.get(index, ones) for index in range(len(anatomy.parameters))]
+    for cluster in members:
+        norms = cluster.squared_norms()  # decides how the sum is formed, so that the same way is examined
+        cluster.add_weighted(ones.to(norms.dtype), views)
 
 
 def _tolerance(dtype: torch.dtype, half: bool) -> float:

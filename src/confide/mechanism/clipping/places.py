@@ -126,7 +126,8 @@ def _alike(numbers: Numbers, rows: int, record_bytes: int, threads: int) -> bool
     known = [one[:pool] for one in found]
     if pool < len(first) and not _same(known, found, first % pool):
         return False
-    sizes = sorted({even_size(size, rows) for size in TRIED if size <= most} - ({len(first)} if pool == 1 else set()))
+    tried = {even_size(size, rows) for size in TRIED if size <= most} - ({len(first)} if pool == 1 else set())
+    sizes = sorted(tried, reverse=True)  # what a large pass has let go is enough for a smaller one
     large = min(LARGE if threads == 1 else LARGE_BY_THREADS, HELD_ONCE // held)
     if large > most:
         sizes.append(even_size(large, rows))

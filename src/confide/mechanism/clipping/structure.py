@@ -47,8 +47,9 @@ from confide.mechanism.clipping.running import (
     records_of,
 )
 from confide.mechanism.clipping.sealed import Reachable
-from confide.mechanism.clipping.workspace import Workspace
+from confide.mechanism.clipping.workspace import Workspace, give_back
 
+WORTH_IT = 1 << 20  # Weights of a network whose examination leaves gaps that are felt.
 BUDGET = 64 << 20  # Bytes for an examination, which holds a few made-up records only.
 MIXES = "records are mixed; every record must pass through the module on its own (use GroupNorm for BatchNorm)"
 
@@ -78,6 +79,8 @@ def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) 
         try:
             return _examined(module, anatomy, loss, x, y, proven, outside)
         finally:
+            if anatomy.size > WORTH_IT:
+                give_back()
             if _checksums(parameters) != before:
                 raise UnclippableError("module: its forward writes to its parameters; write to a buffer or to a copy")
 
