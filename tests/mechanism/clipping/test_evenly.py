@@ -228,6 +228,72 @@ def test_a_function_of_single_numbers_that_rounds_by_place(dtype: torch.dtype, m
         assert moves(GradientQuery(module, Categorical(CLASSES).loss), one.expand(61, 1)) > 2
 
 
+class Casting(nn.Module):
+    """Half the bits, by the network's own decision."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.network(x).float()
+
+
+class ByHand(Casting):
+    """Between two layers, where a layer is given single precision again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = list(self.network.children())
+        return nn.Sequential(*layers[2:])(layers[1](layers[0](x).bfloat16()).float())
+
+
+@pytest.mark.parametrize("wrap", [Casting, ByHand])
+def test_half_precision_inside_a_network_is_stated(
+    wrap: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GELU in bfloat16 is -1.5e-7 or 0 for four of all numbers, by the place of a record: no made-up one shows it."""
+    found = nn.Sequential(nn.Linear(1, 1), nn.GELU("tanh"), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, CLASSES))
+    one = torch.tensor([[-5.0625]])
+    kinds = [nn.GELU("tanh")(one.bfloat16().expand(size, 1)).min() for size in (4, 64)]
+    with torch.no_grad():
+        for value in found.parameters():
+            value.fill_(value.dim() - 1)
+        found[2].bias.fill_(-float(min(kinds)))
+        found[4].weight.copy_(torch.tensor([[100.0], [-100.0], [50.0]]))
+    query = GradientQuery(wrap(found), Categorical(CLASSES).loss)
+    with hearing_of_uneven() as uneven:
+        moved = moves(query, one.expand(33, 1))
+    assert uneven == [True]
+    if wrap is Casting and kinds[0] != kinds[1]:  # as on most processors
+        assert moved > 2
+    monkeypatch.setattr(
+        "confide.mechanism.clipping.isolation.SHORT", frozenset()
+    )  # the broken variant: by trying alone
+    with hearing_of_uneven() as uneven:
+        moves(query, one.expand(33, 1))
+    assert uneven == []
+
+
+def test_half_precision_of_a_statistic_is_stated() -> None:
+    """Of code of the user's, and of a network that is believed."""
+    layer = nn.Linear(2, 1).bfloat16()
+
+    def answer(x: Tensor, y: Tensor) -> Tensor:
+        return layer(x.bfloat16()).double()
+
+    for function in (answer, Recordwise(answer, layer)):
+        with hearing_of_uneven() as uneven:
+            moves(StatisticQuery(function, 1), torch.rand(5, 2))
+        assert uneven == [True]
+
+
+def test_single_precision_is_not_stated() -> None:
+    with hearing_of_uneven() as uneven:
+        moves(GradientQuery(Behind(network(torch.float32)), Categorical(CLASSES).loss), torch.randn(5, WIDTH))
+    assert uneven == []
+
+
 @pytest.mark.parametrize("threads", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_threads_that_share_out_many_records(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has some left over at the end of its part, unless that is a whole number of vectors."""

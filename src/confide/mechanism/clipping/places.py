@@ -217,6 +217,21 @@ def hearing_of_uneven() -> Iterator[list[bool]]:
         _HEARD.reset(token)
 
 
+SHORT: frozenset[torch.dtype] = frozenset(
+    kind
+    for kind in vars(torch).values()
+    if isinstance(kind, torch.dtype) and kind.is_floating_point and kind.itemsize < torch.float32.itemsize
+)
+"""Types with so few digits that made-up records show nothing: what rounds by its place is rounded to the same nearly
+always, and one number in ten thousand that is not, which few inputs have, is easily found by somebody who looks for
+it."""
+
+
+def unheard() -> None:
+    """In this context, and until it ends, nobody listens: records are made up."""
+    _HEARD.set(None)
+
+
 def tell_of_uneven() -> None:
     heard = _HEARD.get()
     if heard is not None and not heard:

@@ -36,6 +36,7 @@ from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
 from confide.mechanism.clipping.muted import muted
+from confide.mechanism.clipping.places import unheard
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.running import (
     Inputs,
@@ -69,7 +70,9 @@ class Question:
 
 
 def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> tuple[Anatomy, Examined]:
-    """The anatomy, with parameters copied where needed, and the way for batches of this shape."""
+    """The anatomy, with parameters copied where needed, and the way for batches of this shape; in a context of its
+    own."""
+    unheard()
     proven = is_proven(module, x), is_proven_loss(loss, y)
     parameters = list(module.parameters())
     of_module = frozenset(map(id, (*parameters, *module.buffers())))
