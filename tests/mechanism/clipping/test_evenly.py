@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.data.schema import Schema
-from confide.mechanism.clipping import Recordwise, clipped_sum, engine, evenly, statistics
+from confide.mechanism.clipping import Recordwise, clipped_sum, engine, evenly, places, statistics
 from confide.mechanism.clipping.anatomy import Anatomy, Examined
 from confide.mechanism.clipping.even_networks import Looked
 from confide.mechanism.clipping.made_up import MadeUpBatch
@@ -350,6 +350,36 @@ def test_neighbours_that_move_by_a_row_stay_where_they_are(width: int, dtype: to
     with hearing_of_uneven() as uneven:
         assert moves(GradientQuery(found, Categorical(CLASSES).loss), x) <= ROUNDING
     assert uneven == []
+
+
+LONG = 2000
+"""Numbers of a record that are compared by a code."""
+
+
+@pytest.mark.parametrize("held", [4 * LONG, 1 << 20, 20 << 20, 60 << 20, 200 << 20], ids="{} bytes".format)
+def test_networks_of_every_size_are_tried(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number in the last row that differs by its last digit, or by the size of the batch, or in one place."""
+    whole = torch.randn(512, LONG, generator=torch.Generator().manual_seed(0))
+    faults: dict[str, Callable[[Tensor], object]] = {
+        "last": lambda found: found[-1, 7].mul_(1 + 2**-22),
+        "second": lambda found: found[1, LONG - 1].mul_(1 + 2**-22),
+        "size": lambda found: found.mul_(1 + 2**-22) if len(found) == 4 else None,
+    }
+
+    def even(fault: Callable[[Tensor], object]) -> bool:
+        def numbers(index: Tensor) -> list[Tensor]:
+            found = whole[index]
+            fault(found)
+            return [torch.zeros(len(index)), places.brief(found)]
+
+        return places.even_places(numbers, held, small=False) == Even()
+
+    assert even(lambda found: found[:, 3].zero_().neg_() if len(found) > 4 else found[:, 3].zero_())  # zeros are equal
+    assert even(lambda found: found[:, 3].fill_(torch.nan))
+    tried = {name for name, fault in faults.items() if not even(fault)}
+    assert tried == {"last", "second"} | ({"size"} if places.fewest_rows(held) > 4 else set())
+    monkeypatch.setattr(places, "brief", lambda found: found[:, :1])  # the broken variant: codes of less than all
+    assert even(faults["last"])
 
 
 def test_sizes() -> None:
