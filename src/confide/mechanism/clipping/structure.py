@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import rows_of, tensors_in
+from confide.data.trees import tensors_in
 from confide.errors import SpeedWarning, UnclippableError
 from confide.mechanism.clipping import apart, one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of
@@ -70,11 +70,6 @@ class Question:
     @property
     def few(self) -> MadeUpBatch:
         return self.batch(FEW, False)
-
-    @property
-    def two(self) -> MadeUpBatch:
-        """Of those: enough to see whose gradient is whose, and in a large network every record takes its time."""
-        return MadeUpBatch(*rows_of(tuple(self.few), slice(0, 2)))
 
 
 def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> tuple[Anatomy, Examined]:
@@ -124,17 +119,17 @@ def _examined(
 
 def _proven(asked: Question, anatomy: Anatomy) -> Examined | None:
     """The whole batch at once, where all parameters are accounted for."""
-    two = asked.two
+    few = asked.few
     if anatomy.copied:
         return None
     try:
-        run = proven_pass(asked.module, anatomy, asked.loss, two.x, two.y, leaves=False)
+        run = proven_pass(asked.module, anatomy, asked.loss, few.x, few.y, leaves=False)
     except Exception:  # the loss cannot run on all records at once; an error of its own comes up again
         asked.outside.restore()
         return None
     if asked.outside.restore():  # the loss keeps something
         return None
-    if not is_proven_loss(asked.loss, two.y) and run.unseen():
+    if not is_proven_loss(asked.loss, few.y) and run.unseen():
         return None
     held = _record_bytes(run)
     if _missed(run, anatomy):
@@ -177,9 +172,9 @@ def _checksums(tensors: Iterable[Tensor]) -> list[int]:
 
 def _covered(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
     """The anatomy that accounts for all gradients of an isolated pass, with copies where they are needed."""
-    two = asked.two
+    few = asked.few
     while True:
-        run = isolated_pass(asked.module, anatomy, asked.loss, two.x, two.y)
+        run = isolated_pass(asked.module, anatomy, asked.loss, few.x, few.y)
         held = _record_bytes(run)
         missed = run.unseen() or _missed(run, anatomy)
         if missed <= anatomy.escaped:
@@ -265,14 +260,14 @@ def _missed(run: Pass, anatomy: Anatomy) -> frozenset[int]:
 
 def _chain(asked: Question, anatomy: Anatomy, run: Pass) -> LayerChain | None:
     """The short way for fully connected networks, where it gives the same gradients."""
-    chain, two = chain_of(asked.module, anatomy), asked.two
-    if chain is None or not chain.fits(two.x):
+    chain, few = chain_of(asked.module, anatomy), asked.few
+    if chain is None or not chain.fits(few.x):
         return None
     space = Workspace()
     space.begin(BUDGET)
     try:
         with torch.no_grad():
-            found = chain.contributions(asked.loss, two.x, two.y, space, records_of(two.x))
+            found = chain.contributions(asked.loss, few.x, few.y, space, records_of(few.x))
     except Exception:  # a loss that wants more of the output than its values
         return None
     return None if missed_parameters(run.losses, anatomy, found, space, {}) else chain
