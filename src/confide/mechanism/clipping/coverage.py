@@ -16,7 +16,7 @@ from confide.mechanism.clipping.rules.registry import Contribution
 from confide.mechanism.clipping.workspace import Workspace
 
 # So many backward passes are made at most, or a few more where layers are of very different sizes.
-SHARES = 3
+SHARES = 8
 
 
 def missed_parameters(
