@@ -55,6 +55,19 @@ CASES: dict[str, tuple[Call, tuple[Any, ...], tuple[Any, ...]]] = {
         lambda x, w, h, c, other: torch.lstm_cell(x, [h, c], w, other)[1],
         (each(2, 3), each(16, 3)), (normal(2, 4), normal(2, 4), normal(16, 4)),
     ),
+    "cross_entropy": (
+        lambda x, y: F.cross_entropy(x, y, reduction="none"), (each(2, 3), torch.randint(3, (RECORDS, 2))), (),
+    ),
+    "cross_entropy_of_positions": (
+        lambda x, y: F.cross_entropy(x, y, reduction="none"), (each(2, 3, 4), torch.randint(3, (RECORDS, 2, 4))), (),
+    ),
+    "cross_entropy_ignored": (
+        lambda x, y: F.cross_entropy(x, y.clone().fill_(-100), reduction="none"),
+        (each(2, 3), torch.randint(3, (RECORDS, 2))), (),
+    ),
+    "cross_entropy_of_shares": (
+        lambda x, y: F.cross_entropy(x, y.softmax(1), reduction="none"), (each(2, 3), each(2, 3)), (),
+    ),
     "columns": (lambda a, b: torch.column_stack([a, b, b]), (each(4, 2), each(4)), ()),
     "gaussian": (lambda a, b, v: F.gaussian_nll_loss(a, b, v.abs(), full=True), (each(3), each(3), each(3)), ()),
     "gaussian_each": (
@@ -92,7 +105,9 @@ def test_as_for_every_record_alone(name: str) -> None:
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("name", ["linear", "addmm", "layer_norm", "group_norm", "attention_own_masks"])
+@pytest.mark.parametrize(
+    "name", ["linear", "addmm", "layer_norm", "group_norm", "attention_own_masks", "cross_entropy"]
+)
 def test_all_records_go_through_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the cases above are about what this file does."""
     kernel = f"_{name.removesuffix('_own_masks')}_kernel"

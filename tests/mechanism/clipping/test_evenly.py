@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.data.schema import Schema
-from confide.mechanism.clipping import Recordwise, clipped_sum, engine, evenly, statistics
+from confide.mechanism.clipping import Recordwise, clipped_sum, engine, evenly, places, statistics
 from confide.mechanism.clipping.anatomy import Anatomy, Examined
 from confide.mechanism.clipping.even_networks import Looked
 from confide.mechanism.clipping.made_up import MadeUpBatch
@@ -228,6 +228,72 @@ def test_a_function_of_single_numbers_that_rounds_by_place(dtype: torch.dtype, m
         assert moves(GradientQuery(module, Categorical(CLASSES).loss), one.expand(61, 1)) > 2
 
 
+class Casting(nn.Module):
+    """Half the bits, by the network's own decision."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.network(x).float()
+
+
+class ByHand(Casting):
+    """Between two layers, where a layer is given single precision again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = list(self.network.children())
+        return nn.Sequential(*layers[2:])(layers[1](layers[0](x).bfloat16()).float())
+
+
+@pytest.mark.parametrize("wrap", [Casting, ByHand])
+def test_half_precision_inside_a_network_is_stated(
+    wrap: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GELU in bfloat16 is -1.5e-7 or 0 for four of all numbers, by the place of a record: no made-up one shows it."""
+    found = nn.Sequential(nn.Linear(1, 1), nn.GELU("tanh"), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, CLASSES))
+    one = torch.tensor([[-5.0625]])
+    kinds = [nn.GELU("tanh")(one.bfloat16().expand(size, 1)).min() for size in (4, 64)]
+    with torch.no_grad():
+        for value in found.parameters():
+            value.fill_(value.dim() - 1)
+        found[2].bias.fill_(-float(min(kinds)))
+        found[4].weight.copy_(torch.tensor([[100.0], [-100.0], [50.0]]))
+    query = GradientQuery(wrap(found), Categorical(CLASSES).loss)
+    with hearing_of_uneven() as uneven:
+        moved = moves(query, one.expand(33, 1))
+    assert uneven == [True]
+    if wrap is Casting and kinds[0] != kinds[1]:  # as on most processors
+        assert moved > 2
+    monkeypatch.setattr(
+        "confide.mechanism.clipping.isolation.SHORT", frozenset()
+    )  # the broken variant: by trying alone
+    with hearing_of_uneven() as uneven:
+        moves(query, one.expand(33, 1))
+    assert uneven == []
+
+
+def test_half_precision_of_a_statistic_is_stated() -> None:
+    """Of code of the user's, and of a network that is believed."""
+    layer = nn.Linear(2, 1).bfloat16()
+
+    def answer(x: Tensor, y: Tensor) -> Tensor:
+        return layer(x.bfloat16()).double()
+
+    for function in (answer, Recordwise(answer, layer)):
+        with hearing_of_uneven() as uneven:
+            moves(StatisticQuery(function, 1), torch.rand(5, 2))
+        assert uneven == [True]
+
+
+def test_single_precision_is_not_stated() -> None:
+    with hearing_of_uneven() as uneven:
+        moves(GradientQuery(Behind(network(torch.float32)), Categorical(CLASSES).loss), torch.randn(5, WIDTH))
+    assert uneven == []
+
+
 @pytest.mark.parametrize("threads", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_threads_that_share_out_many_records(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has some left over at the end of its part, unless that is a whole number of vectors."""
@@ -284,6 +350,36 @@ def test_neighbours_that_move_by_a_row_stay_where_they_are(width: int, dtype: to
     with hearing_of_uneven() as uneven:
         assert moves(GradientQuery(found, Categorical(CLASSES).loss), x) <= ROUNDING
     assert uneven == []
+
+
+LONG = 2000
+"""Numbers of a record that are compared by a code."""
+
+
+@pytest.mark.parametrize("held", [4 * LONG, 1 << 20, 20 << 20, 60 << 20, 200 << 20], ids="{} bytes".format)
+def test_networks_of_every_size_are_tried(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number in the last row that differs by its last digit, or by the size of the batch, or in one place."""
+    whole = torch.randn(512, LONG, generator=torch.Generator().manual_seed(0))
+    faults: dict[str, Callable[[Tensor], object]] = {
+        "last": lambda found: found[-1, 7].mul_(1 + 2**-22),
+        "second": lambda found: found[1, LONG - 1].mul_(1 + 2**-22),
+        "size": lambda found: found.mul_(1 + 2**-22) if len(found) == 4 else None,
+    }
+
+    def even(fault: Callable[[Tensor], object]) -> bool:
+        def numbers(index: Tensor) -> list[Tensor]:
+            found = whole[index]
+            fault(found)
+            return [torch.zeros(len(index)), places.brief(found)]
+
+        return places.even_places(numbers, held, small=False) == Even()
+
+    assert even(lambda found: found[:, 3].zero_().neg_() if len(found) > 4 else found[:, 3].zero_())  # zeros are equal
+    assert even(lambda found: found[:, 3].fill_(torch.nan))
+    tried = {name for name, fault in faults.items() if not even(fault)}
+    assert tried == {"last", "second"} | ({"size"} if places.fewest_rows(held) > 4 else set())
+    monkeypatch.setattr(places, "brief", lambda found: found[:, :1])  # the broken variant: codes of less than all
+    assert even(faults["last"])
 
 
 def test_sizes() -> None:

@@ -95,7 +95,7 @@ def test_micro_batches_are_exact(name: str) -> None:
 def test_batches_that_would_hold_too_much_go_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By themselves, and exactly: eight records in two pieces of four."""
     monkeypatch.setattr(engine, "HELD_BYTES", 1)
-    monkeypatch.setattr(engine, "FEWEST_RECORDS", 4)
+    monkeypatch.setattr(engine, "fewest_rows", lambda held: 4)
     pieces = []
     whole = engine.Engine._answered
 

@@ -6,6 +6,7 @@ which vmap takes apart (a product and an addition for a linear map) or loops ove
 treat every entry of their first axis alone, so that all records go through one call with the records on that axis.
 
     linear, addmm      rows of features, each alone             attention      over positions, batch by batch
+    cross_entropy      rows of scores, each alone
     layer_norm         over the last axes                        group_norm     over the channels of one entry
 
 Such a call sees what lies underneath the stacks of a region. It is made only where axes and types are as stated here
@@ -31,8 +32,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 # losses without a batching rule ---------------------------------------------------------------------------------
 
 
+# as torch hands on F.cross_entropy(input, target, reduction="none")
+_OF_EVERY_ROW = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None} | {
+    "reduction": "none",
+    "label_smoothing": 0.0,
+}
+
+
 def _cross_entropy(*args: Any, **kwargs: Any) -> Tensor:
     """The same as torch's; vmap would loop over the records there."""
+    if len(args) == 2 and kwargs == _OF_EVERY_ROW:
+        rows = _entropy_of_rows(*args)
+        if rows is not None:
+            return rows
     given = _given(F.cross_entropy, args, kwargs)
     input, target = given["input"], given["target"]
     if _is_deprecated(given) or given["label_smoothing"] or target.is_floating_point():
@@ -123,6 +135,7 @@ def _is_deprecated(given: dict[str, Any]) -> bool:
 
 _linear_kernel: Any = torch._C._nn.linear
 _attention_kernel: Any = torch._C._nn.scaled_dot_product_attention
+_cross_entropy_kernel: Any = torch._C._nn.cross_entropy_loss
 _addmm_kernel, _layer_norm_kernel, _group_norm_kernel = torch.addmm, torch.layer_norm, torch.group_norm
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -232,6 +245,16 @@ def _mask(mask: Tensor | None, rows: Sequence[int]) -> Tensor | None:
     while stack.dim() < 5:
         stack = stack.unsqueeze(1)
     return stack.expand(*rows, *stack.shape[2:]).flatten(0, 1)
+
+
+def _entropy_of_rows(input: Tensor, target: Tensor) -> Tensor | None:
+    """One loss for every row of scores and its label; None for another form."""
+    scores, labels = _stack(input), _stack(target)
+    if scores is None or labels is None or scores.dim() != 3 or labels.dtype != torch.int64:
+        return None
+    if labels.shape != scores.shape[:2]:
+        return None
+    return _wrapped(_cross_entropy_kernel(scores.flatten(0, 1), labels.flatten(), None, 0).view(labels.shape))
 
 
 def _requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:

@@ -37,7 +37,7 @@ from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.intact import check_surroundings
 from confide.mechanism.clipping.isolation import NotIsolable, forget
 from confide.mechanism.clipping.muted import muted
-from confide.mechanism.clipping.places import tell_of_uneven, threads_of
+from confide.mechanism.clipping.places import fewest_rows, tell_of_uneven, threads_of
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.rounding import IN_DOUBLE, SHARE, Tally, working_type
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
@@ -52,7 +52,6 @@ SMALL = 1 << 16
 # What a pass may hold of its records; beyond, the batch goes in pieces, so that the activations of a large batch do not
 # decide how much memory a step needs. Passes over much less than this would cost time.
 HELD_BYTES = 256 << 20
-FEWEST_RECORDS = 8
 # Of what is free on a device with memory of its own: activations, their gradients and what the rules make of both are
 # each about as large as what was counted.
 SHARE_OF_FREE = 0.25
@@ -240,7 +239,7 @@ class Engine:
             return most
         room = held_bytes(device)
         if examined.chain is None or room < HELD_BYTES:
-            most = min(most, max(FEWEST_RECORDS, room // held))
+            most = min(most, max(fewest_rows(held), room // held))
         return most
 
     def _proven(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound, counted: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from confide.data.trees import form_of, map_tensors, numbers_of, rows_of, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Examined
-from confide.mechanism.clipping.evenly import FOUR
+from confide.mechanism.clipping.backward import propagate
 from confide.mechanism.clipping.made_up import MadeUpBatch, MakeBatch, kept_generators
 from confide.mechanism.clipping.muted import muted
-from confide.mechanism.clipping.places import SMALL, Even, even_places, pool_of, products_alike, threads_of
+from confide.mechanism.clipping.places import SMALL, Even, brief, even_places, pool_of, products_alike, threads_of
 from confide.mechanism.clipping.proven import is_proven, is_proven_loss
-from confide.mechanism.clipping.running import Loss, isolated_pass, proven_pass
+from confide.mechanism.clipping.running import Loss, Pass, isolated_pass, proven_pass
 from confide.mechanism.clipping.workspace import Workspace
 
 BYTES = 8  # of one number, at most
@@ -42,7 +42,7 @@ def even_batches(module: nn.Module, anatomy: Anatomy, loss: Loss, examined: Exam
     try:
         with muted() if examined.quiet else nullcontext():
             found = looked.even()
-            if not found.alike and looked.draws():
+            if not found.alike and looked.drew():
                 with _without_masks(module):
                     found = looked.even()
     except Exception:  # made-up records that it does not like
@@ -84,15 +84,13 @@ class Looked:
             for outputs, inputs, dtype in shapes
         )
 
-    def draws(self) -> bool:
-        """Whether it draws something for every record at every pass, such as a mask."""
-        index = torch.arange(FOUR)
-        other = torch.Generator().manual_seed(1).get_state()
-        pairs = zip(self.numbers(index), replace(self, chance=other).numbers(index), strict=True)
-        return not all(torch.equal(one, again) for one, again in pairs)
+    def drew(self) -> bool:
+        """Whether the last pass drew something, such as a mask for every record."""
+        return not torch.equal(torch.get_rng_state(), self.chance)
 
     def numbers(self, index: Tensor) -> list[Tensor]:
-        """What the sum rests on: what layers are given, and the gradients of their outputs; the records first."""
+        """What the sum rests on: what layers are given, and the gradients of their outputs; the records first, and
+        those that hold much by a code. As in a step, a gradient is let go before autograd goes on."""
         x, y = rows_of((self.pool.x, self.pool.y), index)
         torch.set_rng_state(self.chance)
         with kept_generators(self.module):
@@ -102,19 +100,26 @@ class Looked:
                 space.begin(BUDGET)
                 with torch.no_grad():
                     products = chain.contributions(self.loss, x, y, space, len(index))
-                return [side.clone() for _, one in products for side in (one.left, one.right)]
+                return [brief(side.clone()) for _, one in products for side in (one.left, one.right)]
             one_pass = proven_pass if self.examined.way == "proven" else isolated_pass
-            run = one_pass(self.module, self.anatomy, self.loss, x, y)
-        seen = [run.losses]
-        for entry in run.entries:
-            tree = entry.inputs if entry.axes is not None or not entry.rows else _records_first(run.tape, entry.inputs)
-            seen += [tensor for tensor in tensors_in(tree) if tensor.dim() and len(tensor) == len(index)]
-        if run.losses.requires_grad:
-            at_outputs, at_copies = run.gradients()
-            for entry, gradients in zip(run.entries, at_outputs, strict=True):
-                seen += [run.tape.arranged(entry, place, one) for place, one in enumerate(gradients) if one is not None]
-            seen += at_copies.values()
-        return [tensor.detach() for tensor in seen]
+            return _seen(one_pass(self.module, self.anatomy, self.loss, x, y), len(index))
+
+
+def _seen(run: Pass, records: int) -> list[Tensor]:
+    seen, entries, found = [run.losses.detach()], list(run.entries), dict[int, list[Tensor]]()
+    for entry in entries:
+        tree = entry.inputs if entry.axes is not None or not entry.rows else _records_first(run.tape, entry.inputs)
+        seen += [brief(tensor) for tensor in tensors_in(tree) if tensor.dim() and len(tensor) == records]
+        entry.inputs = ()
+    if not run.losses.requires_grad:
+        return seen
+
+    def take(number: int, gradients: Sequence[Tensor | None]) -> None:
+        arranged = [run.tape.arranged(entries[number], at, one) for at, one in enumerate(gradients) if one is not None]
+        found[number] = [brief(one) for one in arranged]
+
+    at_copies = propagate(run.losses, [entry.edges for entry in entries], run.copies, take)
+    return [*seen, *(one for number in sorted(found) for one in found[number]), *map(brief, at_copies.values())]
 
 
 def _records_first(tape: Any, inputs: Any) -> Any:

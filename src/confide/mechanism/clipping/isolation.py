@@ -13,6 +13,7 @@ trusts: torch's batching rules. What vmap leaves open is closed by `_Guard`, whi
                  handle one (its own vmap rules), is refused
     errors       an operation raises for all records if it raises for one, so code that goes on after an error (`try`
                  around a look-up or a Cholesky factor) would go another way for all; the error ends the pass anyway
+    rounding     numbers of less than single precision, whatever makes them, are told (`places`): a statement says so
 
 Refused means `NotIsolable`: the engine then takes the records one by one. This file and `batching` are the only ones
 that speak to the private parts of torch.func.
@@ -41,6 +42,7 @@ from confide.data.trees import map_tensors
 from confide.devices import generators
 from confide.mechanism.clipping.batching import INSTEAD
 from confide.mechanism.clipping.intact import uncompiled
+from confide.mechanism.clipping.places import SHORT, tell_of_uneven
 from confide.mechanism.clipping.watched import looked_after
 
 
@@ -346,6 +348,8 @@ class _Guard(TorchFunctionMode):
 
     def mark(self, result: Any) -> None:
         if isinstance(result, Tensor):
+            if result.dtype in SHORT:
+                tell_of_uneven()
             if functorch.is_functorch_wrapped_tensor(result):
                 result.__dict__["_confide_pass"] = self.pass_mark
                 self.stacks.append(weakref.ref(result))

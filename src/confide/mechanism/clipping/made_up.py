@@ -33,12 +33,22 @@ class MadeUpBatch(NamedTuple):
 
 # how many records, and whether the first of them is to be another one than usual
 MakeBatch: TypeAlias = Callable[[int, bool], MadeUpBatch]
+
+
+class Chosen(NamedTuple):
+    """Made-up batches on which a module runs; the losses of the first FEW, and the state of chance they began with."""
+
+    batch: MakeBatch
+    losses: Tensor
+    chance: Tensor
+
+
 Kind: TypeAlias = tuple[str, tuple[int, int], bool | None]  # of numbers, of whole numbers, and of truths
 KINDS = (("normal", 0), ("normal", 1), ("uniform", 0), ("uniform", 1))
 """Where what falls out by chance will not do: a mask may hide all that a record has, or nothing."""
 
 
-def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> MakeBatch:
+def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> Chosen:
     """The first kind of made-up batch on which the module runs and its losses are finite."""
     lookups = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     rows = min((layer.num_embeddings for layer in lookups), default=2)  # without a table: zeros and ones, as in masks
@@ -51,14 +61,14 @@ def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: 
             return MadeUpBatch(made_up(x, records, other, *kind), made_up(y, records, other, *targets))
 
         try:
-            few = batch(FEW, False)
-            with torch.no_grad():
+            few, chance = batch(FEW, False), torch.get_rng_state()
+            with torch.no_grad(), kept_generators(module):
                 losses = per_record_losses(module, loss, few.x, few.y, anatomy.draws)
         except Exception as error:  # whatever the module does not like about made-up records
             failure = failure or error
             continue
         if torch.isfinite(losses).all():
-            return batch
+            return Chosen(batch, losses, chance)
     # Private records are never tried instead: whether the module likes them would then decide what is raised.
     raise failure or UnclippableError(
         "loss: not finite on any made-up records, so the module cannot be examined; scale its inputs to about [-1, 1]"

@@ -9,6 +9,7 @@ left over; then one thread makes them, if that is no loss; else the run is state
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,7 +35,9 @@ TRIED = (4, 8, 12, 20, 28, 60, 72)
 """Records of a batch; the sizes that were seen to differ are among the small ones."""
 FEWEST, FEWEST_HELD = 24, 256 << 20
 """Rows that are tried, since convolutions were seen to change their ways below, unless they hold so many bytes: then a
-batch goes through the network in pieces that are no larger."""
+batch goes through the network in pieces that are no larger, and copies of one record, which is long, are enough."""
+BRIEF = 4096
+"""Bytes of a record, beyond which a code of 64 bits stands for them: no pass is held until the next one is made."""
 HELD, HELD_ONCE = 1 << 20, 16 << 20
 """Bytes of batches that are tried, and of one large one."""
 LARGE, LARGE_BY_THREADS = 256, 8192
@@ -65,12 +68,21 @@ class Even:
 EVEN = Even()
 
 
+def fewest_rows(record_bytes: int) -> int:
+    """Rows that a batch may have at once whatever they hold; half of them where that is very much."""
+    return EIGHT if EIGHT * record_bytes <= 2 * FEWEST_HELD else FOUR
+
+
 def pool_of(record_bytes: int) -> int:
     """How many different records are needed of this size."""
     held = max(1, record_bytes)
     if MOST_ROWS * held <= FEWEST_HELD:
         return even_size(min(POOL, max(MOST_ROWS, HELD // held)), MOST_ROWS)
-    return even_size(max(FOUR, FEWEST_HELD // held))
+    return 1 if _is_huge(held) else even_size(FEWEST_HELD // held)
+
+
+def _is_huge(record_bytes: int) -> bool:
+    return FEWEST * record_bytes > FEWEST_HELD
 
 
 def even_places(numbers: Numbers, record_bytes: int, small: bool, opaque: bool = False) -> Even:
@@ -106,12 +118,17 @@ def _multiples(numbers: Numbers, record_bytes: int, threads: int, opaque: bool) 
 
 
 def _alike(numbers: Numbers, rows: int, record_bytes: int, threads: int) -> bool:
-    record_bytes = max(1, record_bytes)
-    most = max(min(FEWEST, FEWEST_HELD // record_bytes), FOUR, rows, HELD // record_bytes)
-    pool = even_size(min(POOL, most), rows)
-    known = numbers(torch.arange(pool))
-    sizes = sorted({even_size(size, rows) for size in TRIED if size <= most})
-    large = min(LARGE if threads == 1 else LARGE_BY_THREADS, HELD_ONCE // record_bytes)
+    held = max(1, record_bytes)
+    most = max(min(FEWEST, FEWEST_HELD // held), fewest_rows(held), rows, HELD // held)
+    first = torch.arange(even_size(min(POOL, most - most % FOUR), rows))
+    pool = 1 if _is_huge(held) else len(first)
+    found = numbers(first % pool)
+    known = [one[:pool] for one in found]
+    if pool < len(first) and not _same(known, found, first % pool):
+        return False
+    tried = {even_size(size, rows) for size in TRIED if size <= most} - ({len(first)} if pool == 1 else set())
+    sizes = sorted(tried, reverse=True)  # what a large pass has let go is enough for a smaller one
+    large = min(LARGE if threads == 1 else LARGE_BY_THREADS, HELD_ONCE // held)
     if large > most:
         sizes.append(even_size(large, rows))
     for size in sizes:
@@ -121,6 +138,22 @@ def _alike(numbers: Numbers, rows: int, record_bytes: int, threads: int) -> bool
             if not _same(known, numbers(index), index):
                 return False
     return True
+
+
+def brief(values: Tensor) -> Tensor:
+    """What is compared of numbers that have the records first: they themselves, or a code for all that a record has."""
+    values = values.detach()
+    if not len(values) or values[0].numel() * values.element_size() <= BRIEF:
+        return values
+    return torch.tensor([hash(_bits(one)) for one in values])
+
+
+def _bits(values: Tensor) -> bytes:
+    """The same for what is equal: zeros have a sign, and there are many ways to write what is not a number."""
+    if values.is_floating_point():
+        values = (values + 0.0).masked_fill_(values.isnan(), math.nan)
+    found: bytes = values.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+    return found
 
 
 def products_alike(width: int, outputs: int, dtype: torch.dtype, rows: int) -> bool:
@@ -182,6 +215,21 @@ def hearing_of_uneven() -> Iterator[list[bool]]:
         yield found
     finally:
         _HEARD.reset(token)
+
+
+SHORT: frozenset[torch.dtype] = frozenset(
+    kind
+    for kind in vars(torch).values()
+    if isinstance(kind, torch.dtype) and kind.is_floating_point and kind.itemsize < torch.float32.itemsize
+)
+"""Types with so few digits that made-up records show nothing: what rounds by its place is rounded to the same nearly
+always, and one number in ten thousand that is not, which few inputs have, is easily found by somebody who looks for
+it."""
+
+
+def unheard() -> None:
+    """In this context, and until it ends, nobody listens: records are made up."""
+    _HEARD.set(None)
 
 
 def tell_of_uneven() -> None:

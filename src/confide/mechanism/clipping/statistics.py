@@ -27,7 +27,16 @@ from confide.mechanism.clipping.isolation import NotIsolable, Region, forget
 from confide.mechanism.clipping.made_up import FEW, made_up
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.operations import operations_of
-from confide.mechanism.clipping.places import SMALL, VECTORS, Even, even_places, pool_of, tell_of_uneven, threads_of
+from confide.mechanism.clipping.places import (
+    SHORT,
+    SMALL,
+    VECTORS,
+    Even,
+    even_places,
+    pool_of,
+    tell_of_uneven,
+    threads_of,
+)
 from confide.mechanism.clipping.proven import is_proven
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.texts import without_addresses
@@ -78,6 +87,14 @@ def _is_believed(function: Statistic, x: Tree) -> bool:
     return type(function) is Recordwise and function.holds(x)
 
 
+def _is_short(function: Statistic) -> bool:
+    """Whether a network that is believed works in less than single precision; of other code the region tells it."""
+    if type(function) is not Recordwise:
+        return False
+    parameters = () if function.module is None else function.module.parameters()
+    return torch.is_autocast_enabled("cpu") or any(value.dtype in SHORT for value in parameters)
+
+
 def _even_rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
     """All records in one pass, among so many that their numbers round as in any other batch (`evenly`)."""
     if VECTORS * size * BYTES > LARGEST_PASS:  # every record is alone, and at the same place in memory
@@ -89,7 +106,7 @@ def _even_rows(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
         x, y = filled((x, y), records, whole)
     with threads_of(even):
         rows = _rows(function, x, y, size)[:records]
-    if not even.alike:  # and it did run at once
+    if not even.alike or _is_short(function):  # and it did run at once
         tell_of_uneven()
     return rows
 

@@ -33,9 +33,10 @@ from confide.mechanism.clipping.collection import no_collection
 from confide.mechanism.clipping.coverage import missed_parameters
 from confide.mechanism.clipping.even_networks import even_batches
 from confide.mechanism.clipping.isolation import NotIsolable
-from confide.mechanism.clipping.made_up import FEW, MadeUpBatch, MakeBatch, choose_batch, undisturbed
+from confide.mechanism.clipping.made_up import FEW, Chosen, MadeUpBatch, choose_batch, undisturbed
 from confide.mechanism.clipping.made_up import kept_generators as kept_generators
 from confide.mechanism.clipping.muted import muted
+from confide.mechanism.clipping.places import unheard
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
 from confide.mechanism.clipping.running import (
     Inputs,
@@ -47,8 +48,9 @@ from confide.mechanism.clipping.running import (
     records_of,
 )
 from confide.mechanism.clipping.sealed import Reachable
-from confide.mechanism.clipping.workspace import Workspace
+from confide.mechanism.clipping.workspace import Workspace, give_back
 
+WORTH_IT = 1 << 20  # Weights of a network whose examination leaves gaps that are felt.
 BUDGET = 64 << 20  # Bytes for an examination, which holds a few made-up records only.
 MIXES = "records are mixed; every record must pass through the module on its own (use GroupNorm for BatchNorm)"
 
@@ -59,8 +61,11 @@ class Question:
 
     module: nn.Module
     loss: Loss
-    batch: MakeBatch
+    chosen: Chosen
     outside: Reachable
+
+    def batch(self, records: int, other: bool) -> MadeUpBatch:
+        return self.chosen.batch(records, other)
 
     @property
     def few(self) -> MadeUpBatch:
@@ -68,7 +73,9 @@ class Question:
 
 
 def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> tuple[Anatomy, Examined]:
-    """The anatomy, with parameters copied where needed, and the way for batches of this shape."""
+    """The anatomy, with parameters copied where needed, and the way for batches of this shape; in a context of its
+    own."""
+    unheard()
     proven = is_proven(module, x), is_proven_loss(loss, y)
     parameters = list(module.parameters())
     of_module = frozenset(map(id, (*parameters, *module.buffers())))
@@ -78,6 +85,8 @@ def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) 
         try:
             return _examined(module, anatomy, loss, x, y, proven, outside)
         finally:
+            if anatomy.size > WORTH_IT:
+                give_back()
             if _checksums(parameters) != before:
                 raise UnclippableError("module: its forward writes to its parameters; write to a buffer or to a copy")
 
@@ -231,7 +240,7 @@ def _record_bytes(run: Pass) -> int:
     held = sum(sum(entry.sizes) for entry in run.entries)
     for entry in run.entries:
         held += sum(tensor.numel() * tensor.element_size() for tensor in tensors_in((entry.inputs, entry.keywords)))
-    return held // FEW
+    return held // max(1, run.losses.shape[0])
 
 
 def _missed(run: Pass, anatomy: Anatomy) -> frozenset[int]:
@@ -266,17 +275,19 @@ def _chain(asked: Question, anatomy: Anatomy, run: Pass) -> LayerChain | None:
 
 def _check_meaning(asked: Question, anatomy: Anatomy) -> None:
     """Changing the first record must not change the losses of the others."""
-    state = torch.get_rng_state()
 
     def losses(other: bool) -> Tensor:
-        torch.set_rng_state(state)
+        torch.set_rng_state(asked.chosen.chance)
         few = asked.batch(FEW, other)
         with torch.no_grad(), kept_generators(asked.module):
             return per_record_losses(asked.module, asked.loss, few.x, few.y, anatomy.draws)
 
+    def close(one: Tensor, other: Tensor) -> bool:
+        rounding = 64 * torch.finfo(one.dtype).eps
+        return torch.allclose(one, other, rtol=rounding, atol=rounding, equal_nan=True)
+
+    if close(asked.chosen.losses[1:], losses(True)[1:]):
+        return
     before, again, after = losses(False), losses(False), losses(True)
-    rounding = 64 * torch.finfo(before.dtype).eps
-    if not torch.allclose(before, again, rtol=rounding, atol=rounding, equal_nan=True):
-        return  # noise from elsewhere than torch, or state
-    if not torch.allclose(before[1:], after[1:], rtol=rounding, atol=rounding, equal_nan=True):
+    if close(before, again) and not close(before[1:], after[1:]):  # else noise from elsewhere than torch, or state
         raise UnclippableError(f"module: {MIXES}")

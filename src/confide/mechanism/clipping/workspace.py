@@ -6,6 +6,7 @@ done in them. A workspace hands out pieces of one buffer, which grows to what a 
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import torch
@@ -22,6 +23,14 @@ def keep_pages() -> None:
     nobody touches costs nothing. Elsewhere than under glibc this does nothing.
     """
     torch.empty(_KEPT_BYTES, dtype=torch.uint8)
+
+
+def give_back() -> None:
+    """Let the C library hand what lies free to the operating system: passes of other sizes than a run's have left gaps,
+    and the first batch would grow the process beside them. Elsewhere than under glibc this does nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Workspace:

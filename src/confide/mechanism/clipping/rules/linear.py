@@ -76,14 +76,15 @@ class OuterProduct(Contribution):
             return None
         scaled = self.left.mul_(factors.unsqueeze(1)) if self.ours else self.left * factors.unsqueeze(1)
         whole = blocks * size
-        sums = [
-            torch.bmm(scaled[:whole].unflatten(0, (blocks, size)).mT, self.right[:whole].unflatten(0, (blocks, size)))
-        ]
-        sums += [torch.mm(scaled[whole:].t(), self.right[whole:]).unsqueeze(0)] if whole < self.records else []
-        found = {"weight": torch.cat(sums).sum(0)}
-        return (
-            found | {"bias": torch.stack([part.sum(0) for part in scaled.split(size)]).sum(0)} if self.bias else found
-        )
+        sides = [side[:whole].unflatten(0, (blocks, size)) for side in (scaled, self.right)]
+        found = {"weight": torch.bmm(sides[0].mT, sides[1]).sum(0)}
+        if self.bias:
+            found["bias"] = sides[0].sum(1).sum(0)
+        if whole < self.records:
+            found["weight"] += torch.mm(scaled[whole:].t(), self.right[whole:])
+            if self.bias:
+                found["bias"] += scaled[whole:].sum(0)
+        return found
 
     def chosen(self, where: Where) -> Contribution:
         return OuterProduct(self.left[where], self.right[where], self.bias, self.space, self.ours)
