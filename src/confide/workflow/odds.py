@@ -109,7 +109,7 @@ def fitted(
     floors = torch.tensor(FLOORS, dtype=torch.float64)[:, None, None]
     rarer = 2 / (1 + math.exp(abs(level)))  # 1 for even classes: a floor raises the share of a rare one
     stated = torch.sigmoid(middles + level)
-    bins = _Bins.of(counts, noise, records, stated, stated, law)
+    bins = Bins.of(counts, noise, records, stated, stated, law)
     for _ in range(1 + ZOOMS):
         steep = torch.linspace(float(ends[0][0]), float(ends[1][0]), POINTS, dtype=torch.float64)
         shift = torch.linspace(float(ends[0][1]), float(ends[1][1]), POINTS, dtype=torch.float64)
@@ -125,7 +125,7 @@ def fitted(
         cost = -(q.log() @ (bins.present * believed) + (1 - q).log() @ (bins.present * (1 - believed)))
         at = torch.unravel_index(cost.argmin(), cost.shape)
         best = float(steep[at[1]].exp()), float(shift[at[2]]), FLOORS[int(at[0])]
-        bins = _Bins.of(counts, noise, records, stated, q[at], law)
+        bins = Bins.of(counts, noise, records, stated, q[at], law)
         ends = _nearer(((share.sum((0, 2)), steep), (share.sum((0, 1)), shift)), ends, least)
     return best
 
@@ -143,7 +143,7 @@ def _nearer(sides: Sequence[tuple[Tensor, Tensor]], ends: Ends, least: Ends) -> 
     return torch.maximum(mean - reach, least[0]), torch.minimum(mean + reach, least[1])
 
 
-class _Bins(NamedTuple):
+class Bins(NamedTuple):
     """What noisy counts (2, bins) tell of probabilities, where predictions state others.
 
     With c1 records of the class and c0 others in a bin of N, c1 (1 - stated) - c0 stated is N (q - stated) on average.
@@ -158,7 +158,7 @@ class _Bins(NamedTuple):
     doubt: Tensor
 
     @classmethod
-    def of(cls, counts: Tensor, noise: float, records: int, stated: Tensor, q: Tensor, law: Tensor) -> _Bins:
+    def of(cls, counts: Tensor, noise: float, records: int, stated: Tensor, q: Tensor, law: Tensor) -> Bins:
         """Of the bins.
 
         q     probabilities by which records of a bin are told from counts
@@ -174,9 +174,16 @@ class _Bins(NamedTuple):
         doubt = 1 / (along.square() / (squares * noise**2 + 1e-9) + 1 / (present.square() + 1e-9))
         return cls(stated, own * (1 - stated) - other * stated, noise**2 * squares, present, doubt)
 
+    def left(self, q: Tensor) -> Tensor:
+        """What counts are off by under probabilities (..., bins)."""
+        return self.off - self.present * (q - self.stated)
+
+    def variance(self, q: Tensor) -> Tensor:
+        """Of that, where these probabilities are right."""
+        return self.noise + self.present * q * (1 - q) + self.doubt * (q - self.stated).square() + 1e-9
+
     def evidence(self, q: Tensor) -> Tensor:
         """Log likelihood of probabilities (..., bins)."""
-        moved = q - self.stated
-        variance = self.noise + self.present * q * (1 - q) + self.doubt * moved.square() + 1e-9
-        chance: Tensor = -(((self.off - self.present * moved).square() / variance + variance.log()) / 2).sum(-1)
+        variance = self.variance(q)
+        chance: Tensor = -((self.left(q).square() / variance + variance.log()) / 2).sum(-1)
         return chance

@@ -36,7 +36,8 @@ from confide.data.schema import Task
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
-from confide.models.likelihoods import Bernoulli, Calibrated, Categorical, Likelihood
+from confide.models.calibrated import Calibrated
+from confide.models.likelihoods import Bernoulli, Categorical, Likelihood
 from confide.models.predictive import ClassPredictive
 from confide.models.tabular import TabularNetwork
 from confide.posteriors.additive import AdditiveGaussian
@@ -45,7 +46,7 @@ from confide.posteriors.draws import Draws
 from confide.posteriors.recordwise import recordwise
 from confide.running.closing import Closing
 from confide.sources.queries import Release, StatisticQuery
-from confide.workflow import odds, sureness
+from confide.workflow import curve, odds, sureness
 from confide.workflow.calibrate import one_release
 from confide.workflow.choice import says_how
 from confide.workflow.request import Request
@@ -77,12 +78,14 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
         classes = _classes(posterior.likelihood)
         found = release.sum.double() / mechanism.clip
         noise, levels = release.noise_std / mechanism.clip, _levels(posterior, classes)
-        slope, shifts, floor = told(found, noise, plan.records, classes, levels, grid)
+        slope, shifts, floor, bent = told(found, noise, plan.records, classes, levels, grid)
         facts = {**posterior.facts, "slope": slope, "shifts": [round(value, 4) for value in shifts], "floor": floor}
+        facts["curve"] = max((abs(added) for _, added in bent), default=0.0)
         if plan.target_epsilon is not None:
             facts["recalibration_epsilon"] = SHARE * plan.target_epsilon
         one_logit = isinstance(posterior.likelihood, Bernoulli)
-        return _narrowed(posterior, slope).with_likelihood(Calibrated(classes, slope, shifts, one_logit, floor), facts)
+        likelihood = Calibrated(classes, slope, shifts, one_logit, floor, bent)
+        return _narrowed(posterior, slope).with_likelihood(likelihood, facts)
 
     grid = odds.grid_of(plan.records, mechanism.noise_multiplier)
     return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan), grid), tell)
@@ -192,14 +195,17 @@ def told(
     classes: int,
     levels: Tensor | None = None,
     grid: odds.OddsBins | None = None,
-) -> tuple[float, tuple[float, ...], float]:
-    """Slope, shifts and floor from the noisy sum of what all records tell; shifts with what levels keep of a slope."""
+) -> tuple[float, tuple[float, ...], float, curve.Curve]:
+    """Slope, shifts, floor and curve from the noisy sum of what all records tell; shifts with what levels keep of a
+    slope."""
     levels = torch.zeros(classes, dtype=torch.float64) if levels is None else levels
     if classes == 2:
         grid, level = grid or odds.grid_of(records, noise), float(levels[1] - levels[0])
-        slope, shift, floor = odds.fitted(found.reshape(2, -1), noise, records, grid, level)
+        counts = found.reshape(2, -1)
+        slope, shift, floor = odds.fitted(counts, noise, records, grid, level)
+        bent = curve.fitted(counts, noise, records, grid, level, slope, shift, floor)
         shift = shift + (1 - slope) * level
-        return slope, (-shift / 2, shift / 2), floor
+        return slope, (-shift / 2, shift / 2), floor, bent
     slope, shifts, floor = sureness.fitted(found, noise, records, levels)
     kept = ((1 - slope) * (levels - levels.mean())).tolist()
-    return slope, tuple(shift + level for shift, level in zip(shifts, kept, strict=True)), floor
+    return slope, tuple(shift + level for shift, level in zip(shifts, kept, strict=True)), floor, ()

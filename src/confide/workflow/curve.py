@@ -1,0 +1,59 @@
+"""Two classes: what noisy counts say beyond slope, shift and floor, as a curve of log odds; see `recalibrate`.
+
+A fit may be surely wrong of some records, or right at both ends and wrong in between, which no slope, shift and floor
+can follow. Where they state q and q + e is right, the counts of a bin of N records are off by N e, beside noise and
+sampling. Beforehand e is a Gaussian process along the bins, of one of several heights and lengths, or nothing at all;
+each of these is weighed by how well it explains the counts, and e is its mean over all of them. Where noise is larger
+than what is off, nothing explains counts as well as the rest, and little changes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from confide.models.calibrated import LEAST
+from confide.workflow.odds import Bins, OddsBins
+
+HEIGHTS, LENGTHS, NOTHING = (0.05, 0.1, 0.2, 0.4), (0.6, 2.0, 6.0), 0.5
+"""Standard deviations of e, its lengths in bins, and what is believed beforehand in no e at all; docs/protocols.md."""
+ROUNDS = 3
+"""How often the records of a bin, which counts tell given the probability there, are found again with the curve."""
+SMALLEST = 1e-4
+"""Of a curve that is kept: below it, it is left out."""
+
+Curve = tuple[tuple[float, float], ...]
+
+
+def fitted(
+    counts: Tensor, noise: float, records: int, grid: OddsBins, level: float, slope: float, shift: float, floor: float
+) -> Curve:
+    """Places, as log odds under slope and shift, and what is to be added to the probability of class 1 there."""
+    middles, law = torch.tensor(grid.middles, dtype=torch.float64), grid.shares()
+    places, stated = slope * middles + level + shift, torch.sigmoid(middles + level)
+    q = ((1 - floor) * torch.sigmoid(places) + floor / 2).clamp(1e-12, 1 - 1e-12)
+    now, kernels, weights = q, *_expected(len(middles))
+    for _ in range(ROUNDS):
+        bins = Bins.of(counts, noise, records, stated, now, law)
+        off, variance = bins.left(q), bins.variance(now)
+        whole = bins.present[:, None] * kernels * bins.present + torch.diag(variance)
+        root = torch.linalg.cholesky(whole)
+        pull = torch.cholesky_solve(off.expand(len(kernels), -1)[..., None], root)[..., 0]
+        chance = weights - (pull @ off) / 2 - root.diagonal(dim1=1, dim2=2).log().sum(1)
+        added = torch.einsum("h,hij,hj->i", chance.softmax(0), kernels, bins.present * pull)
+        now = torch.minimum(torch.maximum(q + added, q.clamp(max=LEAST)), q.clamp(min=1 - LEAST))
+    added = now - q
+    if float(added.abs().max()) < SMALLEST:
+        return ()
+    return tuple((round(place, 6), round(height, 6)) for place, height in zip(places.tolist(), added.tolist()))
+
+
+def _expected(bins: int) -> tuple[Tensor, Tensor]:
+    """Covariances (kinds, bins, bins) along the bins, the first of them nothing, and the logarithms of their weights."""
+    place = torch.arange(bins, dtype=torch.float64)
+    apart = (place[:, None] - place).square()
+    kinds = [height**2 * torch.exp(-apart / (2 * length**2)) for height in HEIGHTS for length in LENGTHS]
+    weights = [math.log(NOTHING), *[math.log((1 - NOTHING) / len(kinds))] * len(kinds)]
+    return torch.stack([torch.zeros_like(apart), *kinds]), torch.tensor(weights, dtype=torch.float64)
