@@ -1,4 +1,4 @@
-"""Class probabilities set right after the fit, privately: a slope, one shift per class, and a floor.
+"""Class probabilities set right after the fit, privately: a slope, one shift per class, a floor, and a curve.
 
 Clipping, shrinkage and noise make a fit too sure or too unsure of itself. With q the fitted probabilities,
 
@@ -7,9 +7,10 @@ Clipping, shrinkage and noise make a fit too sure or too unsure of itself. With 
 Levels are the log shares of the classes that a fit has measured, where it has (the fact `levels`): what columns add to
 them is what may be too much or too little, and a slope alone does not make a rare class rarer. The floor is for records
 whose columns say nothing of their class, such as labels that are now and then wrong: however far odds go, probabilities
-do not. One release about all records tells all of it.
+do not. Of two classes, a curve of the log odds is added to the probability of the second where counts say more than
+that. One release about all records tells all of it.
 
-What a record tells of two classes is in `odds`, of several in `sureness`. Probabilities are those that predictions will
+What a record tells of two classes is in `odds`, of several in `sureness`, the curve in `curve`. Probabilities are those that predictions will
 have, means over all draws with the slope applied to their mean where outputs are linear in what was drawn, and to each
 of them where they are not.
 
@@ -72,7 +73,7 @@ def mechanism_of(request: Request, task: Task, method: Method) -> SampledGaussia
 
 
 def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
-    """After the last step: the posterior under a likelihood whose slope, shifts and floor one release shows."""
+    """After the last step: the posterior under a likelihood whose slope, shifts, floor and curve one release shows."""
 
     def tell(posterior: Posterior, release: Release) -> Posterior:
         classes = _classes(posterior.likelihood)
