@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from confide.export.predictor.outcomes import AT_ZERO, CLASSES, LABELS, LEAST, MOST
+from confide.export.predictor.outcomes import AT_ZERO, CLASSES, KEPT, LABELS, MOST
 from confide.export.stacked_draws import StackedDraws
 
 ROOT_HALF = math.sqrt(0.5)
@@ -126,8 +126,8 @@ def _bent(graph: OnnxGraph, outputs: str, probabilities: str, curve: Any, two: b
     along = graph.add("Min", along, graph.constant(widths))
     added = graph.plus(graph.add("MatMul", along, graph.constant((np.diff(heights) / widths)[:, None])), heights[0])
     one = graph.add("MatMul", probabilities, graph.constant(np.array([[0.0], [1.0]])))
-    bent = graph.add("Max", graph.add("Add", one, added), graph.add("Min", one, graph.constant(LEAST)))
-    bent = graph.add("Min", bent, graph.add("Max", one, graph.constant(1.0 - LEAST)))
+    bent = graph.add("Max", graph.add("Add", one, added), graph.times(one, KEPT))
+    bent = graph.add("Min", bent, graph.plus(graph.times(one, KEPT), 1.0 - KEPT))
     return graph.add("Concat", graph.add("Sub", graph.constant(1.0), bent), bent, axis=2)
 
 

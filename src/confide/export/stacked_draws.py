@@ -126,7 +126,7 @@ def _times(stacks: dict[int, Tensor], factor: float) -> dict[int, Tensor]:
 
 
 def _uncalibrated(found: StackedDraws) -> StackedDraws:
-    """The same with slope and shifts in the last layer, under the usual likelihood of classes; a floor and a curve stay."""
+    """The same with slope and shifts in the last layer, under the usual likelihood of classes; floor and curve stay."""
     likelihood = found.likelihood
     assert isinstance(likelihood, Calibrated)
     last = max(found.matrices)

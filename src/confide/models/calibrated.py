@@ -12,13 +12,18 @@ from torch import Tensor
 from confide.errors import Refusal
 from confide.models.predictive import ClassPredictive
 
-LEAST = 0.01
-"""Probability below which a curve makes no class: of what is rarer, counts of records tell too little."""
+KEPT = 0.05
+"""Of every probability a curve leaves at least so much: of less, counts of records tell too little."""
+
+
+def within(one: Tensor, added: Tensor) -> Tensor:
+    """The probability of class 1 of two with what a curve adds to it."""
+    return torch.minimum(torch.maximum(one + added, KEPT * one), 1 - KEPT * (1 - one))
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """With p = (1 - floor) softmax(slope * logits + shifts) + floor / classes, of two classes p_1 + curve in p_1's place.
+    """With p = (1 - floor) softmax(slope * logits + shifts) + floor / classes, and p_1 + curve for the second of two.
 
     one_logit   the network has one output, the logit of class 1 of two, as under `Bernoulli`
     floor       share of the records of which nothing is said
@@ -74,8 +79,7 @@ class Calibrated:
         if not self.curve:
             return straight
         one = straight[..., 1]
-        bent = one + self._added(logits[..., 1] - logits[..., 0])
-        bent = torch.minimum(torch.maximum(bent, one.clamp(max=LEAST)), one.clamp(min=1 - LEAST))
+        bent = within(one, self._added(logits[..., 1] - logits[..., 0]))
         return torch.stack([1 - bent, bent], -1)
 
     def _added(self, odds: Tensor) -> Tensor:

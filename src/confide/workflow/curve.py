@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from confide.models.calibrated import LEAST
-from confide.workflow.odds import Bins, OddsBins
+from confide.models.calibrated import within
+from confide.workflow.odds import MIDDLES, Bins, Counts
 
 HEIGHTS, LENGTHS, NOTHING = (0.05, 0.1, 0.2, 0.4), (0.6, 2.0, 6.0), 0.5
 """Standard deviations of e, its lengths in bins, and what is believed beforehand in no e at all; docs/protocols.md."""
@@ -27,33 +27,30 @@ SMALLEST = 1e-4
 Curve = tuple[tuple[float, float], ...]
 
 
-def fitted(
-    counts: Tensor, noise: float, records: int, grid: OddsBins, level: float, slope: float, shift: float, floor: float
-) -> Curve:
+def fitted(counts: Counts, records: int, level: float, slope: float, shift: float, floor: float) -> Curve:
     """Places, as log odds under slope and shift, and what is to be added to the probability of class 1 there."""
-    middles, law = torch.tensor(grid.middles, dtype=torch.float64), grid.shares()
-    places, stated = slope * middles + level + shift, torch.sigmoid(middles + level)
+    places, stated = slope * MIDDLES + level + shift, torch.sigmoid(MIDDLES + level)
     q = ((1 - floor) * torch.sigmoid(places) + floor / 2).clamp(1e-12, 1 - 1e-12)
-    now, kernels, weights = q, *_expected(len(middles))
+    now, (kernels, weights) = q, _expected(level)
     for _ in range(ROUNDS):
-        bins = Bins.of(counts, noise, records, stated, now, law)
-        off, variance = bins.left(q), bins.variance(now)
-        whole = bins.present[:, None] * kernels * bins.present + torch.diag(variance)
-        root = torch.linalg.cholesky(whole)
+        bins = Bins.of(counts, records, stated, now)
+        off = bins.left(q)
+        root = torch.linalg.cholesky(bins.present[:, None] * kernels * bins.present + bins.covariance(now))
         pull = torch.cholesky_solve(off.expand(len(kernels), -1)[..., None], root)[..., 0]
         chance = weights - (pull @ off) / 2 - root.diagonal(dim1=1, dim2=2).log().sum(1)
         added = torch.einsum("h,hij,hj->i", chance.softmax(0), kernels, bins.present * pull)
-        now = torch.minimum(torch.maximum(q + added, q.clamp(max=LEAST)), q.clamp(min=1 - LEAST))
+        now = within(q, added)
     added = now - q
     if float(added.abs().max()) < SMALLEST:
         return ()
-    return tuple((round(place, 6), round(height, 6)) for place, height in zip(places.tolist(), added.tolist()))
+    pairs = zip(places.tolist(), added.tolist(), strict=True)
+    return tuple((round(place, 6), round(height, 6)) for place, height in pairs)
 
 
-def _expected(bins: int) -> tuple[Tensor, Tensor]:
-    """Covariances (kinds, bins, bins) along the bins, the first of them nothing, and the logarithms of their weights."""
-    place = torch.arange(bins, dtype=torch.float64)
-    apart = (place[:, None] - place).square()
-    kinds = [height**2 * torch.exp(-apart / (2 * length**2)) for height in HEIGHTS for length in LENGTHS]
+def _expected(level: float) -> tuple[Tensor, Tensor]:
+    """Covariances (kinds, bins, bins) along the bins, the first of them nothing, and logarithms of their weights."""
+    place, share = torch.arange(len(MIDDLES), dtype=torch.float64), 1 / (1 + math.exp(-level))
+    apart, unit = (place[:, None] - place).square(), 4 * share * (1 - share)  # less for a rare class
+    kinds = [unit * height**2 * torch.exp(-apart / (2 * length**2)) for height in HEIGHTS for length in LENGTHS]
     weights = [math.log(NOTHING), *[math.log((1 - NOTHING) / len(kinds))] * len(kinds)]
     return torch.stack([torch.zeros_like(apart), *kinds]), torch.tensor(weights, dtype=torch.float64)

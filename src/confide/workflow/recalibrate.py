@@ -10,9 +10,9 @@ whose columns say nothing of their class, such as labels that are now and then w
 do not. Of two classes, a curve of the log odds is added to the probability of the second where counts say more than
 that. One release about all records tells all of it.
 
-What a record tells of two classes is in `odds`, of several in `sureness`, the curve in `curve`. Probabilities are those that predictions will
-have, means over all draws with the slope applied to their mean where outputs are linear in what was drawn, and to each
-of them where they are not.
+What a record tells of two classes is in `odds`, of several in `sureness`, the curve in `curve`. Probabilities are those
+that predictions will have, means over all draws with the slope applied to their mean where outputs are linear in what
+was drawn, and to each of them where they are not.
 
 A fit is surer of the records that it has learnt from than of others, and what a record has moved its own odds by is
 taken off before it tells anything. A method may know that from its steps (the fact `own_pull`) or by linear response
@@ -79,7 +79,7 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
         classes = _classes(posterior.likelihood)
         found = release.sum.double() / mechanism.clip
         noise, levels = release.noise_std / mechanism.clip, _levels(posterior, classes)
-        slope, shifts, floor, bent = told(found, noise, plan.records, classes, levels, grid)
+        slope, shifts, floor, bent = told(found, noise, plan.records, classes, levels)
         facts = {**posterior.facts, "slope": slope, "shifts": [round(value, 4) for value in shifts], "floor": floor}
         facts["curve"] = max((abs(added) for _, added in bent), default=0.0)
         if plan.target_epsilon is not None:
@@ -88,8 +88,7 @@ def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
         likelihood = Calibrated(classes, slope, shifts, one_logit, floor, bent)
         return _narrowed(posterior, slope).with_likelihood(likelihood, facts)
 
-    grid = odds.grid_of(plan.records, mechanism.noise_multiplier)
-    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan), grid), tell)
+    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan)), tell)
 
 
 def mu_of(plan: Plan) -> float:
@@ -110,14 +109,13 @@ def _classes(likelihood: Likelihood) -> int:
 # -- what a record tells ----------------------------------------------------------------------------------------------
 
 
-def odds_of(posterior: Posterior, clip: float, mu: float, grid: odds.OddsBins) -> StatisticQuery:
+def odds_of(posterior: Posterior, clip: float, mu: float) -> StatisticQuery:
     """Of one record: the bin of its odds, among those of its own class or of the other; or what several classes tell.
 
-    mu     of the fit, for what a record has moved its own odds by
-    grid   the bins of two classes
+    mu   of the fit, for what a record has moved its own odds by
     """
     classes = _classes(posterior.likelihood)
-    tell, levels = partial(odds.counted, grid) if classes == 2 else sureness.told_by, _levels(posterior, classes)
+    tell, levels = odds.counted if classes == 2 else sureness.told_by, _levels(posterior, classes)
     law = _keeping_doubt if _linear(posterior) else _scaling_doubt
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
@@ -126,7 +124,7 @@ def odds_of(posterior: Posterior, clip: float, mu: float, grid: odds.OddsBins) -
         rows = [tell(partial(law, *_as_if_new(posterior, part, own, mu), levels), own, levels) for part, own in parts]
         return clip * torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.float64)
 
-    size = 2 * len(grid.middles) if classes == 2 else sureness.size(classes)
+    size = odds.SIZE if classes == 2 else sureness.size(classes)
     return StatisticQuery(recordwise(answer, posterior), size)
 
 
@@ -190,21 +188,15 @@ def _narrowed(posterior: Posterior, slope: float) -> Posterior:
 
 
 def told(
-    found: Tensor,
-    noise: float,
-    records: int,
-    classes: int,
-    levels: Tensor | None = None,
-    grid: odds.OddsBins | None = None,
+    found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None
 ) -> tuple[float, tuple[float, ...], float, curve.Curve]:
     """Slope, shifts, floor and curve from the noisy sum of what all records tell; shifts with what levels keep of a
     slope."""
     levels = torch.zeros(classes, dtype=torch.float64) if levels is None else levels
     if classes == 2:
-        grid, level = grid or odds.grid_of(records, noise), float(levels[1] - levels[0])
-        counts = found.reshape(2, -1)
-        slope, shift, floor = odds.fitted(counts, noise, records, grid, level)
-        bent = curve.fitted(counts, noise, records, grid, level, slope, shift, floor)
+        counts, level = odds.Counts.of(found, noise), float(levels[1] - levels[0])
+        slope, shift, floor = odds.fitted(counts, records, level)
+        bent = curve.fitted(counts, records, level, slope, shift, floor)
         shift = shift + (1 - slope) * level
         return slope, (-shift / 2, shift / 2), floor, bent
     slope, shifts, floor = sureness.fitted(found, noise, records, levels)
