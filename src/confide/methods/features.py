@@ -197,10 +197,15 @@ class FeatureRegression(Method):
         return rate / _unit(problem) ** 2
 
     def _own_pull(self, problem: Problem) -> float:
-        """Logits by which a record has moved its own odds in all steps, where its gradient is as long as the clip."""
+        """Logits by which a record has moved its own odds in all steps, where its gradient is as long as the clip.
+
+        All records together have no more than one for every weight of a class, where a unit of residual pulls by four
+        at most: a few columns are learnt by all of them, and what one record pulls, the others pull back.
+        """
         second, rate = self._second(problem), self._rate(problem)
         steps = 0.0 if second is None else second.plan.steps * (1 - AVERAGED / 2)
-        return OWN_PART * CLIP * (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * steps / problem.records
+        pull = OWN_PART * CLIP * (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * steps / problem.records
+        return min(pull, 4 * (_inputs(problem) + 1) / problem.records)
 
 
 def _clip(problem: Problem) -> float:
