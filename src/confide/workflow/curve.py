@@ -10,6 +10,7 @@ than what is off, nothing explains counts as well as the rest, and little change
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from confide.models.calibrated import within
 from confide.workflow.odds import MIDDLES, Bins, Counts
 
 HEIGHTS, LENGTHS, NOTHING = (0.05, 0.1, 0.2, 0.4), (0.6, 2.0, 6.0), 0.5
-"""Standard deviations of e, its lengths in bins, and what is believed beforehand in no e at all; docs/protocols.md."""
+"""Standard deviations of e, the rarer the larger; its lengths in bins; and the belief in no e at all; docs/protocols.md."""
 ROUNDS = 3
 """How often the records of a bin, which counts tell given the probability there, are found again with the curve."""
 SMALLEST = 1e-4
@@ -51,6 +52,8 @@ def _expected(level: float) -> tuple[Tensor, Tensor]:
     """Covariances (kinds, bins, bins) along the bins, the first of them nothing, and logarithms of their weights."""
     place, share = torch.arange(len(MIDDLES), dtype=torch.float64), 1 / (1 + math.exp(-level))
     apart, unit = (place[:, None] - place).square(), 4 * share * (1 - share)  # less for a rare class
-    kinds = [unit * height**2 * torch.exp(-apart / (2 * length**2)) for height in HEIGHTS for length in LENGTHS]
-    weights = [math.log(NOTHING), *[math.log((1 - NOTHING) / len(kinds))] * len(kinds)]
-    return torch.stack([torch.zeros_like(apart), *kinds]), torch.tensor(weights, dtype=torch.float64)
+    kinds, weights = [torch.zeros_like(apart)], [NOTHING]
+    for height, length in product(HEIGHTS, LENGTHS):
+        kinds.append(unit * height**2 * torch.exp(-apart / (2 * length**2)))
+        weights.append((1 - NOTHING) / (height * sum(1 / each for each in HEIGHTS) * len(LENGTHS)))
+    return torch.stack(kinds), torch.tensor(weights, dtype=torch.float64).log()
