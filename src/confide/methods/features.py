@@ -74,7 +74,8 @@ class FeatureRegression(Method):
     Journal on Control and Optimization 1992 (averaging).
 
     rate     the largest rate of a step; a small budget takes shorter ones
-    The clip of the plan is a unit and no setting: gradients are scaled to it. Features of other lengths are learnt too.
+    The clip of the plan is a unit and no setting: gradients are scaled to it. Features of other lengths are learnt too,
+    but of a table with few columns steps are too short and probabilities wrong: leave the method of tables to "auto".
     A network with hidden layers descends by Adam.
     """
 

@@ -19,7 +19,7 @@ from confide.models.calibrated import within
 from confide.workflow.odds import MIDDLES, Bins, Counts
 
 HEIGHTS, LENGTHS, NOTHING = (0.05, 0.1, 0.2, 0.4), (0.6, 2.0, 6.0), 0.5
-"""Standard deviations of e, the rarer the larger; its lengths in bins; and the belief in no e at all; docs/protocols.md."""
+"""Standard deviations of e, the larger the rarer; its lengths in bins; the belief in no e at all; docs/protocols.md."""
 ROUNDS = 3
 """How often the records of a bin, which counts tell given the probability there, are found again with the curve."""
 SMALLEST = 1e-4
