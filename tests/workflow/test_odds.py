@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
+from confide.models.calibrated import Calibrated
 from confide.workflow import odds
 
 
@@ -50,3 +52,20 @@ def test_evidence_is_that_of_a_gaussian_with_the_stated_covariance() -> None:
     constant = len(odds.MIDDLES) / 2 * math.log(2 * math.pi)
     for found, expected in likely:
         assert math.isclose(found, expected + constant, rel_tol=1e-9, abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_curve_adds_what_it_says_and_leaves_a_part_of_every_probability(dtype: torch.dtype) -> None:
+    """Places closer than half precision tells apart, odds beyond all of them, and heights that would pass 0 and 1."""
+    curve = ((-2.0, -3.0), (3.0, 0.0), (3.001, 0.02), (8.0, 0.02), (9.0, 3.0))
+    likelihood = Calibrated(2, 1.0, (0.0, 0.0), one_logit=True, curve=curve)
+    z = torch.tensor([-50.0, -2.0, 3.0, 5.0, 9.0, 50.0], dtype=dtype)
+    one = z.double().sigmoid()
+    wanted = torch.stack([0.05 * one[0], 0.05 * one[1], one[2], one[3], one[4], one[5]])
+    wanted[3] = min(float(one[3]) + 0.02, 1 - 0.05 * (1 - float(one[3])))
+    wanted[4:] = 1 - 0.05 * (1 - one[4:])
+    found = likelihood.predictive(z[None, :, None], torch.ones(1)).draws[0]
+    torch.testing.assert_close(found[:, 1].double(), wanted, atol=1e-2 if dtype == torch.bfloat16 else 1e-6, rtol=0)
+    torch.testing.assert_close(found.sum(1), torch.ones(6, dtype=dtype))
+    loss = likelihood.loss(z[:, None].double(), torch.ones(6))
+    torch.testing.assert_close(loss, -wanted.log(), atol=1e-2, rtol=1e-2)

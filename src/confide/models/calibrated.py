@@ -79,10 +79,11 @@ class Calibrated:
         if not self.curve:
             return straight
         one = straight[..., 1]
-        bent = within(one, self._added(logits[..., 1] - logits[..., 0]))
+        bent = within(one, self._added(logits[..., 1] - logits[..., 0])).to(one.dtype)
         return torch.stack([1 - bent, bent], -1)
 
     def _added(self, odds: Tensor) -> Tensor:
+        odds = odds.to(torch.promote_types(odds.dtype, torch.float32))  # places may be closer than half precision tells
         places, heights = (odds.new_tensor(values) for values in zip(*self.curve, strict=True))
         after = torch.bucketize(odds.contiguous(), places).clamp(1, len(places) - 1)
         low, high = places[after - 1], places[after]
