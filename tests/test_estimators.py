@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from confide.errors import (
     BudgetExceededInSearch,
     ColumnsLeftOut,
     CuratorNote,
+    MisplacedMethod,
     NothingToLearn,
     PrivacyWarning,
 )
@@ -156,7 +158,9 @@ def test_every_method_that_fits(name: str) -> None:
     tasks = getattr(confide.methods.get(name), "tasks", ("classification",))
     options = {key: value for key, value in BLOBS.items() if key != "classes"}
     if "classification" in tasks:
-        model: Any = PrivateBayesClassifier(name, **BLOBS).fit(*blobs())
+        told = pytest.warns(MisplacedMethod, match="with 3 columns") if name == "features" else nullcontext()
+        with told:
+            model: Any = PrivateBayesClassifier(name, **BLOBS).fit(*blobs())
         assert np.isfinite(model.predict_proba(blobs()[0])).all()
     elif "regression" in tasks:
         x, y = blobs()

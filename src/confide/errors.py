@@ -97,6 +97,10 @@ class ColumnsLeftOut(UserWarning):
     """A frame has columns that nobody declared; the fit does without them."""
 
 
+class MisplacedMethod(UserWarning):
+    """A method was named for data that it is not made for; the fit goes on, and another would be better."""
+
+
 class CallbackWarning(UserWarning):
     """A callback of the user's raised; the run is paid for and goes on without it."""
 

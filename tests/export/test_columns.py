@@ -18,13 +18,15 @@ from confide.export.agreement import agreement, made_up_inputs
 from confide.export.models import export_numpy, export_onnx, export_torch
 from confide.export.predictor.main import Predictor
 from confide.models.additive import AdditiveNetwork, additive, blocks_of
-from confide.models.likelihoods import Bernoulli, Calibrated, Categorical, Gaussian
+from confide.models.calibrated import Calibrated
+from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
 from confide.models.tabular import tabular
 from confide.posteriors.additive import AdditiveGaussian
 from confide.posteriors.base import Posterior
 from confide.posteriors.draws import Draws
 from tests.export.test_raw_rows import COLUMNS, EXPORTS, ROWS, table_of
 
+BENT = ((-3.0, 0.2), (-1.0, -0.1), (0.0, 0.3), (0.5, -0.4), (4.0, -0.9))
 LIKELIHOODS: dict[str, Any] = {
     "categorical": Categorical(3),
     "bernoulli": Bernoulli(),
@@ -33,6 +35,8 @@ LIKELIHOODS: dict[str, Any] = {
     "calibrated, one logit": Calibrated(2, 0.8, (0.3, -0.3), one_logit=True),
     "calibrated with a floor": Calibrated(3, 1.3, (0.2, -0.1, -0.1), floor=0.2),
     "calibrated with a floor, one logit": Calibrated(2, 0.8, (0.3, -0.3), one_logit=True, floor=0.1),
+    "calibrated with a curve": Calibrated(2, 1.4, (0.2, -0.2), floor=0.1, curve=BENT),
+    "calibrated with a curve, one logit": Calibrated(2, 0.8, (0.3, -0.3), one_logit=True, curve=BENT),
 }
 BLOCKS = blocks_of(Schema(columns=COLUMNS, classes=("a", "b")), 0)
 

@@ -17,7 +17,8 @@ from confide.data.schema import Column, Schema
 from confide.data.table import Table
 from confide.methods.additive import Additive
 from confide.methods.tabular import Tabular
-from confide.models.likelihoods import Bernoulli, Calibrated, Categorical
+from confide.models.calibrated import Calibrated
+from confide.models.likelihoods import Bernoulli, Categorical
 from confide.models.tabular import TabularNetwork, tabular
 from confide.posteriors.draws import Draws
 from confide.posteriors.files import load_posterior
@@ -29,7 +30,14 @@ from confide.workflow import odds, recalibrate
 from confide.workflow.request import Request
 from confide.workflow.run import Outcome, run_request
 
-GRID = odds.OddsBins.of(odds.FINE)
+
+def _counts(exact: torch.Tensor, noise: float, generator: torch.Generator | None = None) -> odds.Counts:
+    """Of counts (2, bins) as a release would tell them; without a generator none of its noise is there."""
+    told = [math.sqrt(1 - odds.GROUPED) * exact, math.sqrt(odds.GROUPED) * exact @ odds.GROUPS]
+    found = torch.cat([part.flatten() for part in told])
+    if generator is not None:
+        found = found + noise * torch.randn(len(found), generator=generator, dtype=torch.float64)
+    return odds.Counts.of(found, noise)
 
 
 def product(records: int = 3000) -> tuple[Table, Schema]:
@@ -98,7 +106,7 @@ def test_answers_of_recalibration_are_bounded_by_rule(likelihood: Any) -> None:
     draws = torch.cat([steep, torch.zeros(outputs)])[None]
     posterior = Draws(torch.nn.Linear(1, outputs), likelihood, draws, torch.ones(1))
     x = torch.linspace(-1, 1, 401)[:, None]
-    query = recalibrate.odds_of(posterior, 1.0, 0.3, GRID)
+    query = recalibrate.odds_of(posterior, 1.0, 0.3)
     for label in range(max(2, outputs)):
         rows = query.function(x, torch.full((401,), label))
         assert rows.shape == (401, query.size)
@@ -121,16 +129,16 @@ def test_recalibration_finds_a_slope_that_was_spoilt() -> None:
 
 def test_a_fit_of_noise_is_flattened_and_one_that_is_right_is_left() -> None:
     """Counts without a relation between odds and answers give a slope near 0, those that agree with the odds 1."""
-    middles = torch.tensor(GRID.middles, dtype=torch.float64)
+    middles = odds.MIDDLES
     present = torch.full_like(middles, 500.0)
     for truth, slope in ((torch.full_like(middles, 0.5), 0.0), (middles.sigmoid(), 1.0)):
         counts = torch.stack([present * truth, present * (1 - truth)])
-        found, shift, floor = odds.fitted(counts, 5.0, 500 * len(middles), GRID)
+        found, shift, floor = odds.fitted(_counts(counts, 5.0), 500 * len(middles))
         assert found == pytest.approx(slope, abs=0.05)
         assert shift == pytest.approx(0.0, abs=0.1)
         assert floor == pytest.approx(0.0, abs=0.01 if slope else 0.4)  # of all that are possible
     nothing = torch.zeros(2, len(middles), dtype=torch.float64)
-    found, shift, floor = odds.fitted(nothing, 1e6, 500 * len(middles), GRID)
+    found, shift, floor = odds.fitted(_counts(nothing, 1e6), 500 * len(middles))
     assert found == pytest.approx(math.exp(odds.STEEPER), rel=0.05)
     assert shift == pytest.approx(0.0, abs=1e-6)
     assert floor <= odds.EXPECTED_FLOOR / 2
@@ -140,42 +148,56 @@ def test_noise_in_more_bins_than_there_are_records_for_is_no_slope() -> None:
     """250 records and a noise of 200 in each of 50 counts: were any number of records taken for possible, slopes would
     differ by 7 per cent and shifts by .05."""
     generator, found = torch.Generator().manual_seed(0), []
-    middles = torch.tensor(GRID.middles, dtype=torch.float64)
     for _ in range(4):
-        counts = 200 * torch.randn(2, len(middles), generator=generator, dtype=torch.float64)
-        slope, shift, _ = odds.fitted(counts, 200.0, 250, GRID)
+        counts = _counts(torch.zeros(2, len(odds.MIDDLES), dtype=torch.float64), 200.0, generator)
+        slope, shift, _ = odds.fitted(counts, 250)
         found.append((math.log(slope) - odds.STEEPER, shift))
     assert float(torch.tensor(found).square().mean(0).sqrt().max()) < 0.03
 
 
 @pytest.mark.parametrize("soft", [0.1, 0.2])
 def test_a_network_that_says_the_right_thing_very_softly_is_heard(soft: float) -> None:
-    """All of its odds lie about 1: in one bin of half a unit nobody sees what they say (the broken variant)."""
+    """All of its odds lie about 1: by groups of bins alone nobody sees what they say (the broken variant)."""
     generator = torch.Generator().manual_seed(3)
     x = 1.5 * torch.randn(30_000, 1, generator=generator)
     y = (torch.rand(30_000, generator=generator) < torch.sigmoid(x[:, 0])).long()
     posterior = Draws(torch.nn.Linear(1, 1), Bernoulli(), torch.tensor([[soft, 0.0]]), torch.ones(1))
-    slopes = {}
-    for near in (odds.FINE, odds.COARSE):
-        grid = odds.OddsBins.of(near)
-        counts = recalibrate.odds_of(posterior, 1.0, math.inf, grid).function(x, y).sum(0)
-        noisy = counts + 16 * torch.randn(len(counts), generator=generator).double()
-        slopes[near] = recalibrate.told(noisy, 16.0, 30_000, 2, None, grid)[0]
-    assert slopes[odds.FINE] == pytest.approx(1 / soft, rel=0.15)
-    assert slopes[odds.COARSE] != pytest.approx(1 / soft, rel=0.15)
-    assert odds.grid_of(30_000, 16.0) == odds.OddsBins.of(odds.FINE)
-    assert odds.grid_of(400, 16.0) == odds.OddsBins.of(odds.COARSE)
+    counts = recalibrate.odds_of(posterior, 1.0, math.inf).function(x, y).sum(0)
+    noisy = counts + 16 * torch.randn(len(counts), generator=generator).double()
+    assert recalibrate.told(noisy, 16.0, 30_000, 2)[0] == pytest.approx(1 / soft, rel=0.15)
+    noisy[: 2 * len(odds.MIDDLES)] = 16 * torch.randn(2 * len(odds.MIDDLES), generator=generator)
+    assert recalibrate.told(noisy, 16.0, 30_000, 2)[0] != pytest.approx(1 / soft, rel=0.15)
 
 
 def test_labels_that_are_now_and_then_wrong_give_a_floor_and_keep_the_slope() -> None:
     """A tenth of the labels flipped: odds are right in the middle and never beyond nine to one."""
-    middles = torch.tensor(GRID.middles, dtype=torch.float64)
+    middles = odds.MIDDLES
     truth = 0.8 * torch.sigmoid(1.5 * middles) + 0.1
     counts = torch.stack([500 * truth, 500 * (1 - truth)])
-    slope, shift, floor = odds.fitted(counts, 5.0, 500 * len(middles), GRID)
+    slope, shift, floor = odds.fitted(_counts(counts, 5.0), 500 * len(middles))
     assert slope == pytest.approx(1.5, abs=0.15)
     assert shift == pytest.approx(0.0, abs=0.05)
     assert floor == 0.2
+
+
+def test_a_fit_that_is_surely_wrong_of_some_records_is_bent() -> None:
+    """Odds of e^1.4 to e^2.6 that are even in truth: no slope, shift and floor can follow (the broken variant)."""
+    generator = torch.Generator().manual_seed(4)
+    x = 2 * torch.randn(20_000, 1, generator=generator)
+    wrong = (x > 1.4) & (x < 2.6)
+    truth = torch.where(wrong, 0.5, torch.sigmoid(x))[:, 0]
+    y = (torch.rand(20_000, generator=generator) < truth).long()
+    posterior = Draws(torch.nn.Linear(1, 1), Bernoulli(), torch.tensor([[1.0, 0.0]]), torch.ones(1))
+    counts = recalibrate.odds_of(posterior, 1.0, math.inf).function(x, y).sum(0)
+    noisy = counts + 13 * torch.randn(len(counts), generator=generator).double()
+    slope, shifts, floor, curve = recalibrate.told(noisy, 13.0, 20_000, 2)
+    errors = []
+    for bent in ((), curve):
+        found = Calibrated(2, slope, shifts, True, floor, bent).predictive(x[None], torch.ones(1)).draws[0, :, 1]
+        errors.append(float((found - truth).abs().mean()))
+    assert errors[1] < 0.035 < 0.06 < errors[0]
+    slope, shifts, floor, curve = recalibrate.told(0 * noisy, 1e6, 20_000, 2)
+    assert max((abs(added) for _, added in curve), default=0.0) < 0.01  # noise alone bends nothing
 
 
 def test_a_fit_that_has_gone_astray_as_a_whole_is_brought_back() -> None:
@@ -184,10 +206,15 @@ def test_a_fit_that_has_gone_astray_as_a_whole_is_brought_back() -> None:
     x = torch.randn(4000, 1, generator=generator) - 30
     y = (torch.rand(4000, generator=generator) < 0.35).long()
     posterior = Draws(torch.nn.Linear(1, 1), Bernoulli(), torch.tensor([[1.0, 0.0]]), torch.ones(1))
-    counts = recalibrate.odds_of(posterior, 1.0, 0.3, GRID).function(x, y).sum(0)
+    counts = recalibrate.odds_of(posterior, 1.0, 0.3).function(x, y).sum(0)
     noisy = counts + 21 * torch.randn(len(counts), generator=generator).double()
-    slope, shifts, _ = recalibrate.told(noisy, 21.0, 4000, 2)
-    found = torch.sigmoid(slope * x + shifts[1] - shifts[0]).mean()
+    slope, shifts, floor, curve = recalibrate.told(noisy, 21.0, 4000, 2)
+    found = (
+        Calibrated(2, slope, shifts, True, floor, curve)
+        .predictive(x[None].double(), torch.ones(1))
+        .draws[..., 1]
+        .mean()
+    )
     assert float(found) == pytest.approx(0.35, abs=0.1)
 
 
@@ -204,8 +231,8 @@ def _spoilt(classes: int, records: int, slope: float, shifts: torch.Tensor) -> t
 def test_slope_and_shifts_of_several_classes_are_found(slope: float) -> None:
     shifts = torch.tensor([0.4, -0.4, 0.2, 0.0, -0.2])
     posterior, logits, y = _spoilt(5, 40_000, slope, shifts)
-    found = recalibrate.odds_of(posterior, 1.0, 0.3, GRID).function(logits, y).sum(0)
-    told, moved, floor = recalibrate.told(found, 1.0, len(y), 5)
+    found = recalibrate.odds_of(posterior, 1.0, 0.3).function(logits, y).sum(0)
+    told, moved, floor, _ = recalibrate.told(found, 1.0, len(y), 5)
     assert told == pytest.approx(slope, rel=0.08)
     assert floor <= 0.02
     assert float((torch.tensor(moved) - shifts).abs().max()) < 0.2
@@ -214,7 +241,7 @@ def test_slope_and_shifts_of_several_classes_are_found(slope: float) -> None:
 def test_the_slope_of_many_classes_does_not_drown_in_their_noise() -> None:
     """Ten classes, 1500 records, a release for epsilon 0.15, whose noise is 21."""
     posterior, logits, y = _spoilt(10, 1500, 1.4, torch.zeros(10))
-    exact = recalibrate.odds_of(posterior, 1.0, 0.3, GRID).function(logits, y).sum(0)
+    exact = recalibrate.odds_of(posterior, 1.0, 0.3).function(logits, y).sum(0)
     generator = torch.Generator().manual_seed(1)
     noisy = [exact + 21 * torch.randn(len(exact), generator=generator) for _ in range(10)]
     slopes = torch.tensor([recalibrate.told(one, 21.0, 1500, 10)[0] for one in noisy])
@@ -226,11 +253,11 @@ def test_wrong_labels_of_several_classes_give_a_floor_and_noise_alone_leaves_wha
     generator = torch.Generator().manual_seed(2)
     wrong = torch.rand(len(y), generator=generator) < 0.15
     y = torch.where(wrong, torch.randint(5, y.shape, generator=generator), y)
-    found = recalibrate.odds_of(posterior, 1.0, 0.3, GRID).function(logits, y).sum(0)
-    slope, _, floor = recalibrate.told(found, 1.0, len(y), 5)
+    found = recalibrate.odds_of(posterior, 1.0, 0.3).function(logits, y).sum(0)
+    slope, _, floor, _ = recalibrate.told(found, 1.0, len(y), 5)
     assert slope == pytest.approx(1.5, rel=0.12)
     assert floor == pytest.approx(0.15, abs=0.05)
-    slope, shifts, floor = recalibrate.told(0 * found, 1e6, len(y), 5)
+    slope, shifts, floor, _ = recalibrate.told(0 * found, 1e6, len(y), 5)
     assert slope == pytest.approx(math.exp(odds.STEEPER), rel=0.1)
     assert max(map(abs, shifts)) < 1e-3
     assert floor <= odds.EXPECTED_FLOOR / 2
@@ -246,8 +273,8 @@ def test_what_a_record_has_moved_its_own_odds_by_is_taken_off(known: bool) -> No
     facts = {"own_pull": pull} if known else {}
     network = torch.nn.Linear(classes, classes, bias=False)
     posterior = Draws(network, Categorical(classes), torch.eye(classes).reshape(1, -1), torch.ones(1), facts)
-    found = recalibrate.odds_of(posterior, 1.0, 0.3, GRID).function(x, y).sum(0)
-    slope, _, _ = recalibrate.told(found, 1.0, len(y), classes)
+    found = recalibrate.odds_of(posterior, 1.0, 0.3).function(x, y).sum(0)
+    slope, *_ = recalibrate.told(found, 1.0, len(y), classes)
     assert (slope == pytest.approx(1.0, rel=0.1)) if known else (slope > 1.4)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from confide.export.predictor.outcomes import AT_ZERO, CLASSES, LABELS, MOST
+from confide.export.predictor.outcomes import AT_ZERO, CLASSES, KEPT, LABELS, MOST
 from confide.export.stacked_draws import StackedDraws
 
 ROOT_HALF = math.sqrt(0.5)
@@ -103,7 +103,10 @@ def _probabilities(graph: OnnxGraph, outputs: str, likelihood: Mapping[str, Any]
     if name == "calibrated":  # slope and shifts are in the last layer
         straight = {"name": "bernoulli" if likelihood["one_logit"] else "categorical"}
         floor, found = float(likelihood["floor"]), _probabilities(graph, outputs, straight)
-        return graph.plus(graph.times(found, 1 - floor), floor / int(likelihood["classes"]))
+        found = graph.plus(graph.times(found, 1 - floor), floor / int(likelihood["classes"]))
+        if not likelihood["curve"]:
+            return found
+        return _bent(graph, outputs, found, likelihood["curve"], not likelihood["one_logit"])
     if name == "categorical":
         return graph.add("Softmax", outputs, axis=2)
     if name in LABELS:
@@ -112,6 +115,20 @@ def _probabilities(graph: OnnxGraph, outputs: str, likelihood: Mapping[str, Any]
         return _ordered(graph, outputs, int(likelihood["classes"]))
     first = graph.add("Sigmoid", outputs) if name == "bernoulli" else _probit(graph, outputs)
     return graph.add("Concat", graph.add("Sub", graph.constant(1.0), first), first, axis=2)
+
+
+def _bent(graph: OnnxGraph, outputs: str, probabilities: str, curve: Any, two: bool) -> str:
+    """Of two classes, with what a curve adds to the second: one piece after the other, each as far as odds go in it."""
+    places, heights = np.array(curve, dtype=np.float64).T
+    widths = np.diff(places)
+    odds = graph.add("MatMul", outputs, graph.constant(np.array([[-1.0], [1.0]] if two else [[1.0]])))
+    along = graph.add("Max", graph.plus(odds, -places[:-1]), graph.constant(0.0))
+    along = graph.add("Min", along, graph.constant(widths))
+    added = graph.plus(graph.add("MatMul", along, graph.constant((np.diff(heights) / widths)[:, None])), heights[0])
+    one = graph.add("MatMul", probabilities, graph.constant(np.array([[0.0], [1.0]])))
+    bent = graph.add("Max", graph.add("Add", one, added), graph.times(one, KEPT))
+    bent = graph.add("Min", bent, graph.plus(graph.times(one, KEPT), 1.0 - KEPT))
+    return graph.add("Concat", graph.add("Sub", graph.constant(1.0), bent), bent, axis=2)
 
 
 def _probit(graph: OnnxGraph, outputs: str) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from confide.errors import Refusal
 from confide.export.column_features import ColumnFeatures
 from confide.models.additive import AdditiveNetwork
-from confide.models.likelihoods import Bernoulli, Calibrated, Categorical, Likelihood
+from confide.models.calibrated import Calibrated
+from confide.models.likelihoods import Bernoulli, Categorical, Likelihood
 from confide.models.tabular import TabularNetwork
 from confide.posteriors.base import Posterior
 from confide.posteriors.prediction.stacked import chain_of
@@ -125,7 +126,7 @@ def _times(stacks: dict[int, Tensor], factor: float) -> dict[int, Tensor]:
 
 
 def _uncalibrated(found: StackedDraws) -> StackedDraws:
-    """The same with slope and shifts in the last layer, under the usual likelihood of classes; a floor stays."""
+    """The same with slope and shifts in the last layer, under the usual likelihood of classes; floor and curve stay."""
     likelihood = found.likelihood
     assert isinstance(likelihood, Calibrated)
     last = max(found.matrices)
@@ -137,7 +138,7 @@ def _uncalibrated(found: StackedDraws) -> StackedDraws:
     matrices = _times(found.matrices, likelihood.slope)
     before = found.biases.get(last, torch.zeros_like(matrices[last][..., 0]))
     plain: Likelihood = Bernoulli() if likelihood.one_logit else Categorical(likelihood.classes)
-    if likelihood.floor > 0:
+    if likelihood.floor > 0 or likelihood.curve:
         plain = replace(likelihood, slope=1.0, shifts=(0.0,) * likelihood.classes)
     return replace(
         found,

@@ -74,7 +74,8 @@ class FeatureRegression(Method):
     Journal on Control and Optimization 1992 (averaging).
 
     rate     the largest rate of a step; a small budget takes shorter ones
-    The clip of the plan is a unit and no setting: gradients are scaled to it. Features of other lengths are learnt too.
+    The clip of the plan is a unit and no setting: gradients are scaled to it. Features of other lengths are learnt too,
+    but of a table with few columns steps are too short and probabilities wrong: leave the method of tables to "auto".
     A network with hidden layers descends by Adam.
     """
 
@@ -197,10 +198,15 @@ class FeatureRegression(Method):
         return rate / _unit(problem) ** 2
 
     def _own_pull(self, problem: Problem) -> float:
-        """Logits by which a record has moved its own odds in all steps, where its gradient is as long as the clip."""
+        """Logits by which a record has moved its own odds in all steps, where its gradient is as long as the clip.
+
+        All records together have no more than one for every weight of a class, where a unit of residual pulls by four
+        at most: a few columns are learnt by all of them, and what one record pulls, the others pull back.
+        """
         second, rate = self._second(problem), self._rate(problem)
         steps = 0.0 if second is None else second.plan.steps * (1 - AVERAGED / 2)
-        return OWN_PART * CLIP * (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * steps / problem.records
+        pull = OWN_PART * CLIP * (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * steps / problem.records
+        return min(pull, 4 * (_inputs(problem) + 1) / problem.records)
 
 
 def _clip(problem: Problem) -> float:

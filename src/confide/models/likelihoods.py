@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from confide.errors import Refusal
+from confide.models.calibrated import Calibrated
 from confide.models.counts import NegativeBinomial, Poisson
 from confide.models.heavy_tails import Laplace, StudentT
 from confide.models.ordinal import Ordinal
@@ -106,56 +107,6 @@ class Bernoulli:
     def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
         one = outputs.reshape(outputs.shape[0], outputs.shape[1]).sigmoid()
         return ClassPredictive(torch.stack([1 - one, one], -1), weights)
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """Class probabilities set right after a fit: (1 - floor) softmax(slope * logits + shifts) + floor / classes.
-
-    one_logit   the network has one output, the logit of class 1 of two, as under `Bernoulli`
-    floor       share of the records of which nothing is said
-    """
-
-    classes: int
-    slope: float
-    shifts: tuple[float, ...]
-    one_logit: bool = False
-    floor: float = 0.0
-    name: ClassVar[str] = "calibrated"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shifts", tuple(self.shifts))  # a file has a list
-        if len(self.shifts) != self.classes or not all(map(math.isfinite, (self.slope, *self.shifts))):
-            raise Refusal(f"shifts={self.shifts}: need one finite number for each of {self.classes} classes")
-        if self.slope <= 0 or (self.one_logit and self.classes != 2):
-            raise Refusal(
-                f"slope={self.slope}, classes={self.classes}: need a slope > 0, and two classes for one logit"
-            )
-        if not 0 <= self.floor < 1:
-            raise Refusal(f"floor={self.floor}: must be at least 0 and less than 1")
-
-    @property
-    def outputs(self) -> int:
-        return 1 if self.one_logit else self.classes
-
-    @property
-    def curvature(self) -> float:
-        return max(1.0, self.slope**2)
-
-    def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(self._logits(output), y.reshape(len(output)).long(), reduction="none")
-        return loss if self.floor == 0 else -((1 - self.floor) * (-loss).exp() + self.floor / self.classes).log()
-
-    def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
-        straight = self._logits(outputs).softmax(-1)
-        return ClassPredictive((1 - self.floor) * straight + self.floor / self.classes, weights)
-
-    def _logits(self, outputs: Tensor) -> Tensor:
-        if self.one_logit:
-            if outputs.shape[-1] != 1:
-                outputs = outputs[..., None]
-            outputs = torch.cat([torch.zeros_like(outputs), outputs], -1)
-        return self.slope * outputs + outputs.new_tensor(self.shifts)
 
 
 @dataclass(frozen=True)

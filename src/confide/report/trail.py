@@ -101,7 +101,7 @@ def _terms(run: Run) -> list[str]:
     if "recalibration_epsilon" in run.posterior.facts:
         found.append(
             "Beside the steps, one sum over all records was released that shows how far class probabilities are from "
-            "right; a slope, shifts and a floor are read off it, and both together make up the epsilon."
+            "right; a slope, shifts, a floor and a curve are read off it, and both together make up the epsilon."
         )
     if run.privacy.seeded:
         found.append("The noise came from a fixed seed: the guarantee would hold for fresh noise only.")

@@ -19,7 +19,7 @@ from confide.data.roles import arranged, check_class_weight, weights_of
 from confide.data.schema import Schema, Task
 from confide.data.table import Array, Table
 from confide.data.trees import numbers_of, tree_of
-from confide.errors import CuratorNote, DataError, NothingToLearn
+from confide.errors import CuratorNote, DataError, MisplacedMethod, NothingToLearn
 from confide.methods.base import Method
 from confide.workflow.named_likelihood import in_own_units, means_what_it_says
 from confide.workflow.request import Request
@@ -88,6 +88,22 @@ def pictures_rule(request: Request, settled: Settled) -> str | Method:
     said = request.prior is not None or request.likelihood is not None or request.chains > 1
     of_pictures = settled.encoder.layout == "features" and settled.task == "classification"
     return rules.PICTURES if request.method == "auto" and of_pictures and not said else request.method
+
+
+FEW = 64
+"""Columns of a table below which nobody would take them for features of one length, such as embeddings."""
+
+
+def tell_of_features(request: Request, settled: Settled) -> None:
+    """Warn of the method of pictures on a table of few columns: it is paid for before anybody sees what came of it."""
+    named = request.method == rules.PICTURES and request.module is None
+    if named and settled.encoder.layout == "flat" and settled.features < FEW:
+        warnings.warn(
+            f"method={request.method!r}: is made for features of one length, as those of pictures; with "
+            f"{settled.features} columns its steps are too short and probabilities come out wrong; use 'auto'",
+            MisplacedMethod,
+            stacklevel=2,
+        )
 
 
 def with_pixel_range(facts: Schema, table: Table) -> Schema:

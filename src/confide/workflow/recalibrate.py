@@ -1,4 +1,4 @@
-"""Class probabilities set right after the fit, privately: a slope, one shift per class, and a floor.
+"""Class probabilities set right after the fit, privately: a slope, one shift per class, a floor, and a curve.
 
 Clipping, shrinkage and noise make a fit too sure or too unsure of itself. With q the fitted probabilities,
 
@@ -7,11 +7,12 @@ Clipping, shrinkage and noise make a fit too sure or too unsure of itself. With 
 Levels are the log shares of the classes that a fit has measured, where it has (the fact `levels`): what columns add to
 them is what may be too much or too little, and a slope alone does not make a rare class rarer. The floor is for records
 whose columns say nothing of their class, such as labels that are now and then wrong: however far odds go, probabilities
-do not. One release about all records tells all of it.
+do not. Of two classes, a curve of the log odds is added to the probability of the second where counts say more than
+that. One release about all records tells all of it.
 
-What a record tells of two classes is in `odds`, of several in `sureness`. Probabilities are those that predictions will
-have, means over all draws with the slope applied to their mean where outputs are linear in what was drawn, and to each
-of them where they are not.
+What a record tells of two classes is in `odds`, of several in `sureness`, the curve in `curve`. Probabilities are those
+that predictions will have, means over all draws with the slope applied to their mean where outputs are linear in what
+was drawn, and to each of them where they are not.
 
 A fit is surer of the records that it has learnt from than of others, and what a record has moved its own odds by is
 taken off before it tells anything. A method may know that from its steps (the fact `own_pull`) or by linear response
@@ -36,7 +37,8 @@ from confide.data.schema import Task
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
-from confide.models.likelihoods import Bernoulli, Calibrated, Categorical, Likelihood
+from confide.models.calibrated import Calibrated
+from confide.models.likelihoods import Bernoulli, Categorical, Likelihood
 from confide.models.predictive import ClassPredictive
 from confide.models.tabular import TabularNetwork
 from confide.posteriors.additive import AdditiveGaussian
@@ -45,7 +47,7 @@ from confide.posteriors.draws import Draws
 from confide.posteriors.recordwise import recordwise
 from confide.running.closing import Closing
 from confide.sources.queries import Release, StatisticQuery
-from confide.workflow import odds, sureness
+from confide.workflow import curve, odds, sureness
 from confide.workflow.calibrate import one_release
 from confide.workflow.choice import says_how
 from confide.workflow.request import Request
@@ -71,21 +73,22 @@ def mechanism_of(request: Request, task: Task, method: Method) -> SampledGaussia
 
 
 def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
-    """After the last step: the posterior under a likelihood whose slope, shifts and floor one release shows."""
+    """After the last step: the posterior under a likelihood whose slope, shifts, floor and curve one release shows."""
 
     def tell(posterior: Posterior, release: Release) -> Posterior:
         classes = _classes(posterior.likelihood)
         found = release.sum.double() / mechanism.clip
         noise, levels = release.noise_std / mechanism.clip, _levels(posterior, classes)
-        slope, shifts, floor = told(found, noise, plan.records, classes, levels, grid)
+        slope, shifts, floor, bent = told(found, noise, plan.records, classes, levels)
         facts = {**posterior.facts, "slope": slope, "shifts": [round(value, 4) for value in shifts], "floor": floor}
+        facts["curve"] = max((abs(added) for _, added in bent), default=0.0)
         if plan.target_epsilon is not None:
             facts["recalibration_epsilon"] = SHARE * plan.target_epsilon
         one_logit = isinstance(posterior.likelihood, Bernoulli)
-        return _narrowed(posterior, slope).with_likelihood(Calibrated(classes, slope, shifts, one_logit, floor), facts)
+        likelihood = Calibrated(classes, slope, shifts, one_logit, floor, bent)
+        return _narrowed(posterior, slope).with_likelihood(likelihood, facts)
 
-    grid = odds.grid_of(plan.records, mechanism.noise_multiplier)
-    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan), grid), tell)
+    return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan)), tell)
 
 
 def mu_of(plan: Plan) -> float:
@@ -106,14 +109,13 @@ def _classes(likelihood: Likelihood) -> int:
 # -- what a record tells ----------------------------------------------------------------------------------------------
 
 
-def odds_of(posterior: Posterior, clip: float, mu: float, grid: odds.OddsBins) -> StatisticQuery:
+def odds_of(posterior: Posterior, clip: float, mu: float) -> StatisticQuery:
     """Of one record: the bin of its odds, among those of its own class or of the other; or what several classes tell.
 
-    mu     of the fit, for what a record has moved its own odds by
-    grid   the bins of two classes
+    mu   of the fit, for what a record has moved its own odds by
     """
     classes = _classes(posterior.likelihood)
-    tell, levels = partial(odds.counted, grid) if classes == 2 else sureness.told_by, _levels(posterior, classes)
+    tell, levels = odds.counted if classes == 2 else sureness.told_by, _levels(posterior, classes)
     law = _keeping_doubt if _linear(posterior) else _scaling_doubt
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
@@ -122,7 +124,7 @@ def odds_of(posterior: Posterior, clip: float, mu: float, grid: odds.OddsBins) -
         rows = [tell(partial(law, *_as_if_new(posterior, part, own, mu), levels), own, levels) for part, own in parts]
         return clip * torch.cat(rows) if rows else torch.zeros(0, size, dtype=torch.float64)
 
-    size = 2 * len(grid.middles) if classes == 2 else sureness.size(classes)
+    size = odds.SIZE if classes == 2 else sureness.size(classes)
     return StatisticQuery(recordwise(answer, posterior), size)
 
 
@@ -186,20 +188,17 @@ def _narrowed(posterior: Posterior, slope: float) -> Posterior:
 
 
 def told(
-    found: Tensor,
-    noise: float,
-    records: int,
-    classes: int,
-    levels: Tensor | None = None,
-    grid: odds.OddsBins | None = None,
-) -> tuple[float, tuple[float, ...], float]:
-    """Slope, shifts and floor from the noisy sum of what all records tell; shifts with what levels keep of a slope."""
+    found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None
+) -> tuple[float, tuple[float, ...], float, curve.Curve]:
+    """Slope, shifts, floor and curve from the noisy sum of what all records tell; shifts with what levels keep of a
+    slope."""
     levels = torch.zeros(classes, dtype=torch.float64) if levels is None else levels
     if classes == 2:
-        grid, level = grid or odds.grid_of(records, noise), float(levels[1] - levels[0])
-        slope, shift, floor = odds.fitted(found.reshape(2, -1), noise, records, grid, level)
+        counts, level = odds.Counts.of(found, noise), float(levels[1] - levels[0])
+        slope, shift, floor = odds.fitted(counts, records, level)
+        bent = curve.fitted(counts, records, level, slope, shift, floor)
         shift = shift + (1 - slope) * level
-        return slope, (-shift / 2, shift / 2), floor
+        return slope, (-shift / 2, shift / 2), floor, bent
     slope, shifts, floor = sureness.fitted(found, noise, records, levels)
     kept = ((1 - slope) * (levels - levels.mean())).tolist()
-    return slope, tuple(shift + level for shift, level in zip(shifts, kept, strict=True)), floor
+    return slope, tuple(shift + level for shift, level in zip(shifts, kept, strict=True)), floor, ()

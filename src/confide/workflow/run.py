@@ -49,7 +49,7 @@ from confide.sources.together import PaidTogether
 from confide.workflow import count, noise, recalibrate
 from confide.workflow.calibrate import plan_of
 from confide.workflow.choice import method_of
-from confide.workflow.facts import Settled, assumptions_of, pictures_rule, settle
+from confide.workflow.facts import Settled, assumptions_of, pictures_rule, settle, tell_of_features
 from confide.workflow.measure import check_test
 from confide.workflow.named_likelihood import made
 from confide.workflow.network import clip_of, likelihood_of, network_of
@@ -145,6 +145,7 @@ def job_of(request: Request, settled: Settled) -> Job:
     """The model and the plan of a settled request. No record is read for it."""
     request = replace(request, likelihood=made(request.likelihood, settled.schema, request.noise_scale))
     known = settled if settled.schema.records is not None else settled.with_records(REHEARSED_RECORDS)
+    tell_of_features(request, settled)
     request = replace(request, method=pictures_rule(request, settled))
     method = method_of(request, known.schema, settled.features)
     module = network_of(request, known.schema, settled.features, method, settled.encoder.output_shape)

@@ -11,6 +11,7 @@ import numpy as np
 CLASSES = ("categorical", "bernoulli", "calibrated", "probit", "ordinal")
 LABELS = ("multi-label",)
 MOST = 15.0  # outputs of counts and times beyond +-15 count as that
+KEPT = 0.05  # of every probability, whatever a curve adds
 AT_ZERO = 0.5413248546129181  # softplus(this) = 1
 
 
@@ -35,6 +36,7 @@ def outcome(outputs: Any, likelihood: dict[str, Any]) -> tuple[Any, Any]:
         probabilities = _probabilities(outputs, name)
         if name == "calibrated":  # slope and shifts are in the last layer
             probabilities = (1 - likelihood["floor"]) * probabilities + likelihood["floor"] / probabilities.shape[1]
+            probabilities = _bent(outputs, probabilities, likelihood["curve"]) if likelihood["curve"] else probabilities
         return probabilities, _entropy(probabilities, name)
     if name == "multi-gaussian":
         return outputs, np.full(outputs.shape, likelihood["noise_scale"] ** 2)
@@ -54,6 +56,16 @@ def _probabilities(outputs: Any, name: str) -> Any:
         outputs = np.concatenate([np.zeros_like(outputs), outputs], 1)
     powers = np.exp(outputs - outputs.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
+
+
+def _bent(outputs: Any, probabilities: Any, curve: Any) -> Any:
+    """Of two classes, with what a curve of their log odds adds to the second."""
+    places, heights = np.array(curve).T
+    odds = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
+    one = probabilities[:, 1]
+    bent = np.maximum(one + np.interp(odds, places, heights), KEPT * one)
+    bent = np.minimum(bent, 1.0 - KEPT * (1.0 - one))
+    return np.stack([1.0 - bent, bent], 1)
 
 
 def _ordered(outputs: Any) -> Any:
