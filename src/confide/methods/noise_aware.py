@@ -198,7 +198,8 @@ class NoiseAware(Method):
             count=0,
         )
         model = self._model(problem)
-        found = believe(model, _evidence(problem, seen), state.belief)
+        last = seen.step == problem.plan.steps
+        found = believe(model, _evidence(problem, seen), state.belief, last)
         return replace(
             seen,
             at=found.mean,
