@@ -29,6 +29,7 @@ from confide.methods.noise_aware import NoiseAware
 from confide.models import networks
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
 from confide.models.priors import GaussianPrior
+from confide.posteriors.draws import Draws
 from confide.sources.private_data import PrivateData
 
 
@@ -188,6 +189,8 @@ def test_without_noise_it_is_the_laplace_approximation(kind: str) -> None:
     if kind == "softmax":
         weights, bias = draws[:, :6].reshape(-1, 2, 3), draws[:, 6:]
         draws = torch.cat([weights[:, 1] - weights[:, 0], bias[:, 1:] - bias[:, :1]], 1)
+        # What both have in common is not learnt: it keeps the prior.
+        assert torch.allclose(weights.sum(1).std(0), torch.full((3,), math.sqrt(2.0)).double(), rtol=0.12)
     deviation = torch.linalg.inv(precision).diagonal().sqrt()
     assert ((draws.mean(0) - mean).abs() < 0.2 * deviation).all()
     assert torch.allclose(draws.std(0), deviation, rtol=0.12)
@@ -269,6 +272,22 @@ def test_weights_of_many_features_are_not_drawn_to_zero(monkeypatch: pytest.Monk
     assert 0.9 < length_over_truth() < 1.15
     monkeypatch.setattr(_noise_aware, "BENT_ROUNDS", 0)
     assert length_over_truth() < 0.84
+
+
+def test_two_outputs_for_two_classes_are_learnt_as_well_as_one() -> None:
+    """A door that knows two classes makes a softmax of two outputs: as two, the broken variant, they had nearly twice
+    the width, for an answer was shared by twice as many numbers."""
+    x = rows(2000, 3)
+    y = (torch.rand(2000, generator=torch.Generator().manual_seed(5)) < x[:, 0].sigmoid()).long()
+    one = NoiseAware(prior=GaussianPrior(math.sqrt(2.0)))
+    data = [PrivateData(x, y, schema=Schema(records=2000, classes=2), seed=3) for _ in range(2)]
+    plan = confide.plan(delta=1e-5, records=2000, steps=5, sampling="full-batch", noise_multiplier=20.0)
+    logit = confide.fit(one, networks.logistic(3), data[0], plan, likelihood=Bernoulli(), seed=0).posterior
+    pair = confide.fit(NoiseAware(), networks.softmax(3, 2), data[1], plan, likelihood=Categorical(2), seed=0).posterior
+    assert isinstance(logit, Draws)
+    assert isinstance(pair, Draws)
+    weights = pair.draws[:, :6].reshape(-1, 2, 3)
+    assert torch.allclose(weights[:, 1] - weights[:, 0], logit.draws[:, :3], atol=1e-5)
 
 
 def test_moments_of_draws_are_those_of_the_density() -> None:
