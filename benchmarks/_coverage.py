@@ -44,7 +44,8 @@ def beliefs(
         sums.append(exact + noise / math.sqrt(count) * torch.randn(exact.shape, generator=generator, dtype=exact.dtype))
         told = torch.tensor(counts[: len(points)], dtype=torch.float64)
         gathered = (torch.stack(points, 1), torch.stack(sums, 1), noise**2 / told, torch.stack(reaches, 1))
-        belief = believe(model, evidence_of(layout, records, *gathered, torch.zeros_like(told)), belief)
+        evidence = evidence_of(layout, records, *gathered, torch.zeros_like(told))
+        belief = believe(model, evidence, belief, last=len(points) == len(counts))
         clip = residual_clip(model, belief)
     return belief, model
 

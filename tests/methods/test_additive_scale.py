@@ -60,10 +60,59 @@ def test_a_number_of_one_value_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     weights, features = run.posterior.centre.view(1, -1), run.posterior.module.features(x)
     part = run.posterior.module.recipe.groups()[2]
     assert float((features[:, part] @ weights[:, part].T).abs().max()) == 0
-    loss = log_loss(run.posterior, x, y)
-    assert loss < 0.58
+    assert log_loss(run.posterior, x, y) < 0.58
     monkeypatch.setattr(model, "ONE_VALUE", 2.0)
-    assert log_loss(fitted(x, y, epsilon=8.0).posterior, x, y) > loss + 0.003
+    assert float(fitted(x, y, epsilon=8.0).posterior.centre.view(1, -1)[:, part].abs().max()) > 0
+
+
+def test_the_sharpest_direction_shows_where_a_way_has_a_small_part_in_it() -> None:
+    """Nineteen directions of curvature 1 and one of 16, a fifth of the way's square: its mean curvature is 4."""
+    sharp, divisor = torch.ones(1, 20, dtype=torch.float64), torch.full((1, 20), 3.0, dtype=torch.float64)
+    sharp[0, 0] = 16.0
+    way = torch.full((1, 20), math.sqrt(0.8 / 19), dtype=torch.float64)
+    way[0, 0] = math.sqrt(0.2)
+    before = (torch.zeros_like(way), torch.zeros_like(way), torch.zeros(2, dtype=torch.float64))
+    gradient, assumed = 3 * sharp * way, float((divisor * way.square()).sum())
+    (mean,), _ = steps.sharpness(before, (), 1.0, way, gradient, assumed, 0.0)
+    assert mean == pytest.approx(4.0)
+    steepest = steps.steepness(before, gradient, divisor, assumed, 0.0)
+    assert 7 < steepest <= 16
+    recipe = model.AdditiveRecipe((0,) * 20, 1)
+    pull = torch.ones(1, recipe.features, dtype=torch.float64)
+    rates = [steps.largest_rate(recipe, (mean,), met, pull, 13) for met in (0.0, steepest)]
+    assert 16 * rates[0] > 2 * (1 + steps.MOMENTUM), "without it steps would go to and fro"
+    assert rates[1] < 0.75 * rates[0]
+    noise = torch.randn(1, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert steps.steepness(before, noise, divisor, assumed, 1.0) == 0
+
+
+def test_a_number_of_nine_values_has_no_waves_that_seem_not_to_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve waves at nine known places would be correlated in full; where in its bin a value lies nobody knows."""
+    shares = torch.zeros(1, model.bins(1), dtype=torch.float64)
+    shares[0, torch.linspace(5, model.bins(1) - 6, 9).long()] = 1 / 9
+
+    def least() -> float:
+        return float(torch.linalg.eigvalsh(model.wave_moments(shares, model.heights_of(shares), 12)[2])[0, 0])
+
+    assert least() > 1e-3
+    monkeypatch.setattr(model, "PLACES_IN_A_BIN", (0.0,))
+    assert least() < 1e-9
+
+
+def test_what_steps_say_of_correlated_waves_is_read_along_their_axes() -> None:
+    """A gradient speaks of all waves of its number: wave by wave, the broken variant, it says something else."""
+    _, variance, alike = model.wave_moments(normal_shares(), model.heights_of(normal_shares()), 5)
+    variances = torch.cat([torch.ones(1, dtype=torch.float64), variance[0]])
+    axes = steps.Axes.of(variances, alike)
+    root = variances[1:].sqrt()
+    curvature = torch.eye(6, dtype=torch.float64)
+    curvature[1:, 1:] = root[:, None] * alike[0] * root
+    truth = torch.arange(6, dtype=torch.float64)[None]
+    gradient = -truth @ curvature
+    assert torch.allclose(axes.back(-axes.along(gradient) / axes.variances), truth)
+    assert not torch.allclose(-gradient / variances, truth, rtol=0.1)
+    doubt = torch.rand(1, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.allclose((axes.variances_back(doubt) * variances).sum(), (doubt * axes.variances).sum())
 
 
 def test_shares_of_the_histogram_count_where_effects_are_large() -> None:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import confide
 from benchmarks._coverage import answers, beliefs
-from benchmarks.coverage import NOISE, PRIOR, STEPS, Cell, covered, covered_at_once, drawn
+from benchmarks.coverage import NOISE, PRIOR, STEPS, Cell, covered, covered_at_once, drawn, noise_multiplier
 from confide.data.schema import Schema
 from confide.methods import _noise_aware, noise_aware
+from confide.methods._noise_aware_bends import BentScores, moments_of_draws
 from confide.methods._noise_aware_inputs import (
     cleaned,
     clipped_mean,
@@ -28,6 +29,7 @@ from confide.methods.noise_aware import NoiseAware
 from confide.models import networks
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian
 from confide.models.priors import GaussianPrior
+from confide.posteriors.draws import Draws
 from confide.sources.private_data import PrivateData
 
 
@@ -187,6 +189,8 @@ def test_without_noise_it_is_the_laplace_approximation(kind: str) -> None:
     if kind == "softmax":
         weights, bias = draws[:, :6].reshape(-1, 2, 3), draws[:, 6:]
         draws = torch.cat([weights[:, 1] - weights[:, 0], bias[:, 1:] - bias[:, :1]], 1)
+        # What both have in common is not learnt: it keeps the prior.
+        assert torch.allclose(weights.sum(1).std(0), torch.full((3,), math.sqrt(2.0)).double(), rtol=0.12)
     deviation = torch.linalg.inv(precision).diagonal().sqrt()
     assert ((draws.mean(0) - mean).abs() < 0.2 * deviation).all()
     assert torch.allclose(draws.std(0), deviation, rtol=0.12)
@@ -252,6 +256,62 @@ def test_logistic_regression_with_many_features_learns_from_its_budget() -> None
     outcomes = covered_at_once(Cell("logistic", "uniform", 5000, 20, 3.0), range(4))
     assert all(outcome.width < 1.5 for outcome in outcomes)
     assert 0.6 < sum(outcome.squared_error for outcome in outcomes) / 4 < 1.6
+
+
+def test_weights_of_many_features_are_not_drawn_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beliefs are as long as truths on average, though a line through the scores of a sigmoid makes them short."""
+    cell = Cell("logistic", "uniform", 1000, 20, 1.0)
+
+    def length_over_truth() -> float:
+        found = [drawn(cell, repeat) for repeat in range(4)]
+        z, y = torch.stack([one.z for one in found]), torch.stack([one.y for one in found])
+        belief, _ = beliefs(NoiseAware(), Bernoulli(), z, y, 10, noise_multiplier(1.0), 0)
+        squares = belief.mean.square().sum(1) + belief.covariance.diagonal(dim1=1, dim2=2).sum(1)
+        return float(squares.sum() / torch.stack([one.truth for one in found]).square().sum())
+
+    assert 0.9 < length_over_truth() < 1.15
+    monkeypatch.setattr(_noise_aware, "BENT_ROUNDS", 0)
+    assert length_over_truth() < 0.84
+
+
+def test_two_outputs_for_two_classes_are_learnt_as_well_as_one() -> None:
+    """A door that knows two classes makes a softmax of two outputs: as two, the broken variant, they had nearly twice
+    the width, for an answer was shared by twice as many numbers."""
+    x = rows(2000, 3)
+    y = (torch.rand(2000, generator=torch.Generator().manual_seed(5)) < x[:, 0].sigmoid()).long()
+    one = NoiseAware(prior=GaussianPrior(math.sqrt(2.0)))
+    data = [PrivateData(x, y, schema=Schema(records=2000, classes=2), seed=3) for _ in range(2)]
+    plan = confide.plan(delta=1e-5, records=2000, steps=5, sampling="full-batch", noise_multiplier=20.0)
+    logit = confide.fit(one, networks.logistic(3), data[0], plan, likelihood=Bernoulli(), seed=0).posterior
+    pair = confide.fit(NoiseAware(), networks.softmax(3, 2), data[1], plan, likelihood=Categorical(2), seed=0).posterior
+    assert isinstance(logit, Draws)
+    assert isinstance(pair, Draws)
+    weights = pair.draws[:, :6].reshape(-1, 2, 3)
+    assert torch.allclose(weights[:, 1] - weights[:, 0], logit.draws[:, :3], atol=1e-5)
+
+
+def test_moments_of_draws_are_those_of_the_density() -> None:
+    """A Gaussian one that lies elsewhere and has another shape than where chains start."""
+    middle, precision = torch.tensor([1.0, -0.5]).double(), torch.tensor([[2.0, 0.8], [0.8, 1.0]]).double()
+
+    def density(points: Tensor) -> tuple[Tensor, Tensor]:
+        pull = (middle - points) @ precision
+        return ((points - middle) * pull).sum(-1) / 2, pull
+
+    mean, covariance = moments_of_draws(density, torch.zeros(2).double(), torch.eye(2).double())
+    assert torch.allclose(mean, middle, atol=0.1)
+    assert torch.allclose(covariance, torch.linalg.inv(precision), rtol=0.15, atol=0.1)
+
+
+def test_the_gradient_of_bent_scores() -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.cat([torch.randn(50, 2, generator=generator) + 0.5, torch.ones(50, 1)], 1).double()
+    square = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+    bent = BentScores(x.mT @ x, square[0], 0.1 * (square + square.mT), square[1], square @ square.mT, 0.7)
+    points = torch.randn(4, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    density, gradient = bent.at(points)
+    (wanted,) = torch.autograd.grad(density.sum(), points)
+    assert torch.allclose(gradient, wanted, rtol=1e-8)
 
 
 # -- networks and refusals -----------------------------------------------------------------------------------

@@ -127,7 +127,8 @@ def tune(
         return
     for place, (text, score) in enumerate(zip(tries, found.scores, strict=True)):
         mark = "*" if place == found.best else " "
-        output().print(f"{mark} {score:.3f} +- {found.noise:.3f}  {one_line(text)}", soft_wrap=True, markup=False)
+        noise = f"+- {found.noise:.3f} by privacy noise"
+        output().print(f"{mark} {score:.3f} {noise}  {one_line(text)}", soft_wrap=True, markup=False)
     outcome.show(output(), run, summary, evaluation)
 
 

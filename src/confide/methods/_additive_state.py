@@ -25,6 +25,7 @@ class AdditiveState:
     sharpest    curvature of the two steps before in units of the assumed one, at most
     waves_alike (numbers, waves, waves): correlations of every number's waves
     alike       the largest curvature so far that is no noise: how many columns move together, about
+    steepest    the sharpest curvature that any way had a part in
     """
 
     step: int
@@ -42,6 +43,7 @@ class AdditiveState:
     before: tuple[Tensor, ...] = field(default=(), repr=False)
     sharpest: tuple[float, ...] = ()
     alike: float = 1.0
+    steepest: float = 1.0
     gathered: Tensor | None = field(default=None, repr=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,10 @@ RATE, MOMENTUM, HORIZON = 0.3, 0.5, 4.8
 """Of the steps; where there are many, rates are such that they add up to HORIZON."""
 STABLE = 2.4
 """Rate times sharpest curvature that momentum bears with some room: the limit is 2 (1 + momentum)."""
+
+BEYOND = 1.5
+"""How much sharper than what was met (see `steepness`) the sharpest direction may be: steps that are too long for it
+make it grow threefold and are then met in full, but residuals that are cut hide it once it is large."""
 
 
 def wave_matrix(curvature: Tensor, divisor: Tensor, alike: Tensor) -> Tensor:
@@ -38,6 +43,59 @@ def divided(push: Tensor, divisor: Tensor, matrix: Tensor) -> Tensor:
     turned = torch.linalg.solve(matrix, scaled[:, part].reshape(outputs, numbers, waves, 1))
     scaled[:, part] = turned.reshape(outputs, -1)
     return scaled / divisor.sqrt()
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Of every number's waves: the directions in which they are not correlated, and variances along all features.
+
+    Waves of one number are correlated, so that a gradient in one of them speaks of the others too. Along these axes it
+    does not; a prior that is the same for all waves of a column is the same for all axes.
+
+    turns       (numbers, waves, waves), axes in the rows
+    variances   (features,), the same as before but for waves
+    before      variances of the features themselves
+    """
+
+    turns: Tensor
+    variances: Tensor
+    before: Tensor
+
+    @classmethod
+    def of(cls, variances: Tensor, alike: Tensor) -> Axes:
+        numbers, waves, _ = alike.shape
+        root = variances[1 : 1 + numbers * waves].view(numbers, waves).sqrt()
+        values, vectors = torch.linalg.eigh(root[:, :, None] * alike * root[:, None, :])
+        own = variances.clone()
+        own[1 : 1 + numbers * waves] = values.clamp(min=0).flatten()
+        return cls(vectors.mT.contiguous(), own, variances)
+
+    def along(self, weights: Tensor) -> Tensor:
+        """Of (..., features)."""
+        return self._turned(self.turns, weights)
+
+    def back(self, weights: Tensor) -> Tensor:
+        return self._turned(self.turns.mT, weights)
+
+    def variances_back(self, variances: Tensor) -> Tensor:
+        """Of weights by themselves, from those along the axes: such that outputs vary as much on average, though
+        features keep no word of how weights of one column vary together."""
+        found = self._turned(self.turns.mT.square(), variances)
+        numbers, waves, _ = self.turns.shape
+        part = slice(1, 1 + numbers * waves)
+        wanted, had = (
+            (one * weight)[..., part].unflatten(-1, (numbers, waves)).sum(-1, keepdim=True)
+            for one, weight in ((variances, self.variances), (found, self.before))
+        )
+        found[..., part] *= (wanted / had.clamp(min=1e-300)).expand(*had.shape[:-1], waves).flatten(-2)
+        return found
+
+    def _turned(self, turns: Tensor, weights: Tensor) -> Tensor:
+        numbers, waves, _ = turns.shape
+        part, found = slice(1, 1 + numbers * waves), weights.clone()
+        own = weights[..., part].unflatten(-1, (numbers, waves))
+        found[..., part] = (turns @ own[..., None])[..., 0].flatten(-2)
+        return found
 
 
 def sharpness(
@@ -68,14 +126,31 @@ def sharpness(
     return (*sharpest, found + doubt)[-2:], max(alike, found - doubt)
 
 
-def largest_rate(recipe: AdditiveRecipe, sharpest: tuple[float, ...], pull: Tensor, steps: int) -> float:
+def steepness(before: tuple[Tensor, ...], gradient: Tensor, divisor: Tensor, assumed: float, noise: float) -> float:
+    """How much a gradient has changed over the last way, both in units of what steps are divided by, less what may be
+    noise: no more than the sharpest curvature there is, and close to it where a way had any part in its direction.
+
+    The mean curvature along a way says little of it: of a way that goes in twenty directions, one of which is twenty
+    times as sharp, it is two.
+    """
+    if not before or assumed <= 0:
+        return 0.0
+    square = float(((gradient - before[1]).square() / divisor).sum())
+    own, spread = 2 * noise**2 * float((1 / divisor).sum()), 2 * noise**2 * math.sqrt(2 * float(divisor.pow(-2).sum()))
+    both = 2 * math.sqrt(2) * noise * math.sqrt(square / float(divisor.min()))
+    return math.sqrt(max(0.0, square - own - 2 * math.hypot(spread, both)) / assumed)
+
+
+def largest_rate(
+    recipe: AdditiveRecipe, sharpest: tuple[float, ...], steepest: float, pull: Tensor, steps: int
+) -> float:
     """At most STABLE over the sharpest curvature there can be, of so many steps of learning.
 
     Features of one column are uncorrelated once steps are divided, those of different columns may be all the same: the
     curvature is at most the sum of the columns' own, in units of what steps are divided by, and the constant's. What
-    the last steps met counts twice, for other directions may be sharper.
+    the last steps met counts twice, for other directions may be sharper, and what any way had a part in by a half more.
     """
     most = sum(float(pull[:, group].max()) for group in [slice(0, 1), *recipe.groups()])
     if sharpest:
-        most = min(most, max(2 * max(sharpest), 1.0))
+        most = min(most, max(2 * max(sharpest), BEYOND * steepest, 1.0))
     return min(RATE, HORIZON / steps, STABLE / most)

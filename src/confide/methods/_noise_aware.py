@@ -26,6 +26,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from confide.methods._noise_aware_bends import BentScores, moments_of_draws
 from confide.methods._noise_aware_inputs import (
     Doubt,
     cleaned,
@@ -51,6 +52,9 @@ DRIFT = {"gaussian": 0.0, "bernoulli": 0.1, "categorical": 0.3}
 formula for Gaussian inputs, so that only their shape counts; with several it is taken as it is."""
 SECOND_ORDER = 0.15
 """Of sum z w (1 - 2p) (z d)^2 / 2 for several classes, in units of H; two classes: see `_line`."""
+BENT_ROUNDS, LEAST_BENT = 2, 0.01
+"""Rounds in which draws mend a belief and noises are weighed by the mended one; and the square of what the line leaves,
+in deviations of the noise, below which nothing is to be mended: means would move by a tenth of a deviation."""
 REMAINDERS = 16
 """Pairs of points at which it is looked at: a mean curvature is then known to a hundredth, and more take long."""
 BEND = {"gaussian": 0.25, "bernoulli": 0.1, "categorical": 0.2}
@@ -166,8 +170,11 @@ def residual_clip(model: Model, belief: Belief, first: bool = False) -> Tensor:
     return clip.clamp(max=FIRST_REACH) if first else clip
 
 
-def believe(model: Model, evidence: ReleasedEvidence, start: Belief) -> Belief:
-    """The fixed point, from the belief before the last stage."""
+def believe(model: Model, evidence: ReleasedEvidence, start: Belief, last: bool = True) -> Belief:
+    """The fixed point, from the belief before the last stage.
+
+    last   no stage follows: what a line leaves of the bends of two classes is mended, which a next point does not need
+    """
     belief, moments = start, model.records * model.moments
     for _ in range(ROUNDS):
         curvatures = _pooled(model, evidence, belief, moments)
@@ -180,6 +187,12 @@ def believe(model: Model, evidence: ReleasedEvidence, start: Belief) -> Belief:
         if bool(((belief.mean - before).abs() <= SETTLED * _diagonal(belief.covariance).sqrt()).all()):
             break
     _, without = _solved(model, evidence, belief, curvatures, sure=True)
+    if last and model.kind == "bernoulli":
+        for _ in range(BENT_ROUNDS):
+            belief = _bent(model, evidence, belief, curvatures)
+            curvatures = _pooled(model, evidence, belief, moments)
+            moments = curvatures.moments
+            belief = replace(belief, curvature=curvatures.mean)
     unsure = 1 - _diagonal(information).sum(-1) / _diagonal(without).sum(-1).clamp(min=1e-300)
     # Noise of a size that is known from as many numbers as there are weights gives a t distribution in place of a
     # Gaussian one: its variance is larger by (size + 4) / (size + 2).
@@ -246,35 +259,71 @@ def _solved(
 
     sure   leave out the noises whose size depends on how far the truth is: error of the curvature, bends
     """
+    slope, above, rest = _line(model, belief, curvatures)
+    factors, expected, whole = _noises(model, evidence, belief, curvatures, slope, None if sure else rest)
+    design = factors[..., None, None] * slope[..., None, :, :]
+    target = evidence.scores - expected - above[..., None, :] + (design @ belief.mean[..., None, :, None])[..., 0]
+    information, seen = _told(design, target, whole)
+    inverse = torch.linalg.inv(information + model.precision * torch.eye(model.size, dtype=torch.float64))
+    return replace(belief, mean=(inverse @ seen)[..., 0], covariance=(inverse + inverse.mT) / 2), information
+
+
+def _told(design: Tensor, target: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Precision of x and precision times mean, where target = design x + noise in every stage."""
+    both = torch.cat([design, target[..., None]], -1).flatten(-3, -2)
+    white = torch.linalg.solve_triangular(root_of(covariance), both, upper=False)
+    across, seen = white[..., :-1], white[..., -1:]
+    information = across.mT @ across
+    return (information + information.mT) / 2, across.mT @ seen
+
+
+def _noises(
+    model: Model,
+    evidence: ReleasedEvidence,
+    belief: Belief,
+    curvatures: _Curvatures,
+    slope: Tensor,
+    rest: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """f_t, m_t at the belief's mean, and the covariance of all stages' noises under the belief.
+
+    rest   second moments of what the scores' line leaves; None: no noise whose size depends on how far the truth is
+    """
     count, size = evidence.points.shape[-2:]
     here, eye = curvatures.mean, torch.eye(size, dtype=torch.float64)
     gaps = belief.mean[..., None, :] - evidence.points
     moments = gaps[..., :, None, :, None] * gaps[..., None, :, None, :] + belief.covariance[..., None, None, :, :]
     distance = torch.einsum("...ij,...ttij->...t", here, moments).clamp(min=0)  # moments, (s, t, i, j): E D_s D_t^T
     factors, expected, left = _expected_scores(model, evidence, belief, curvatures, distance)
-    slope, above, rest = _line(model, belief, curvatures)
     dispersion = belief.scale**2 if model.kind == "gaussian" else torch.ones_like(belief.scale)
     shared = (dispersion[..., None, None] * slope)[..., None, None, :, :].expand_as(moments)
     floor = 1e-9 * (_diagonal(here).mean(-1, keepdim=True) + 1)  # keeps the sum invertible where nothing was noisy
-    residual = _residual_square(model, evidence, belief, distance)
-    spread = evidence.thinning * residual
-    if not sure:
-        shared = shared + curvatures.doubt.of_products(moments)
-        shared = shared + rest[..., None, None, :, :]
+    spread = evidence.thinning * _residual_square(model, evidence, belief, distance)
+    if rest is not None:
+        shared = shared + curvatures.doubt.of_products(moments) + rest[..., None, None, :, :]
         spread = spread + left**2 * distance
     alone = (evidence.score_noise + floor)[..., None, None] * eye + spread[..., None, None] * here[..., None, :, :]
     whole = shared * (factors[..., :, None] * factors[..., None, :])[..., None, None]
     whole = whole + torch.eye(count, dtype=torch.float64)[:, :, None, None] * alone[..., None, :, :]
-    covariance = whole.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
-    design = factors[..., None, None] * slope[..., None, :, :]
-    target = evidence.scores - expected - above[..., None, :] + (design @ belief.mean[..., None, :, None])[..., 0]
-    both = torch.cat([design, target[..., None]], -1).flatten(-3, -2)
-    white = torch.linalg.solve_triangular(root_of(covariance), both, upper=False)
-    across, seen = white[..., :-1], white[..., -1:]
-    information = across.mT @ across
-    inverse = torch.linalg.inv((information + information.mT) / 2 + model.precision * eye)
-    mean = (inverse @ (across.mT @ seen))[..., 0]
-    return replace(belief, mean=mean, covariance=(inverse + inverse.mT) / 2), information
+    return factors, expected, whole.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+
+
+def _bent(model: Model, evidence: ReleasedEvidence, belief: Belief, curvatures: _Curvatures) -> Belief:
+    """The belief of two classes with the moments of the density in which scores bend."""
+    slope, _, rest = _line(model, belief, curvatures)
+    _, expected, whole = _noises(model, evidence, belief, curvatures, slope, torch.zeros_like(rest))
+    eye = torch.eye(model.size, dtype=torch.float64).expand(*evidence.points.shape, model.size)
+    precision, seen = _told(eye, evidence.scores - expected, whole)
+    there = tilted_curvature(curvatures.moments, belief.mean[..., None, :])[..., 0, :, :]
+    bent = BentScores(
+        curvatures.moments, belief.mean, curvatures.mean - there, seen[..., 0], precision, model.precision
+    )
+    bends = (precision * rest).sum((-2, -1)) > LEAST_BENT
+    if not bool(bends.any()):
+        return belief
+    mean, covariance = moments_of_draws(bent.at, belief.mean, root_of(belief.covariance))
+    mean = torch.where(bends[..., None], mean, belief.mean)
+    return replace(belief, mean=mean, covariance=torch.where(bends[..., None, None], covariance, belief.covariance))
 
 
 def _line(model: Model, belief: Belief, curvatures: _Curvatures) -> tuple[Tensor, Tensor, Tensor]:

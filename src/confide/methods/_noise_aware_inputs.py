@@ -86,6 +86,17 @@ def tilted_scores(moments: Tensor, points: Tensor) -> Tensor:
     return count[..., None] * found
 
 
+def tilted_products(moments: Tensor, points: Tensor, vectors: Tensor) -> Tensor:
+    """Every row of `tilted_curvature` at points times a vector, without the matrices: the gradient of `tilted_scores`
+    times it."""
+    count, _, covariance = _parts(moments)
+    whole, found = vectors @ covariance, torch.zeros_like(vectors)
+    for height, centre, lack in _weighted(moments, points):
+        own = whole - lack * (lack * vectors).sum(-1, keepdim=True)
+        found = found + height[..., None] * (own + centre * (centre * vectors).sum(-1, keepdim=True))
+    return count[..., None] * found
+
+
 def _height(slope: float, level: Tensor, spread: Tensor) -> Tensor:
     """Mean over inputs of the derivative of Phi(slope f)."""
     bell = torch.exp(-((slope * level) ** 2) / (2 * spread))

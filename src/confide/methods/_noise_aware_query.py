@@ -28,16 +28,22 @@ class Layout:
     A record answers with w (r / reach) z / R, its score, and w a z z^T / (R^2 |a|), its curvature: r is the clipped
     residual, a the second derivative of the loss, R^2 = 1 + features / 2, w = min(1, R^2 / |z|^2). A weight that
     depends on inputs alone leaves the truth where it is. All parts together have norm 1 at most.
+
+    pair   two outputs of a softmax, whose difference is one logit and all that records tell of them: it alone is
+           learnt, half as many numbers, and what both have in common keeps its prior
     """
 
     kind: str
     outputs: int
     inputs: int
+    pair: bool = False
 
     @classmethod
     def of(cls, problem: Problem) -> Layout:
         last = last_layer(problem.module)
         found = cls(problem.likelihood.name, last.out_features, last.in_features + 1)
+        if (found.kind, found.outputs) == ("categorical", 2):
+            found = cls("bernoulli", 1, found.inputs, pair=True)
         if found.kind not in KINDS:
             raise Refusal(f"likelihood={found.kind!r}: a noise-aware posterior is for {', '.join(KINDS)}")
         if found.weights > MOST_WEIGHTS:
@@ -50,6 +56,11 @@ class Layout:
     @property
     def weights(self) -> int:
         return self.outputs * self.inputs
+
+    @property
+    def of_module(self) -> int:
+        """Weights of the module's last layer."""
+        return self.weights * (2 if self.pair else 1)
 
     @property
     def pairs(self) -> int:
@@ -117,9 +128,15 @@ class Layout:
         whole[..., columns, rows] = values
         return whole
 
-    def to_module(self, vectors: Tensor) -> Tensor:
-        """Weights output by output, the constant's last, as the layer's matrix and then its bias."""
+    def to_module(self, vectors: Tensor, common: Tensor | None = None) -> Tensor:
+        """Weights output by output, the constant's last, as the layer's matrix and then its bias.
+
+        common   of a pair: the mean of both outputs' weights; none: zero
+        """
         split = vectors.reshape(-1, self.outputs, self.inputs)
+        if self.pair:
+            split = torch.cat([-split, split], 1) / 2
+            split = split if common is None else split + common.reshape(-1, 1, self.inputs)
         return torch.cat([split[:, :, :-1].flatten(1), split[:, :, -1]], 1)
 
 

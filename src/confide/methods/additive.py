@@ -58,7 +58,7 @@ from confide.methods._additive_problem import (
     within,
 )
 from confide.methods._additive_state import AdditiveState, origin_of, reached_by, spread_of
-from confide.methods._additive_steps import MOMENTUM, divided, largest_rate, sharpness, wave_matrix
+from confide.methods._additive_steps import MOMENTUM, Axes, divided, largest_rate, sharpness, steepness, wave_matrix
 from confide.methods._additive_target import legible
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
@@ -301,10 +301,11 @@ class Additive(Method):
         matrix = wave_matrix(curvature, divisor, state.waves_alike)
         assumed = float((divisor * (position - state.before[0]).square()).sum()) if state.before else 0.0
         sharpest, alike = sharpness(state.before, state.sharpest, state.alike, position, gradient, assumed, noise)
+        steepest = max(state.steepest, steepness(state.before, gradient, divisor, assumed, noise))
         unit = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         shaken = tremor(state.variances, noise, curvature + prior, divisor) / (1 - MOMENTUM) / unit
         learning = self._schedule(problem).learning
-        most = largest_rate(network_of(problem).recipe, sharpest, curvature / divisor, learning)
+        most = largest_rate(network_of(problem).recipe, sharpest, steepest, curvature / divisor, learning)
         rate = min(most, TREMOR**2 / max(shaken, 1e-30))
         done = self._schedule(problem).learnt(state.step) + 1
         away = position - origin_of(state)
@@ -314,7 +315,7 @@ class Additive(Method):
         velocity = MOMENTUM * state.velocity + push
         problem.position.copy_(((position - rate * velocity) / state.unit).flatten())
         state = replace(
-            state, step=state.step + 1, velocity=velocity, sums=sums, sharpest=sharpest, alike=alike,
+            state, step=state.step + 1, velocity=velocity, sums=sums, sharpest=sharpest, alike=alike, steepest=steepest,
             before=(position, gradient, own_noise(noise, rate, divisor)),
         )  # fmt: skip
         return self._ready(problem, state)
@@ -393,7 +394,11 @@ class Additive(Method):
     ) -> BelievedWeights:
         """What steps say of all weights under a curvature, with what is expected of columns beforehand; the constant's
         as it was measured."""
-        found, noise = measured(state.sums, curvature, state.alike, reached)
+        axes = Axes.of(state.variances, state.waves_alike)
+        curvature = curvature[:, :1] / state.variances[0] * axes.variances
+        found, noise = measured(
+            torch.cat([state.sums[:1], axes.along(state.sums[1:])]), curvature, state.alike, reached
+        )
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         sampling = square * passed(problem) * free_part(len(found)) / curvature.clamp(min=1e-12)
         groups, usual, variance = network_of(problem).recipe.groups(), self._usual(problem, state), sampling + noise
@@ -401,7 +406,8 @@ class Additive(Method):
         # is believed, the latter how wide a band is. Noise is alike for all.
         mean, _, scales = shrunk(found, sampling / state.alike + noise, groups, usual)
         _, doubt, _ = shrunk(found, variance, groups, usual)
-        leverage = leverage_of(mean, found, curvature, state.variances, state.alike)
+        leverage = leverage_of(mean, found, curvature, axes.variances, state.alike)
+        mean, doubt = axes.back(mean), axes.variances_back(doubt)
         unused = state.variances == 0
         mean[:, unused], doubt[:, unused] = 0.0, 0.0
         return BelievedWeights(mean, doubt, scales, leverage)

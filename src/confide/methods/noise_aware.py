@@ -89,12 +89,14 @@ class NoiseAware(Method):
         G_t = f(H (theta - theta_t) + xi) + privacy noise,        xi ~ N(0, s^2 H) the records' own sampling noise,
 
     f the known effect of clipping a residual, and H itself known only up to the noise of its release. All of it stands
-    in the width. Without noise this is the Laplace approximation of the non-private posterior. Sound because points and
+    in the width. Without noise this is the Laplace approximation of the non-private posterior. Of two classes the
+    moments at the end are those of draws from the density in which scores bend. Sound because points and
     clips depend on earlier releases only; the rest is post-processing. Features are expected in [-1, 1], real targets
     scaled to about [-1, 1]: others are learnt too, with more noise. Best with few full batches
     (`sampling="full-batch"`, 10 steps); the noise of smaller ones is counted in.
 
-    Of a network with hidden layers the last layer is learnt; the others stay where they start, as public features.
+    Of a network with hidden layers the last layer is learnt; the others stay where they start, as public features. Of
+    two outputs for two classes their difference is learnt, since records tell no more of them.
 
     Papers: Bernstein and Sheldon, NeurIPS 2019 (noise-aware regression from noisy moments); Alrawajfeh, Jaelkoe and
     Honkela, AISTATS 2025 (noise-aware posteriors from the trace of releases).
@@ -142,12 +144,14 @@ class NoiseAware(Method):
 
     def posterior(self, problem: Problem, state: NoiseAwareState) -> Draws:
         layout = Layout.of(problem)
-        fixed = problem.position[: -layout.weights]
+        fixed = problem.position[: -layout.of_module]
         count = DRAWS_OF_NETWORKS if len(fixed) else DRAWS
         noise = torch.randn(count, layout.weights, generator=problem.generator, dtype=torch.float64)
-        learnt = layout.to_module(state.mean + noise @ root_of(state.covariance).mT)
+        common = torch.randn(noise.shape, generator=problem.generator, dtype=torch.float64) if layout.pair else None
+        common = None if common is None else common * (self.prior.scale / math.sqrt(2))
+        learnt = layout.to_module(state.mean + noise @ root_of(state.covariance).mT, common)
         draws = torch.cat([fixed.expand(count, -1), learnt.to(problem.position.dtype)], 1)
-        problem.position[-layout.weights :] = layout.to_module(state.mean)[0].to(problem.position.dtype)
+        problem.position[-layout.of_module :] = layout.to_module(state.mean)[0].to(problem.position.dtype)
         likelihood = Gaussian(state.scale) if isinstance(problem.likelihood, Gaussian) else problem.likelihood
         weights = torch.full((count,), 1 / count, dtype=draws.dtype)
         return Draws(problem.module, likelihood, draws, weights, self._facts(problem, state, count))
@@ -166,11 +170,11 @@ class NoiseAware(Method):
     def _facts(self, problem: Problem, state: NoiseAwareState, count: int) -> dict[str, object]:
         alone = self.without_privacy_noise(problem, state).diagonal()
         facts: dict[str, object] = {
-            **_warning(state.belief, self.prior.scale**-2),
+            **_warning(state.belief, self._model(problem).precision),
             "draws": count,
             "stages": len(state.points),
             "share_of_noise_in_width": round(1 - float((alone / state.covariance.diagonal()).mean().sqrt()), 4),
-            "hidden_layers": "as they started" if len(problem.position) > len(state.mean) else "none",
+            "hidden_layers": "as they started" if len(problem.position) > Layout.of(problem).of_module else "none",
         }
         if isinstance(problem.likelihood, Gaussian):
             facts |= {"noise_scale": state.scale, "residual_clip": state.reaches[-1]}
@@ -198,7 +202,8 @@ class NoiseAware(Method):
             count=0,
         )
         model = self._model(problem)
-        found = believe(model, _evidence(problem, seen), state.belief)
+        last = seen.step == problem.plan.steps
+        found = believe(model, _evidence(problem, seen), state.belief, last)
         return replace(
             seen,
             at=found.mean,
@@ -218,7 +223,7 @@ class NoiseAware(Method):
         moments[-1] = 1.0
         return Model(
             kind=layout.kind,
-            precision=self.prior.scale**-2,
+            precision=self.prior.scale**-2 / (2 if layout.pair else 1),
             moments=torch.diag(moments),
             outputs=layout.outputs,
             records=records,

@@ -17,6 +17,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.mechanism.plan import Plan
 from confide.methods._additive_problem import CUT, budget_of, clip_of, clip_share
+from confide.methods._tabular_gain import Layers, MadeUpDescent, believed_share
 from confide.methods.additive import RELEASES, Additive, AdditiveState
 from confide.methods.base import Method, Opening, Problem
 from confide.methods.sgd import SGD, SgdState
@@ -78,7 +79,9 @@ class Tabular(Method):
     of the network costs nothing that the effects have, and a larger budget buys more of both.
 
     The posterior is a list of draws: effects from their closed form, and the network's average, shifted by how much
-    averages over stretches of the way differ, over the root of their number: the noise that is left in it.
+    averages over stretches of the way differ, over the root of their number: the noise that is left in it. The network
+    of a number is believed as far as it is more than the same steps make of noise (see `_tabular_gain`): where columns
+    say nothing together, it is left out.
 
     Papers: Nori et al., ICML 2021 (private additive models); Kingma and Ba, ICLR 2015 (Adam); Polyak and Juditsky, SIAM
     Journal on Control and Optimization 1992 (averaging).
@@ -163,12 +166,15 @@ class Tabular(Method):
         effects = found.sample(DRAWS, torch.Generator().manual_seed(0))
         effects = effects - effects.mean(0) + found.centre
         network, spread = self._around(problem, state)
-        draws = torch.cat([effects, network], 1).to(problem.position.dtype)
+        share = self._believed(problem, state, network.mean(0))
+        before, last = network[:, : -_last_size(module)], network[:, -_last_size(module) :]
+        draws = torch.cat([effects, before, share * last], 1).to(problem.position.dtype)  # outputs are linear in it
         facts: dict[str, Any] = {
             **{name: found.facts[name] for name in KEPT_FACTS if name in found.facts},
             "hidden": list(module.recipe.hidden),
             "draws": DRAWS,
             "network_spread": spread,
+            "network_believed": round(share, 4),
         }
         problem.position.copy_(draws.mean(0))
         return Draws(module, problem.likelihood, draws, torch.full((DRAWS,), 1 / DRAWS, dtype=draws.dtype), facts)
@@ -232,6 +238,34 @@ class Tabular(Method):
         rows = (mean + off).repeat(math.ceil(DRAWS / len(used)), 1)[:DRAWS]
         return rows, float(off.square().mean().sqrt())
 
+    def _believed(self, problem: Problem, state: TabularState, learnt: Tensor) -> float:
+        """Share of the network's outputs that is no noise; of classes, and of more layers than one, all of them."""
+        module, plan = _network(problem), _stages(problem.plan)[1]
+        noisy = plan is not None and plan.mechanism.noise_multiplier > 0 and math.isfinite(plan.mechanism.clip)
+        if not noisy or not isinstance(problem.likelihood, Gaussian) or len(module.recipe.hidden) != 1:
+            return 1.0
+        second, likelihood = self._second(problem), self._likelihood(problem, state)
+        assert isinstance(likelihood, Gaussian)
+        mechanism, effects = second.plan.mechanism, module.recipe.effects
+        start = TabularNetwork(module.recipe, _start()).network
+        descent = MadeUpDescent(
+            start=_layers(module, torch.cat([p.detach().flatten() for p in start.parameters()])),
+            centres=state.effects.centres[module.chosen.cpu()].float(),
+            numbers=len(effects.numbers),
+            used=(module.scales > 0).float().cpu(),
+            unit=self._unit(problem, state),
+            gain=likelihood.noise_scale**2,
+            deviation=state.effects.deviation,
+            records=second.records,
+            sampling=mechanism.rate,
+            steps=second.plan.steps,
+            averaged=_averaged(second),
+            rate=_descent(module.recipe, second).rate(second),
+            clip=mechanism.clip,
+            noise=mechanism.noise_std,
+        )
+        return believed_share(descent, _layers(module, learnt.float().cpu()))
+
     def _at_start(self, problem: Problem) -> Tensor:
         size = _size(_network(problem).effects)
         return problem.position[size:].double()[None]
@@ -258,6 +292,19 @@ def _start() -> torch.Generator:
 def _network(problem: Problem) -> TabularNetwork:
     assert isinstance(problem.module, TabularNetwork)  # `prepare` made it
     return problem.module
+
+
+def _last_size(module: TabularNetwork) -> int:
+    """Weights of the network's last layer and its constants."""
+    return (module.recipe.hidden[-1] + 1) * module.recipe.outputs
+
+
+def _layers(module: TabularNetwork, weights: Tensor) -> Layers:
+    """Of a network with one hidden layer and one output, from all its weights."""
+    shapes = [parameter.shape for parameter in module.network.parameters()]
+    parts = weights.split([shape.numel() for shape in shapes])
+    hidden, constants, last, constant = (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+    return hidden, constants, last, constant
 
 
 def _size(module: nn.Module) -> int:

@@ -302,17 +302,35 @@ def heights_of(shares: Tensor) -> Tensor:
     return heights
 
 
+PLACES_IN_A_BIN = (-0.75, -0.25, 0.25, 0.75)
+"""Where records may lie, from the middle of a bin to its edges."""
+
+
 def wave_moments(shares: Tensor, heights: Tensor, waves: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of every cosine (numbers, waves), and how cosines of a number are correlated (numbers, waves,
-    waves), where such shares of the records lie at these heights. A number of one value has no variance."""
-    angles = torch.pi * heights[:, None, :] * torch.arange(1, waves + 1, dtype=heights.dtype)[:, None]
-    cosines = torch.cos(angles)
-    mean = (cosines * shares[:, None, :]).sum(-1)
+    waves), where such shares of the records lie in bins with these heights. A number of one value has no variance.
+
+    On average over places in a bin: a number that has nine values lies at nine places that nobody knows, and if they
+    were taken for the middles, some sums of its waves would seem not to vary at all.
+    """
+    order = torch.arange(1, waves + 1, dtype=heights.dtype)
+    width = edges(len(shares)).diff().to(heights.dtype)
+    cosines = torch.cat([torch.cos(torch.pi * order[:, None] * u[:, None, :]) for u in _within(heights, width)], -1)
+    weights = (shares / len(PLACES_IN_A_BIN)).repeat(1, len(PLACES_IN_A_BIN))
+    mean = (cosines * weights[:, None, :]).sum(-1)
     centred = cosines - mean[..., None]
-    products = (centred * shares[:, None, :]) @ centred.transpose(1, 2)
+    products = (centred * weights[:, None, :]) @ centred.transpose(1, 2)
     variance = products.diagonal(dim1=1, dim2=2) * (shares.amax(1, keepdim=True) < ONE_VALUE)
     root = variance.clamp(min=1e-12).sqrt()
     return mean, variance, products / (root[:, :, None] * root[:, None, :])
+
+
+def _within(heights: Tensor, width: Tensor) -> list[Tensor]:
+    """Heights (numbers, bins) at every place in the bins: straight lines between their middles."""
+    between = heights.diff(dim=1) / (width[1:] + width[:-1])
+    flat = torch.zeros_like(heights[:, :1])
+    left, right = torch.cat([flat, between], 1) * width, torch.cat([between, flat], 1) * width
+    return [heights + place * (left if place < 0 else right) for place in PLACES_IN_A_BIN]
 
 
 __all__ = ["NUMBER", "AdditiveFeatures", "AdditiveNetwork", "AdditiveRecipe", "additive", "blocks_of"]
