@@ -298,17 +298,18 @@ class PatchSum(Contribution):
         return self._ordered(total)
 
     def _fused_products(self, factors: Tensor, size: int) -> Tensor:
-        """The same by torch's kernel: the sum of a block in one call."""
-        total, images = self.space.take(self.left, self.groups, self.channels, self.width), self.images
+        """The same by torch's kernel: the sum of a block in one call, which has memory of its own."""
+        images, total = self.images, None
         assert images is not None
         for start in range(0, self.records, size):
             stop = min(self.records, start + size)
             left = self._planes(images, start, stop)
             left = left * expanded(factors[start:stop], left.dim())
             with exact_convolutions():
-                part = weight_gradient(left, images[start:stop], self.cut).view_as(total)
-            total.add_(part) if start else total.copy_(part)
-        return total
+                part = weight_gradient(left, images[start:stop], self.cut)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total.view(self.groups, self.channels, self.width)
 
     def _some_products(self, factors: Tensor, start: int, stop: int, size: int) -> Tensor:
         """The sums of blocks of records: (blocks, groups, channels, width)."""
