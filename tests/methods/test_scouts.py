@@ -79,7 +79,7 @@ def led(monkeypatch: pytest.MonkeyPatch, scouts: bool) -> Any:
     if not scouts:
         monkeypatch.setattr(_chain, "each_generation", lambda burn_in: 0)
     data = confide.PrivateData(torch.zeros(count, 1), y, schema=confide.Schema(records=count), seed=2)
-    plan = confide.plan(records=count, batch=200, steps=160, epsilon=1.0, delta=1e-5)
+    plan = confide.plan(records=count, batch=200, steps=100, epsilon=1.0, delta=1e-5)
     return confide.fit(SGLD(), two_clouds(), data, plan, seed=3).posterior
 
 
