@@ -28,7 +28,7 @@ from confide.mechanism.clipping.rules.patches import Cut
 LINE = 64  # bytes
 # Multiply-adds of one record, from which on torch's kernel beats products of patches: one record in a call, or a batch.
 FOR_A_RECORD, FOR_A_BATCH = 6 << 20, 1 << 20
-# Records of one call, more than there are threads to share them out; and bytes of their gradients, beyond which the C
+# Records of one call, more than there are threads, so that none is shared out between two of them; and bytes of their gradients, beyond which the C
 # library gives memory back after every step and waiting for fresh pages takes longer than the products.
 FEWEST_TOGETHER, MOST_TOGETHER = 4, 24 << 20
 TYPES = (torch.float32,)  # others have no kernel that is faster than products
@@ -72,10 +72,11 @@ def of_all_records(left: Tensor, images: Tensor, cut: Cut) -> Tensor | None:
     entries = left.shape[1] * images.shape[1] // cut.groups * math.prod(cut.kernel)
     if len(left) < FEWEST_TOGETHER or len(left) * entries * left.element_size() > MOST_TOGETHER:
         return None
-    if not (_aligned(left) and _aligned(images)):
+    threads = torch.get_num_threads()
+    if threads >= FEWEST_TOGETHER or not (_aligned(left) and _aligned(images)):
         return None
     form = (tuple(left.shape[1:]), tuple(images.shape[1:]), tuple(cut.kernel), tuple(cut.stride), tuple(cut.dilation))
-    if not _same_together(*form, tuple(cut.margins), cut.groups, left.dtype, torch.get_num_threads()):
+    if not _same_together(*form, tuple(cut.margins), cut.groups, left.dtype, threads):
         return None
     return _together(left, images, cut)
 
