@@ -28,8 +28,9 @@ from confide.mechanism.clipping.rules.patches import Cut
 LINE = 64  # bytes
 # Multiply-adds of one record, from which on torch's kernel beats products of patches: one record in a call, or a batch.
 FOR_A_RECORD, FOR_A_BATCH = 6 << 20, 1 << 20
-# Records of one call, more than there are threads, so that none is shared out between two of them; and bytes of their gradients, beyond which the C
-# library gives memory back after every step and waiting for fresh pages takes longer than the products.
+# Records of one call, more than there are threads, so that none is shared out between two of them; and bytes of their
+# gradients: beyond, the C library gives memory back after every step, and waiting for fresh pages takes longer than
+# the products.
 FEWEST_TOGETHER, MOST_TOGETHER = 4, 24 << 20
 TYPES = (torch.float32,)  # others have no kernel that is faster than products
 _pad = torch.nn.functional.pad  # as it was when confide was imported
