@@ -14,6 +14,11 @@ from torch import Tensor, nn
 from confide.layers.bayesian import BayesianLayer, Source, _check_draws, _noise_like
 from confide.models.programs import Program, ProgramOutput, record_tree
 
+NEVER = -1e30
+"""Of a log-likelihood: one that is no number is as good as none."""
+WORST = 4.0
+"""By so much in its logarithm a vector may explain a record worse than another: beyond, it does not explain it."""
+
 
 class MeanFieldProgram(BayesianLayer):
     """In the place of a program: its vector is unconstrained_mean + softplus(unconstrained_rho) * noise."""
@@ -109,6 +114,43 @@ class WhitenedOutput(ProgramOutput):
         s = torch.stack([said(ahead, x, y) - said(behind, x, y) for ahead, behind in self.shifted])
         # Not by @: a product of matrices rounds a record's part by how many records stand beside it.
         return found + self.asked.share * (self.asked.products * packed(s / (2 * self.little))).sum()
+
+
+class ScoutedProgram(nn.Module):
+    """Several vectors of a program at once: by how much each explains a record worse than the best of them does.
+
+    That is min(1, (l_best - l) / WORST) for log-likelihoods l, less its mean over the vectors, times `weights`, which
+    stay zero: what is asked of a record are these numbers, at most half of the root of how many vectors there are.
+    """
+
+    vectors: Tensor
+
+    def __init__(self, program: Program, count: int) -> None:
+        super().__init__()
+        self.held = (program,)
+        size, dtype = program.unconstrained.numel(), program.unconstrained.dtype
+        self.weights = nn.Parameter(torch.zeros(count, dtype=dtype))
+        self.register_buffer("vectors", torch.zeros(count, size, dtype=dtype))
+
+    def forward(self, *x: Tensor, **named: Tensor) -> ScoutedOutput:
+        program = self.held[0]
+        with torch.no_grad():
+            values = tuple(program.constrained(vector) for vector in self.vectors)
+        return ScoutedOutput(program, self.vectors[:1], record_tree(x, named), self, values)
+
+
+@dataclass(frozen=True)
+class ScoutedOutput(ProgramOutput):
+    """What several vectors of a program say of a batch, by name in `values`."""
+
+    asked: ScoutedProgram
+    values: tuple[Any, ...]
+
+    def _said(self, values: Any, x: Any, y: Tensor) -> Tensor:
+        said = torch.stack([super(ScoutedOutput, self)._said(one, x, y) for one in self.values])
+        known = torch.nan_to_num(said, nan=NEVER, posinf=NEVER, neginf=NEVER).clamp(min=NEVER)
+        worse = ((known.amax() - known) / WORST).clamp(max=1)
+        return -(self.asked.weights * (worse - worse.mean())).sum()
 
 
 def packed(vector: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from confide.devices import HOST, normals
 from confide.errors import Refusal
+from confide.methods._scouts import GENERATIONS, Scouts, each_generation, sent_out
 from confide.methods._told import Told, belief_of, far_off, met_anew, prior_draws
 from confide.methods._whitened import (
     UNCUT,
@@ -64,6 +65,7 @@ class ChainState:
     told          since then: what its belief is made of, where the chain is worth few draws
     met           what records tell beyond what made-up inputs have led to expect (`_told`)
     haste         of the pace while the peak is far: what was told since the last look leaves no doubt that it is
+    scouts        vectors that are asked about before the chain of a program begins (`_scouts`)
     """
 
     step: int = 0
@@ -76,6 +78,7 @@ class ChainState:
     told: Told = field(default_factory=Told, repr=False)
     met: Tensor | None = field(default=None, repr=False)
     haste: float = 1.0
+    scouts: Scouts | None = None
 
 
 StateType = TypeVar("StateType", bound=ChainState)
@@ -112,9 +115,33 @@ class Chain(Method):
             raise Refusal(f"thinning={self.thinning}: must be at least 1")
 
     def ask(self, problem: Problem, state: Any) -> GradientQuery:
+        if state.scouts is not None:
+            return state.scouts.query(problem)  # type: ignore[no-any-return]
         if state.axes is None:
             return problem.gradient_query
         return query_of(problem, state.axes, self._pace(problem, state))
+
+    def later(self, problem: Problem, state: Any) -> tuple[Any, ...]:
+        return () if state.scouts is None else (replace(state, scouts=None),)
+
+    def _begun(self, problem: Problem, state: StateType) -> StateType:
+        """Before the first step: along the axes of a program, where its belief is asked for with scouts ahead."""
+        state = self._aligned(problem, state)
+        told = state.axes is not None and self._pace(problem).share > 0
+        if not told or each_generation(self.burn_in_steps(problem)) == 0:
+            return state
+        return replace(state, scouts=sent_out(problem))
+
+    def scouted(self, problem: Problem, state: StateType, release: Release) -> StateType:
+        """A step before the chain begins, which it does where scouts have found it best."""
+        assert state.scouts is not None
+        scouts, each = state.scouts.told(problem, release), each_generation(self.burn_in_steps(problem))
+        if (state.step + 1) % each:
+            return replace(state, scouts=scouts)
+        if state.step + 1 < each * GENERATIONS:
+            return replace(state, scouts=scouts.drawn_anew(problem))
+        problem.position.copy_(scouts.midst())
+        return self._aligned(problem, replace(state, scouts=None))
 
     def _aligned(self, problem: Problem, state: StateType) -> StateType:
         """With the axes of a program at its present position, where steps follow from public rules."""

@@ -21,8 +21,9 @@ FAR = 4.0
 """Deviations of what noise explains: a mean slope beyond them is the way to a peak that is not here."""
 LARGEST_WAY = 2.0
 """Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
-LARGEST_EXCESS = 3.0
-"""Slopes that scatter by more than this many times their known noise are not those of a line."""
+LARGEST_EXCESS = 1.5
+"""Slopes that scatter by more than this many times their known noise are not those of a line, unless they are few: the
+mean of m squares is one within a few times the root of 2 / m."""
 LARGEST_UNLIKE = 1.0
 """Products of scores that are off by all of what the program expects: records scatter twice as much, or no peak."""
 PROBED, LEAST_STEADY = 16, 0.5
@@ -67,6 +68,7 @@ class ToldBelief:
     trust    how far the information that was released was believed against the program's own guess
     steady   share of draws at which the program expects about the information that it expects in their midst
     unlike   by how much released products of scores differ from what the program expects, as a share of it
+    most_excess   beyond which they are not those of a line
     cut_known   whether it is known what the clip takes, or the clip is so wide that it takes nothing
     """
 
@@ -77,11 +79,12 @@ class ToldBelief:
     steady: float
     unlike: float
     cut_known: bool
+    most_excess: float = LARGEST_EXCESS
 
     @property
     def one_peak(self) -> bool:
         """Whether a line through the slopes is all that there is to it, as far as that can be seen."""
-        near = self.way <= LARGEST_WAY and self.excess <= LARGEST_EXCESS
+        near = self.way <= LARGEST_WAY and self.excess <= self.most_excess
         return near and self.steady >= LEAST_STEADY and self.unlike <= LARGEST_UNLIKE
 
 
@@ -109,7 +112,8 @@ def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace
     found = centre + draws @ wide.mT
     steady = 1.0 if here is None else _steady(problem, own, here, found)
     known = cut is not None or pace.clip > UNCUT * math.sqrt(size)
-    return ToldBelief(found, way, excess, trust, steady, unlike, known)
+    most = max(LARGEST_EXCESS, 1 + FAR * math.sqrt(2 / (count * size)))
+    return ToldBelief(found, way, excess, trust, steady, unlike, known, most)
 
 
 def _steady(problem: Problem, own: Prior, here: Local, draws: Tensor) -> float:

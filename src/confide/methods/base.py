@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from confide.data.schema import Schema
 from confide.errors import Refusal
-from confide.layers.programs import WhitenedProgram, program_of
+from confide.layers.programs import ScoutedProgram, WhitenedProgram, program_of
 from confide.mechanism.plan import Plan
 from confide.models.likelihoods import Likelihood
 from confide.models.priors import GaussianPrior, Prior
@@ -94,6 +94,17 @@ class Problem:
             self._whitened[share] = WhitenedProgram(self.module, share)
         return self._whitened[share]
 
+    @cached_property
+    def _scouted(self) -> dict[int, ScoutedProgram]:
+        return {}
+
+    def scouted(self, count: int) -> ScoutedProgram:
+        """So many vectors of a program at once, which a method chooses."""
+        assert isinstance(self.module, Program)
+        if count not in self._scouted:
+            self._scouted[count] = ScoutedProgram(self.module, count)
+        return self._scouted[count]
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -152,6 +163,10 @@ class Method(ABC):
     @abstractmethod
     def posterior(self, problem: Problem, state: Any) -> Posterior:
         """The result after the last step."""
+
+    def later(self, problem: Problem, state: Any) -> tuple[Any, ...]:
+        """States that ask another kind of question than this first one, which are rehearsed before the charge too."""
+        return ()
 
     def steps_apart(self, problem: Problem, state: Any) -> int:
         """How many steps from this state on the parties of a federation may make before they hear of each other.

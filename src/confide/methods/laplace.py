@@ -137,6 +137,9 @@ class LaplaceApproximation(Method):
             draws=start.new_zeros(1, size),
         )
 
+    def later(self, problem: Problem, state: LaplaceState | ChainState) -> tuple[Any, ...]:
+        return SGLD(prior=self.prior).later(problem, state) if isinstance(state, ChainState) else ()
+
     def ask(self, problem: Problem, state: LaplaceState | ChainState) -> GradientQuery:
         if isinstance(state, ChainState):
             return SGLD(prior=self.prior).ask(problem, state)

@@ -55,10 +55,12 @@ class SGHMC(Chain):
             raise Refusal(f"friction={self.friction}: must be in (0, 1)")
 
     def init(self, problem: Problem) -> SghmcState:
-        return self._aligned(problem, SghmcState(velocity=torch.zeros_like(problem.position)))
+        return self._begun(problem, SghmcState(velocity=torch.zeros_like(problem.position)))
 
     def tell(self, problem: Problem, state: SghmcState, release: Release) -> SghmcState:
         assert state.velocity is not None
+        if state.scouts is not None:
+            return self.keep(problem, self.scouted(problem, state, release), 0.0)
         if state.axes is not None:
             return self._told_along(problem, state, state.axes, release)
         eta = self._step_size(problem, state.step + 1)

@@ -53,9 +53,11 @@ class SGLD(Chain):
             raise Refusal(f"convention={self.convention!r}: must be 'posterior' or 'paper'")
 
     def init(self, problem: Problem) -> ChainState:
-        return self._aligned(problem, ChainState()) if self.convention == "posterior" else ChainState()
+        return self._begun(problem, ChainState()) if self.convention == "posterior" else ChainState()
 
     def tell(self, problem: Problem, state: ChainState, release: Release) -> ChainState:
+        if state.scouts is not None:
+            return self.keep(problem, self.scouted(problem, state, release), 0.0)
         if state.axes is not None:
             return self._told_along(problem, state, state.axes, release)
         eta = self._step_size(problem, state.step + 1)

@@ -276,7 +276,8 @@ def rehearse(
 
     def tried() -> Any:
         state = method.init(problem)
-        data.rehearse(asked(method, problem, state))
+        for each in (state, *method.later(problem, state)):
+            data.rehearse(asked(method, problem, each))
         cast = Cast(method, module, problem.likelihood)
         dress_rehearsal(cast, lambda p: make_problem(method, module, data.schema, p, likelihood, 0, HOST), data, plan)
         return state

@@ -113,3 +113,21 @@ def test_no_shorter_format_whatever_was_set_outside() -> None:
         assert backend.conv.fp32_precision == "bf16"
     finally:
         backend.conv.fp32_precision = before
+
+
+@pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2, "padding": 1}, {"groups": 2, "dilation": 2}])
+def test_all_records_in_one_call_have_the_bits_of_each_alone(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patches = sides(16, 16, 16, torch.float32, kernel_size=3, **options)
+    assert patches.images is not None
+    planes = patches._planes(patches.images, 0, RECORDS).contiguous()
+    found = fused.of_all_records(planes, patches.images, patches.cut)
+    if found is not None:  # a processor on which it is otherwise takes them one by one
+        alone = torch.stack([one.flatten() for one in fused.of_each_record(planes, patches.images, patches.cut)])
+        assert torch.equal(found, alone)
+    fused._same_together.cache_clear()
+    whole = fused._together
+    monkeypatch.setattr(fused, "_together", lambda *given: whole(*given) * (1 + 2**-23))
+    assert fused.of_all_records(planes, patches.images, patches.cut) is None, "one bit more, and it is not taken"
+    fused._same_together.cache_clear()

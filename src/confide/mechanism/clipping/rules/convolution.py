@@ -25,6 +25,7 @@ from confide.mechanism.clipping.rules.fused import (
     fewer_products,
     fusible,
     gram_of_patches,
+    of_all_records,
     of_each_record,
     output_space,
     weight_gradient,
@@ -38,7 +39,13 @@ from confide.mechanism.clipping.rules.linear import (
 )
 from confide.mechanism.clipping.rules.patches import Cut
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
-from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of, sum_in_blocks
+from confide.mechanism.clipping.rules.squares import (
+    chunks,
+    expanded,
+    squared_norms_alone,
+    squared_norms_of,
+    sum_in_blocks,
+)
 from confide.mechanism.clipping.workspace import Workspace
 
 # What may be written out for one product. Fewer records meet in one where rounding asks for it, and only there: small
@@ -133,17 +140,23 @@ class PatchSum(Contribution):
 
     def _norms_of_each(self, scales: Tensor | None, room: bool) -> Tensor:
         """With the same guard whether they are stored or not: how many records there are must not change a norm."""
-        images, norms = self.images, self.left.new_empty(self.records)
+        images = self.images
         assert images is not None
-        if room:
-            self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
+        planes = self._planes(images, 0, self.records)
         with exact_convolutions():
-            each = of_each_record(self._planes(images, 0, self.records), images, self.cut)
-            for record, gradient in enumerate(each):
-                row = gradient.view(1, -1)
-                if self.stored is not None:
-                    row = self.stored[record : record + 1].copy_(row)
-                norms[record] = squared_norms_of(row if scales is None else row * scales.view(1, -1))[0]
+            self.stored = of_all_records(planes, images, self.cut) if room else None
+            if self.stored is not None:
+                self.space.beside += self.stored.numel() * self.stored.element_size()
+            elif room:
+                self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
+                for record, gradient in enumerate(of_each_record(planes, images, self.cut)):
+                    self.stored[record] = gradient.view(-1)
+            each: Any = of_each_record(planes, images, self.cut) if self.stored is None else self.stored
+            if scales is None and self.stored is not None:
+                norms = squared_norms_alone(self.stored)
+            else:
+                scale = 1.0 if scales is None else scales.view(1, -1)
+                norms = torch.cat([squared_norms_of(one.view(1, -1) * scale) for one in each])
         norms.add_(self._guard(scales))
         if self.stored is not None:
             self.squares, self.spreads = norms, norms.sqrt()
@@ -298,17 +311,18 @@ class PatchSum(Contribution):
         return self._ordered(total)
 
     def _fused_products(self, factors: Tensor, size: int) -> Tensor:
-        """The same by torch's kernel: the sum of a block in one call."""
-        total, images = self.space.take(self.left, self.groups, self.channels, self.width), self.images
+        """The same by torch's kernel: the sum of a block in one call, which has memory of its own."""
+        images, total = self.images, None
         assert images is not None
         for start in range(0, self.records, size):
             stop = min(self.records, start + size)
             left = self._planes(images, start, stop)
             left = left * expanded(factors[start:stop], left.dim())
             with exact_convolutions():
-                part = weight_gradient(left, images[start:stop], self.cut).view_as(total)
-            total.add_(part) if start else total.copy_(part)
-        return total
+                part = weight_gradient(left, images[start:stop], self.cut)
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total.view(self.groups, self.channels, self.width)
 
     def _some_products(self, factors: Tensor, start: int, stop: int, size: int) -> Tensor:
         """The sums of blocks of records: (blocks, groups, channels, width)."""
