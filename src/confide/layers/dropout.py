@@ -98,11 +98,15 @@ class _SharedNoise:
         if not layer.noisy:
             layer._remember(torch.zeros_like(mean, requires_grad=False))
             return mean
-        variance = layer._map(inputs * inputs, layer._variance(), None)
-        deviation = (variance + SMALLEST_VARIANCE).sqrt()
+        deviation = (self._variance_of(inputs) + SMALLEST_VARIANCE).sqrt()
         noise = self._noise(mean)
         layer._remember(noise / deviation.detach())
         return mean + deviation * noise
+
+    def _variance_of(self, inputs: Tensor) -> Tensor:
+        """Of the activations, in a shape that goes with theirs."""
+        layer: VariationalDropoutLinear = self  # type: ignore[assignment]
+        return layer._map(inputs * inputs, layer._variance(), None)
 
     def _noise(self, mean: Tensor) -> Tensor:
         layer: VariationalDropoutLinear = self  # type: ignore[assignment]
@@ -114,7 +118,17 @@ class _SharedNoise:
 
 
 class SharedNoiseLinear(_SharedNoise, VariationalDropoutLinear):  # type: ignore[misc, override]
-    """A linear layer under variational dropout; see VariationalDropoutLinear."""
+    """A linear layer under variational dropout; see VariationalDropoutLinear.
+
+    tied   whether all weights have one variance, which is not learnt: then all outputs have, and no product is needed
+    """
+
+    tied: bool = False
+
+    def _variance_of(self, inputs: Tensor) -> Tensor:
+        if not self.tied:
+            return super()._variance_of(inputs)
+        return inputs.square().sum(-1, keepdim=True) * self.weight_log_variance.flatten()[0].exp()
 
 
 class SharedNoiseConv2d(_SharedNoise, VariationalDropoutConv2d):  # type: ignore[misc, override]
