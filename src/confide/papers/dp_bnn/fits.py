@@ -97,7 +97,7 @@ DEVIATION: dict[NetworkName, float] = {"MLP": 0.06, PRINTED: 0.06, "CNN": 0.03, 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One fit that is asked for; what is None is as the settings say."""
+    """One fit that is asked for; what is None is as the settings say. `scale` is that of the Gaussian prior."""
 
     method: MethodName
     network: NetworkName = "MLP"
@@ -110,6 +110,7 @@ class TableRow:
     noise_multiplier: float | None = None
     clip: float | None = None
     clips: tuple[float, ...] = ()
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ def langevin_noise_multiplier(rate: float, batch: int, clip: float, records: int
 def method_for(row: TableRow, setting: Setting, calibrated: Plan) -> Method:
     """The method of a row; without privacy the others than SGLD descend with Adam."""
     priors: dict[PriorName, Prior] = {
-        "Gaussian": GaussianPrior(setting.prior),
+        "Gaussian": GaussianPrior(row.scale or setting.prior),
         "Laplace": LaplacePrior(LAPLACE_SCALE),
         "none": FlatPrior(),
     }
