@@ -117,8 +117,16 @@ def test_the_table_of_single_settings(finished: Runs) -> None:
     assert all(0.99 < float(row[3]) <= 1 for row in table.rows)  # type: ignore[arg-type]
 
 
-def test_one_setting_at_a_time() -> None:
-    base = printed.PRINTED["mnist"]
+def test_one_setting_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, seen = printed.PRINTED["mnist"], []
+
+    def once(data: Set, setting: printed.PrintedSetting, *rest: object) -> printed.PrintedRun:
+        seen.append(setting)
+        return printed.PrintedRun(0.5, (), 1.0)
+
+    monkeypatch.setattr(printed, "printed_run", once)
+    printed.run_effects(CONTEXT)
+    assert len(seen) == len(set(seen)) == 5, "what all four have in common is fitted once"
     for name, values in printed.EFFECTS.items():
         changed = [printed._changed(base, name, value) for value in values]
         assert base in changed, "what the others have fixed is among the values"

@@ -322,13 +322,13 @@ PAPER = Paper(
                 f"printed-{name}",
                 f"as printed on {name}, both composition rules, learning curves (figures 1, 2, 4)",
                 partial(run_printed, name=name),
-                minutes=100 if name == "mnist" else 2,
+                minutes=60 if name == "mnist" else 2,
                 quick=name == "digits",
             )
             for name in PRINTED
         ),
         Experiment(
-            "effects", "hidden units, passes, clip and batch, one at a time (figure 5)", run_effects, minutes=270
+            "effects", "hidden units, passes, clip and batch, one at a time (figure 5)", run_effects, minutes=120
         ),
         Experiment("sparsity", "weights that the dropout rates switch off", run_sparsity),
     ),
