@@ -33,6 +33,7 @@ from confide.models.priors import FlatPrior, GaussianPrior, LaplacePrior, Prior
 from confide.papers import sets
 from confide.papers.base import Context
 from confide.papers.mnist_cnn import encoded, learnt_cnn, normalised
+from confide.papers.predictions import class_probabilities
 from confide.posteriors.base import Posterior
 from confide.running.fit import fit
 from confide.sources.private_data import PrivateData
@@ -50,7 +51,6 @@ LAPLACE_SCALE = 0.1
 DRAWS = 100
 """Of the predictions that are shown, as many as the paper has; half of them for a CNN, for their time."""
 DIRECTIONS = 8
-_ROWS_AT_ONCE = 500  # predictions in pieces that stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -234,9 +234,7 @@ def train(row: TableRow, images: Images, context: Context, seed: int) -> Fitted:
     before = time.process_time()
     run = fit(method_for(row, setting, calibrated), module, data, calibrated, seed=seed)
     taken = time.process_time() - before
-    with torch.no_grad():
-        parts = [of_classes(run.posterior.predict(part)) for part in x_test.split(_ROWS_AT_ONCE)]
-    predicted = torch.cat([part.probabilities for part in parts])
+    predicted = class_probabilities(run.posterior, x_test)
     epochs = calibrated.steps * calibrated.expected_batch / found.records
     return Fitted(
         row, predicted, found.y_test, run.privacy.epsilon(), taken / epochs, run.posterior, x_test, calibrated

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from confide.evaluate import metrics
-from confide.models.predictive import of_classes
 from confide.papers.base import Context, PaperMeasure
 from confide.papers.mnist_cnn import encoded, learnt_cnn
+from confide.papers.predictions import class_probabilities
 from confide.papers.protocol import with_noise_of
 from confide.papers.scattering_features import centred, public_centre, scattered
 from confide.papers.sets import Set, load
@@ -27,9 +27,6 @@ METHODS = (DROPOUT, SVI, SGD)
 TRIAL_SEED = 90_001  # which no row has
 INK = 0.3
 """What is taken off the pixels of DIGITS: a guess that needs no data."""
-_ROWS_AT_ONCE = 500  # predictions in pieces that stay in the processor's cache
-_WEIGHTS_PER_ROW = 100
-"""Every piece draws all weights anew: so many more of them ask for one more row in a piece."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ def trial(public: Set, real: Set, name: str, setting: DropoutSetting, epsilon: f
     """Log loss on the test part of a public set, learnt from its other records under the noise of the real run."""
     made = with_noise_of(_plan(real, setting, epsilon), public.records)
     run = _run(public, name, setting, made, context, TRIAL_SEED, public.records / real.records)
-    return metrics.nll(probabilities(run.posterior, public), public.y_test)
+    return metrics.nll(class_probabilities(run.posterior, public.x_test), public.y_test)
 
 
 def _plan(data: Set, setting: DropoutSetting, epsilon: float) -> Any:
@@ -164,14 +161,8 @@ def figures(
 
 def quality(posterior: Posterior, data: Set) -> tuple[float, float]:
     """Accuracy and expected calibration error of the predictive distribution on the test part."""
-    found = probabilities(posterior, data)
+    found = class_probabilities(posterior, data.x_test)
     return metrics.accuracy(found, data.y_test), metrics.ece(found, data.y_test)
-
-
-def probabilities(posterior: Posterior, data: Set) -> Tensor:
-    """Of the classes, on the test part."""
-    rows = max(_ROWS_AT_ONCE, posterior.mean().numel() // _WEIGHTS_PER_ROW)
-    return torch.cat([of_classes(posterior.predict(part)).probabilities for part in data.x_test.split(rows)])
 
 
 def measured(found: Sequence[DropoutScores] | Sequence[DropoutFigures], name: str) -> PaperMeasure:
