@@ -83,9 +83,14 @@ class SharedDropout(BayesianLayer, nn.Dropout):
 
 
 class _SharedNoise:
-    """Local reparameterisation with one vector of activation noise per draw in place of one per row."""
+    """Local reparameterisation with one vector of activation noise per draw in place of one per row.
+
+    tied   of a linear layer: all weights have one variance, which is not learnt; then all outputs have, and no product
+           is needed
+    """
 
     seed: int = 0
+    tied: bool = False
 
     def sample_(self, generator: Source = None, draws: int = 1) -> Self:
         super().sample_(None, draws)  # type: ignore[misc]
@@ -106,6 +111,8 @@ class _SharedNoise:
     def _variance_of(self, inputs: Tensor) -> Tensor:
         """Of the activations, in a shape that goes with theirs."""
         layer: VariationalDropoutLinear = self  # type: ignore[assignment]
+        if self.tied:
+            return inputs.square().sum(-1, keepdim=True) * layer.weight_log_variance.flatten()[0].exp()
         return layer._map(inputs * inputs, layer._variance(), None)
 
     def _noise(self, mean: Tensor) -> Tensor:
@@ -118,17 +125,7 @@ class _SharedNoise:
 
 
 class SharedNoiseLinear(_SharedNoise, VariationalDropoutLinear):  # type: ignore[misc, override]
-    """A linear layer under variational dropout; see VariationalDropoutLinear.
-
-    tied   whether all weights have one variance, which is not learnt: then all outputs have, and no product is needed
-    """
-
-    tied: bool = False
-
-    def _variance_of(self, inputs: Tensor) -> Tensor:
-        if not self.tied:
-            return super()._variance_of(inputs)
-        return inputs.square().sum(-1, keepdim=True) * self.weight_log_variance.flatten()[0].exp()
+    """A linear layer under variational dropout; see VariationalDropoutLinear."""
 
 
 class SharedNoiseConv2d(_SharedNoise, VariationalDropoutConv2d):  # type: ignore[misc, override]
