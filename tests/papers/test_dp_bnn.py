@@ -19,6 +19,7 @@ from confide.papers import base
 from confide.papers.base import Context, Finished, PaperMeasure
 from confide.papers.dp_bnn import fits, printed, regression, trials
 from confide.papers.mnist_cnn import FEATURE_SIZE, encoded
+from confide.papers.parts import Parts
 from confide.running.fit import fit, make_problem
 from confide.sources.private_data import PrivateData
 
@@ -62,8 +63,12 @@ class Trial:
         return (1 - self.doubt) * torch.nn.functional.one_hot(self.y.long(), 10).double() + self.doubt / 10
 
 
-def test_one_experiment_keeps_its_epsilon_and_names_its_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows run with what trials took, which see training images alone, as many for every method."""
+def test_one_experiment_keeps_its_epsilon_and_names_its_stand_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rows run with what trials took, which see training images alone, as many for every method; none is fitted again
+    by a run that goes on after a stop."""
+    context = replace(CONTEXT, parts=Parts(tmp_path, "these"))
     whole, tried = fits.load(CONTEXT).found, []
 
     def made(row: fits.TableRow, images: fits.Images, context: Context, seed: int) -> Trial:
@@ -73,7 +78,10 @@ def test_one_experiment_keeps_its_epsilon_and_names_its_stand_in(monkeypatch: py
         return Trial(found.y_test, (row.rate or 1) * (row.clip or row.scale or 1) / 100)
 
     monkeypatch.setattr(trials, "train", made)
-    (item,) = base.run(papers.get("dp-bnn"), CONTEXT, None, ("mnist-cnn",))
+    (item,) = base.run(papers.get("dp-bnn"), context, None, ("mnist-cnn",))
+    monkeypatch.setattr(fits, "train", None)
+    (again,) = base.run(papers.get("dp-bnn"), context, None, ("mnist-cnn",))
+    assert again.outcome == item.outcome
     assert len(tried) == 2 * len({(row.method, row.network) for row in tried}) == 4
     taken = {(row[0], row[1]): row[3] for row in item.outcome.tables[2].rows}
     assert taken["SGLD", "CNN"] == "rate 2, scale 0.1"

@@ -220,15 +220,23 @@ class Fitted:
         return of_classes(self.posterior.predict(self.inputs[index : index + 1])).draws[:, 0]
 
 
+def planned(row: TableRow, images: Images) -> Plan:
+    """The plan of a row."""
+    made = plan_for(row, SETTINGS[row.method, row.network], images.found.records, images.quick)
+    return made.with_clips(row.clips) if row.clips else made
+
+
+def network_for(row: TableRow, images: Images, seed: int) -> nn.Module:
+    classes = images.found.schema.class_count or 2
+    return network(row.network, images.side, classes, seed, row.method == "MC dropout")
+
+
 def train(row: TableRow, images: Images, context: Context, seed: int) -> Fitted:
     """One fit, and its predictions for the test part."""
     setting = SETTINGS[row.method, row.network]
     x, x_test = images.inputs(row.network)
     found = images.found
-    calibrated = plan_for(row, setting, found.records, images.quick)
-    if row.clips:
-        calibrated = calibrated.with_clips(row.clips)
-    module = network(row.network, images.side, found.schema.class_count or 2, seed, row.method == "MC dropout")
+    calibrated, module = planned(row, images), network_for(row, images, seed)
     noise_seed = None if context.noise_seed is None else context.noise_seed + seed
     data = PrivateData(x, found.y, schema=found.schema, name=found.name, seed=noise_seed)
     before = time.process_time()

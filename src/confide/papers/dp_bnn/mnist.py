@@ -26,6 +26,8 @@ from confide.papers.dp_bnn.fits import (
     TableRow,
     langevin_noise_multiplier,
     load,
+    network_for,
+    planned,
     scored,
     train,
 )
@@ -113,7 +115,7 @@ TEMPERATURE = (
 def run_mlp(context: Context) -> PaperOutcome:
     """The MLP's part of table 2, table 3, and figures 6 to 10 and 13."""
     images = load(context)
-    found, taken = _found([key for key in _keys(context) if key[1] == "MLP"], images, context)
+    found, taken = _found([key for key in _keys(context) if key[1] == "MLP"], images, context, drawn=True)
     tables = (
         _accuracy_table("MLP", found, images, taken),
         _calibration_table("MLP", found, images),
@@ -156,7 +158,7 @@ def _keys(context: Context) -> tuple[Key, ...]:
     return QUICK if context.quick else tuple(ACCURACY)
 
 
-def _found(keys: Sequence[Key], images: Images, context: Context) -> tuple[Found, Protocol]:
+def _found(keys: Sequence[Key], images: Images, context: Context, *, drawn: bool = False) -> tuple[Found, Protocol]:
     """Rows by what was asked for, fitted with what the trials took."""
     rows = []
     for method, network, prior in keys:
@@ -166,17 +168,23 @@ def _found(keys: Sequence[Key], images: Images, context: Context) -> tuple[Found
     taken = settled(rows, images, context)
     found: Found = {}
     for row in rows:
-        found[row] = _fits(as_taken(row, taken), images, context)
+        found[row] = _fits(as_taken(row, taken), images, context, drawn)
         context.progress("mnist", len(found), len(rows))
     return found, taken
 
 
 @dataclass(frozen=True)
 class Fits:
-    """The fit of the first seed, which is drawn and described, and the figures of all."""
+    """What was fitted, the figures of all seeds, and the fit of the first where it is drawn."""
 
-    first: Fitted
+    row: TableRow
     figures: tuple[Scored, ...]
+    drawn: Fitted | None = None
+
+    @property
+    def first(self) -> Fitted:
+        assert self.drawn is not None  # only of an experiment with drawings
+        return self.drawn
 
     @property
     def epsilon(self) -> float:
@@ -186,10 +194,13 @@ class Fits:
         return _measured(self.figures, what, digits)
 
 
-def _fits(row: TableRow, images: Images, context: Context) -> Fits:
+def _fits(row: TableRow, images: Images, context: Context, drawn: bool = False) -> Fits:
+    """Figures alone are not made twice where finished parts are kept; a fit that is drawn is made in any case."""
+    if not drawn:
+        return Fits(row, tuple(_over_seeds(row, images, context)))
     first = train(row, images, context, context.seeds[0])
     own = Scored(first.accuracy, first.ece, first.mce, first.epsilon, first.seconds_per_epoch)
-    return Fits(first, (own, *(scored(row, images, context, seed) for seed in context.seeds[1:])))
+    return Fits(row, (own, *(scored(row, images, context, seed) for seed in context.seeds[1:])), first)
 
 
 def _over_seeds(row: TableRow, images: Images, context: Context) -> list[Scored]:
@@ -213,19 +224,19 @@ def _accuracy_table(name: str, found: Found, images: Images, taken: Protocol | N
         rows.append((_name(row), paper, *measures, ASSUMED_PUBLIC))
     columns = ("method, network, prior", "paper", "ours", "sound epsilon", "processor seconds / epoch", CHOSEN_ON)
     tried = () if taken is None else (taken.note,)
-    notes = (*images.found.notes, *_networks(found), *_did(found), *tried, CHOSEN, SOUND, TEMPERATURE)
+    notes = (*images.found.notes, *_networks(found, images), *_did(found, images), *tried, CHOSEN, SOUND, TEMPERATURE)
     return PaperTable(f"MNIST, {name}, posterior-predictive test accuracy (table 2)", columns, tuple(rows), notes)
 
 
-def _networks(found: Found) -> tuple[str, ...]:
+def _networks(found: Found, images: Images) -> tuple[str, ...]:
     """What was fitted, counted on the networks themselves."""
     told = []
     for name in dict.fromkeys(row.network for row in found):
         fits = next(fits for row, fits in found.items() if row.network == name)
-        module = fits.first.posterior.module
+        module = network_for(fits.row, images, 0)
         weights = sum(part.numel() for part in module.parameters() if part.requires_grad)
         widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
-        inputs = fits.first.inputs[0].numel()
+        inputs = images.inputs(name)[1][0].numel()
         layers = f"{inputs}-{'-'.join(map(str, widths))}, ReLU; every image normalised by itself (mean 0, norm 8)"
         about = {
             "MLP": layers,
@@ -238,11 +249,11 @@ def _networks(found: Found) -> tuple[str, ...]:
     return (*told, "The paper: 784-1200-1200-10 and a four-layer CNN.")
 
 
-def _did(found: Found) -> tuple[str, ...]:
+def _did(found: Found, images: Images) -> tuple[str, ...]:
     """Sizes of the runs, from their plans: one line for all rows that share them."""
     lines: dict[str, list[str]] = {}
     for row, fits in found.items():
-        made, kind = fits.first.plan, f"{row.network}, {'private' if row.private else 'not private'}"
+        made, kind = planned(fits.row, images), f"{row.network}, {'private' if row.private else 'not private'}"
         sizes = f"batches of {made.expected_batch:g}, {made.steps} steps, {made.records} records"
         lines.setdefault(f"{kind}: {sizes}", []).append(row.method)
     return (" ".join(f"{line} ({', '.join(dict.fromkeys(names))})." for line, names in lines.items()),)
