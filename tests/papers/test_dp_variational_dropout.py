@@ -42,6 +42,7 @@ def test_the_whole_paper_leaves_its_figures(tmp_path: Path) -> None:
     assert {path.stem for path in tmp_path.glob("*.png")} == {
         "accuracy-mnist-cnn",
         "accuracy-mnist",
+        "accuracy-mnist-wide",
         "accuracy-digits",
         "noise-per-rule",
         "log-alpha",
