@@ -60,6 +60,20 @@ class TestActivations:
         assert torch.allclose(norms, expected, rtol=1e-7)
         assert torch.allclose(fast, slow, rtol=1e-7, atol=1e-10)
 
+    def test_tied_variances_need_no_product_of_their_own(self) -> None:
+        """The same outputs and slopes as by the product with all variances; learnt ones are never taken for tied."""
+        tied, learnt = (VariationalDropout(deviation=kind).prepare(network()) for kind in ("tied", "learnt"))
+        layers = [[one for one in each.modules() if isinstance(one, SharedNoiseLinear)] for each in (tied, learnt)]
+        assert [[one.tied for one in each] for each in layers] == [[True, True], [False, False]]
+        found = []
+        for module in (tied, learnt):
+            draw_(module, generator(3))
+            x = records(6)[0].requires_grad_()
+            out = module(x)
+            found.append((out.detach(), torch.autograd.grad(out.square().sum(), x)[0]))
+        for one, other in zip(*found, strict=True):
+            assert torch.allclose(one, other, rtol=1e-10)
+
     def test_an_answer_depends_on_its_record_alone(self) -> None:
         method = VariationalDropout()
         problem = problem_of(method, network(), noise_multiplier=30.0)

@@ -15,11 +15,13 @@ from torch import nn
 
 from confide import papers
 from confide.data.published import CIFAR_RECORD, CIFAR_TEST, CIFAR_TRAIN
-from confide.papers import base, drawing
+from confide.methods.sgld import SGLD
+from confide.papers import base, drawing, sets
 from confide.papers.base import Context, PaperMeasure, PaperOutcome, PaperTable
-from confide.papers.bayesian_dp import examples, images, rules, tables
+from confide.papers.bayesian_dp import examples, images, rules, tables, trials
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import GaussianEvent
+from confide.sources.private_data import PrivateData
 from tests.data.test_published import cifar_archive
 
 QUICK = Context(quick=True, seeds=(0,), noise_seed=11)
@@ -235,3 +237,38 @@ class TestParts:
         first, second = (images.train(split, chosen, QUICK, seed) for seed in (0, 1))
         assert not torch.equal(first.run.posterior.sample(1), second.run.posterior.sample(1))
         assert replace(QUICK, noise_seed=None).noise_seed is None
+
+
+class TestTrials:
+    def test_a_step_of_one_has_the_noise_of_the_release(self) -> None:
+        setting = tables.plan_of(tables.load("abalone", QUICK), 1.0)
+        method = trials.method_for("DP-SGLD", {"step": 1.0}, setting)
+        assert isinstance(method, SGLD)
+        step = float(method.step_size or 0)
+        brought = step / 2 * setting.records / setting.expected_batch * setting.mechanism.noise_std
+        assert brought**2 == pytest.approx(step)
+
+    def test_made_up_records_have_the_columns_of_the_set_and_can_be_told_apart(self) -> None:
+        x, y = sets.made_up_classes((1, 3, 5), 4000, 0)
+        assert x.shape == (4000, 9)
+        for part in (x[:, 1:4], x[:, 4:]):
+            assert torch.equal(part.sum(1), torch.ones(4000))
+        assert float(x[:, 0].abs().max()) <= 1
+        best = torch.linalg.lstsq(x, 2 * y.float() - 1).solution
+        right = float(((x @ best > 0) == (y == 1)).float().mean())
+        assert 0.7 < right < 0.95, "overlapping, but not without pattern"
+
+    def test_trials_know_no_record_of_the_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing of the real records is in what they learn from, and every method has as many."""
+        split, seen = tables.load("abalone", QUICK), []
+
+        def private(given: rules.Split, context: Context, seed: int) -> PrivateData:
+            seen.append(given)
+            return rules.private(given, context, seed)
+
+        monkeypatch.setattr(trials, "private", private)
+        setting = replace(tables.plan_of(split, 1.0), blocks=((tables.plan_of(split, 1.0).mechanism, 2),))
+        found = trials.settled(split, (1,) * split.features, (1.0,), lambda epsilon: setting, QUICK)
+        assert len(seen) == 4
+        assert found.trials == 2
+        assert not any(bool((given.x[:50, None] == split.x[None, :50]).all(2).any()) for given in seen)

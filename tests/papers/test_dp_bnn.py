@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,9 @@ from confide.methods.sgld import SGLD
 from confide.models.networks import softmax
 from confide.papers import base
 from confide.papers.base import Context, Finished, PaperMeasure
-from confide.papers.dp_bnn import fits, printed, regression
+from confide.papers.dp_bnn import fits, printed, regression, trials
 from confide.papers.mnist_cnn import FEATURE_SIZE, encoded
+from confide.papers.parts import Parts
 from confide.running.fit import fit, make_problem
 from confide.sources.private_data import PrivateData
 
@@ -50,8 +51,40 @@ def _rows(item: Finished, table: int = 0) -> dict[str, dict[str, object]]:
     return {str(row[0]): dict(zip(made.columns, row, strict=True)) for row in made.rows}
 
 
-def test_one_experiment_keeps_its_epsilon_and_names_its_stand_in() -> None:
-    (item,) = base.run(papers.get("dp-bnn"), CONTEXT, None, ("mnist-cnn",))
+@dataclass(frozen=True)
+class Trial:
+    """A fit that was not made: the better, the smaller its rate and its clip or scale."""
+
+    y: torch.Tensor
+    doubt: float
+
+    @property
+    def predicted(self) -> torch.Tensor:
+        return (1 - self.doubt) * torch.nn.functional.one_hot(self.y.long(), 10).double() + self.doubt / 10
+
+
+def test_one_experiment_keeps_its_epsilon_and_names_its_stand_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rows run with what trials took, which see training images alone, as many for every method; none is fitted again
+    by a run that goes on after a stop."""
+    context = replace(CONTEXT, parts=Parts(tmp_path, "these"))
+    whole, tried = fits.load(CONTEXT).found, []
+
+    def made(row: fits.TableRow, images: fits.Images, context: Context, seed: int) -> Trial:
+        found = images.found
+        assert torch.equal(torch.cat([found.x, found.x_test]), whole.x)
+        tried.append(row)
+        return Trial(found.y_test, (row.rate or 1) * (row.clip or row.scale or 1) / 100)
+
+    monkeypatch.setattr(trials, "train", made)
+    (item,) = base.run(papers.get("dp-bnn"), context, None, ("mnist-cnn",))
+    monkeypatch.setattr(fits, "train", None)
+    (again,) = base.run(papers.get("dp-bnn"), context, None, ("mnist-cnn",))
+    assert again.outcome == item.outcome
+    assert len(tried) == 2 * len({(row.method, row.network) for row in tried}) == 4
+    taken = {(row[0], row[1]): row[3] for row in item.outcome.tables[2].rows}
+    assert taken["SGLD", "CNN"] == "rate 2, scale 0.1"
     for name, row in _rows(item).items():
         epsilon = row["sound epsilon"]
         assert isinstance(epsilon, float)

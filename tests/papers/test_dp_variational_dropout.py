@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from confide.models.likelihoods import Categorical
 from confide.models.networks import softmax
 from confide.papers import base
 from confide.papers.base import Context, Finished, PaperMeasure
-from confide.papers.dp_variational_dropout import printed
-from confide.papers.dp_variational_dropout.fits import INK, dropped, pixels, pruned
+from confide.papers.dp_variational_dropout import printed, trials
+from confide.papers.dp_variational_dropout.fits import INK, DropoutSetting, dropped, pixels, pruned
 from confide.papers.dp_variational_dropout.rules import RULES, RUNS
+from confide.papers.sets import Set
 from confide.posteriors.variational import DiagonalGaussian
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
@@ -40,6 +42,7 @@ def test_the_whole_paper_leaves_its_figures(tmp_path: Path) -> None:
     assert {path.stem for path in tmp_path.glob("*.png")} == {
         "accuracy-mnist-cnn",
         "accuracy-mnist",
+        "accuracy-mnist-wide",
         "accuracy-digits",
         "noise-per-rule",
         "log-alpha",
@@ -51,7 +54,7 @@ def test_the_whole_paper_leaves_its_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [pytest.param("mnist-cnn", marks=pytest.mark.slow), "mnist", "digits"])
 def test_every_method_learns_within_its_epsilon(finished: Runs, name: str) -> None:
     """Catches noise calibrated to another number of steps, and a method that does not descend."""
-    (table,) = finished[name].outcome.tables
+    table, tried = finished[name].outcome.tables
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert {row["method"] for row in rows} == {"variational dropout", "SVI without dropout", "DP-SGD"}
     for row in rows:
@@ -61,8 +64,31 @@ def test_every_method_learns_within_its_epsilon(finished: Runs, name: str) -> No
         assert isinstance(spent, float)
         assert accuracy.mean > (0.8 if target == 10 else 0.4), row
         assert 0.99 * target < spent <= target
+    asked = [(row["method"], str(row["target"]).removeprefix("epsilon ")) for row in rows]
+    assert [row[:2] for row in tried.rows] == asked, "every row's settings come from trials of its own"
+    assert len({row[2] for row in tried.rows}) == 1
     stand_in = [note for note in table.notes if note.startswith("Stand-in")]
     assert bool(stand_in) == (name != "digits"), "the embedded digits are DIGITS itself, and not MNIST"
+
+
+def test_trials_see_neither_the_test_part_nor_the_records_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They learn from the last training records alone, under the noise of the real run, each with its own setting."""
+    data, seen = pixels("mnist", CONTEXT), []
+
+    def trial(public: Set, real: Set, name: str, setting: DropoutSetting, epsilon: float, context: Context) -> float:
+        seen.append((public, setting.rate, setting.clip))
+        return setting.rate * setting.clip
+
+    monkeypatch.setattr(trials, "trial", trial)
+    middles = {("DP-SGD", 1.0): DropoutSetting((4,), 100, 2, 2.0, 0.4)}
+    found = trials.settled("mnist", data, middles, replace(CONTEXT, quick=False))
+    assert sorted((rate, clip) for _, rate, clip in seen) == [
+        (rate, clip) for rate in (0.2, 0.4, 0.8) for clip in (1.0, 2.0)
+    ]
+    assert found.of("DP-SGD", "1") == {"rate": 0.2, "clip": 1.0}
+    public = seen[0][0]
+    held = data.records // 2
+    assert torch.equal(torch.cat([public.x, public.x_test]), data.x[-held:])
 
 
 def test_as_printed(finished: Runs) -> None:
@@ -92,8 +118,16 @@ def test_the_table_of_single_settings(finished: Runs) -> None:
     assert all(0.99 < float(row[3]) <= 1 for row in table.rows)  # type: ignore[arg-type]
 
 
-def test_one_setting_at_a_time() -> None:
-    base = printed.PRINTED["mnist"]
+def test_one_setting_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    base, seen = printed.PRINTED["mnist"], []
+
+    def once(data: Set, setting: printed.PrintedSetting, *rest: object) -> printed.PrintedRun:
+        seen.append(setting)
+        return printed.PrintedRun(0.5, (), 1.0)
+
+    monkeypatch.setattr(printed, "printed_run", once)
+    printed.run_effects(CONTEXT)
+    assert len(seen) == len(set(seen)) == 5, "what all four have in common is fitted once"
     for name, values in printed.EFFECTS.items():
         changed = [printed._changed(base, name, value) for value in values]
         assert base in changed, "what the others have fixed is among the values"

@@ -25,6 +25,7 @@ from confide.models.predictive import RealPredictive
 from confide.models.priors import GaussianPrior
 from confide.posteriors.files import load_posterior
 from confide.privacy.ledger import Ledger
+from confide.running import dress_rehearsal
 
 RECORDS, FEATURES = 40, 3
 PLAN = {"noise_multiplier": 1.0, "delta": 1e-3, "records": RECORDS, "batch": 10, "steps": 6}
@@ -344,6 +345,20 @@ def test_what_is_defined_in_a_notebook_is_loaded() -> None:
         cells,
     )
     assert cells["run"].posterior.mean().shape == (4,)
+
+
+def test_it_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether made-up records round alike in every place is nobody's matter here: asked, it took nine rehearsals."""
+    gone, used = [], dress_rehearsal._used
+
+    def counted(*given: Any) -> None:
+        gone.append(given)
+        used(*given)
+
+    monkeypatch.setattr(dress_rehearsal, "_used", counted)
+    fitted(networks.linear(FEATURES))
+    fitted(networks.linear(FEATURES), method=methods.get("bbp")())
+    assert len(gone) == 2
 
 
 def test_classes_are_known_by_their_schema() -> None:

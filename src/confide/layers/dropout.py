@@ -83,9 +83,14 @@ class SharedDropout(BayesianLayer, nn.Dropout):
 
 
 class _SharedNoise:
-    """Local reparameterisation with one vector of activation noise per draw in place of one per row."""
+    """Local reparameterisation with one vector of activation noise per draw in place of one per row.
+
+    tied   of a linear layer: all weights have one variance, which is not learnt; then all outputs have, and no product
+           is needed
+    """
 
     seed: int = 0
+    tied: bool = False
 
     def sample_(self, generator: Source = None, draws: int = 1) -> Self:
         super().sample_(None, draws)  # type: ignore[misc]
@@ -98,11 +103,17 @@ class _SharedNoise:
         if not layer.noisy:
             layer._remember(torch.zeros_like(mean, requires_grad=False))
             return mean
-        variance = layer._map(inputs * inputs, layer._variance(), None)
-        deviation = (variance + SMALLEST_VARIANCE).sqrt()
+        deviation = (self._variance_of(inputs) + SMALLEST_VARIANCE).sqrt()
         noise = self._noise(mean)
         layer._remember(noise / deviation.detach())
         return mean + deviation * noise
+
+    def _variance_of(self, inputs: Tensor) -> Tensor:
+        """Of the activations, in a shape that goes with theirs."""
+        layer: VariationalDropoutLinear = self  # type: ignore[assignment]
+        if self.tied:
+            return inputs.square().sum(-1, keepdim=True) * layer.weight_log_variance.flatten()[0].exp()
+        return layer._map(inputs * inputs, layer._variance(), None)
 
     def _noise(self, mean: Tensor) -> Tensor:
         layer: VariationalDropoutLinear = self  # type: ignore[assignment]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from confide.errors import Refusal
 from confide.layers.conversion import SMALLEST_DEVIATION, distributions, local_noise
+from confide.layers.dropout import SharedNoiseLinear
 from confide.methods._optimiser import DescentState
 from confide.methods._variational import MeanField
 from confide.methods.base import Problem
@@ -90,6 +91,8 @@ class VariationalDropout(MeanField):
         network = local_noise(module, UNTIED_DEVIATION, self.norms)
         for one in distributions(network):
             one.spread_parameter.requires_grad_(self.deviation == "learnt")
+            if isinstance(one.layer, SharedNoiseLinear):
+                one.layer.tied = self.deviation == "tied"
         return network
 
     def init(self, problem: Problem) -> DescentState:
@@ -112,6 +115,8 @@ class VariationalDropout(MeanField):
 
     def add_prior_(self, problem: Problem, gradient: Tensor, factor: float) -> None:
         """The log-uniform prior pulls a mean to zero, the harder the nearer it is: no step may carry it across."""
+        if factor == 0:
+            return
         pull = torch.zeros_like(gradient)
         super().add_prior_(problem, pull, factor)
         rate = self.rate(problem) / (1 - self.momentum) if self.optimiser == "momentum" else self.rate(problem)

@@ -6,6 +6,7 @@ every paper can be tried without a download. Its rows are labelled: they are not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,6 +127,27 @@ def made_up_like(given: Set, records: int, seed: int) -> Set:
         scale=1.0,
         centre=0.0,
     )
+
+
+def made_up_classes(widths: Sequence[int], count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Records with columns of these widths, as a set has them encoded, and two classes, for trials that cost nothing.
+
+    A column of several features is one category of so many, some of them rare; a number is spread over its bounds. The
+    classes overlap, and are told apart by a linear score.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for width in widths:
+        if width == 1:
+            parts.append(2 * torch.rand(count, 1, generator=generator) - 1)
+            continue
+        shares = torch.rand(width, generator=generator).square() + 0.01
+        drawn = torch.multinomial(shares, count, replacement=True, generator=generator)
+        parts.append(torch.nn.functional.one_hot(drawn, width).float())
+    x = torch.cat(parts, 1)
+    score = x @ torch.randn(x.shape[1], generator=generator)
+    chance = torch.sigmoid(2 * (score - score.mean()) / score.std())
+    return x, (torch.rand(count, generator=generator) < chance).long()
 
 
 def _columns(count: int) -> tuple[Column, ...]:

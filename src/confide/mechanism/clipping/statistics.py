@@ -70,11 +70,11 @@ def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal:
         return torch.zeros(0, size, dtype=torch.float64, device=y.device)
     check_surroundings()
     with torch.no_grad():
+        if rehearsal and _is_believed(function, x):  # how made-up records round is nobody's matter
+            return _rows(function, x, y, size)
         try:
             return _even_rows(function, x, y, size)
         except Exception as error:  # whatever vmap cannot do; an error of the function itself comes up again
-            if rehearsal and _is_believed(function, x):
-                raise
             if not rehearsal and len(y) > 1 and _runs_at_once(function, x, y, size):
                 return _halves(function, x, y, size)
             rows = _rows_one_by_one(function, x, y, size, rehearsal)

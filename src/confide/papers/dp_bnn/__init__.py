@@ -21,7 +21,7 @@ PAPER = Paper(
             "regression",
             "heteroscedastic regression, uncertainty split in two (table 5)",
             run_regression,
-            minutes=30,
+            minutes=9,
             once=True,
         ),
         Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp, minutes=4),

@@ -77,9 +77,9 @@ CLAIMS = (
         "0.9 against 0.8, 0.78, 0.77",
         tuple(FigureComparison(_of_table_two(MLP_ROWS[0]), _of_table_two(other), 1.0) for other in MLP_ROWS[1:]),
         {
-            "holds": "With settings that were sought for every method alike.",
-            "partly": "With settings that were sought for every method alike they are level.",
-            "does not": "With settings that were sought for every method alike.",
+            "holds": "With the same trials for every method.",
+            "partly": "With the same trials for every method.",
+            "does not": "With the same trials for every method.",
         },
     ),
     Claim(

@@ -33,6 +33,7 @@ from confide.models.priors import FlatPrior, GaussianPrior, LaplacePrior, Prior
 from confide.papers import sets
 from confide.papers.base import Context
 from confide.papers.mnist_cnn import encoded, learnt_cnn, normalised
+from confide.papers.predictions import class_probabilities
 from confide.posteriors.base import Posterior
 from confide.running.fit import fit
 from confide.sources.private_data import PrivateData
@@ -50,7 +51,6 @@ LAPLACE_SCALE = 0.1
 DRAWS = 100
 """Of the predictions that are shown, as many as the paper has; half of them for a CNN, for their time."""
 DIRECTIONS = 8
-_ROWS_AT_ONCE = 500  # predictions in pieces that stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ DEVIATION: dict[NetworkName, float] = {"MLP": 0.06, PRINTED: 0.06, "CNN": 0.03, 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One fit that is asked for; what is None is as the settings say."""
+    """One fit that is asked for; what is None is as the settings say. `scale` is that of the Gaussian prior."""
 
     method: MethodName
     network: NetworkName = "MLP"
@@ -110,6 +110,7 @@ class TableRow:
     noise_multiplier: float | None = None
     clip: float | None = None
     clips: tuple[float, ...] = ()
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -219,23 +220,29 @@ class Fitted:
         return of_classes(self.posterior.predict(self.inputs[index : index + 1])).draws[:, 0]
 
 
+def planned(row: TableRow, images: Images) -> Plan:
+    """The plan of a row."""
+    made = plan_for(row, SETTINGS[row.method, row.network], images.found.records, images.quick)
+    return made.with_clips(row.clips) if row.clips else made
+
+
+def network_for(row: TableRow, images: Images, seed: int) -> nn.Module:
+    classes = images.found.schema.class_count or 2
+    return network(row.network, images.side, classes, seed, row.method == "MC dropout")
+
+
 def train(row: TableRow, images: Images, context: Context, seed: int) -> Fitted:
     """One fit, and its predictions for the test part."""
     setting = SETTINGS[row.method, row.network]
     x, x_test = images.inputs(row.network)
     found = images.found
-    calibrated = plan_for(row, setting, found.records, images.quick)
-    if row.clips:
-        calibrated = calibrated.with_clips(row.clips)
-    module = network(row.network, images.side, found.schema.class_count or 2, seed, row.method == "MC dropout")
+    calibrated, module = planned(row, images), network_for(row, images, seed)
     noise_seed = None if context.noise_seed is None else context.noise_seed + seed
     data = PrivateData(x, found.y, schema=found.schema, name=found.name, seed=noise_seed)
     before = time.process_time()
     run = fit(method_for(row, setting, calibrated), module, data, calibrated, seed=seed)
     taken = time.process_time() - before
-    with torch.no_grad():
-        parts = [of_classes(run.posterior.predict(part)) for part in x_test.split(_ROWS_AT_ONCE)]
-    predicted = torch.cat([part.probabilities for part in parts])
+    predicted = class_probabilities(run.posterior, x_test)
     epochs = calibrated.steps * calibrated.expected_batch / found.records
     return Fitted(
         row, predicted, found.y_test, run.privacy.epsilon(), taken / epochs, run.posterior, x_test, calibrated
@@ -298,7 +305,7 @@ def langevin_noise_multiplier(rate: float, batch: int, clip: float, records: int
 def method_for(row: TableRow, setting: Setting, calibrated: Plan) -> Method:
     """The method of a row; without privacy the others than SGLD descend with Adam."""
     priors: dict[PriorName, Prior] = {
-        "Gaussian": GaussianPrior(setting.prior),
+        "Gaussian": GaussianPrior(row.scale or setting.prior),
         "Laplace": LaplacePrior(LAPLACE_SCALE),
         "none": FlatPrior(),
     }

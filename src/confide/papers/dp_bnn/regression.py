@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.data.schema import Schema
-from confide.mechanism.plan import Plan, plan
+from confide.mechanism.plan import plan
 from confide.methods.base import Method
 from confide.methods.bbp import BBP
 from confide.methods.mc_dropout import MCDropout
@@ -26,6 +26,7 @@ from confide.models.predictive import RealPredictive
 from confide.models.priors import GaussianPrior
 from confide.papers.base import Context, Figure, PaperOutcome, PaperTable
 from confide.papers.dp_bnn.fits import MethodName
+from confide.papers.protocol import Candidate, Protocol, settle
 from confide.posteriors.base import Posterior
 from confide.running.fit import fit
 from confide.sources.private_data import PrivateData
@@ -41,11 +42,36 @@ PAPER: dict[MethodName, tuple[float, float]] = {
     "BBP": (1.276, 0.562),
     "MC dropout": (0.682, 0.591),
 }
-CLIP: dict[MethodName, float] = {"SGLD": 8.0, "BBP": 4.0, "MC dropout": 4.0}
-RATE: dict[MethodName, float] = {"BBP": 0.1, "MC dropout": 0.1}
+CLIP = 4.0
+_RATES = [{"rate": rate} for rate in (0.05, 0.1, 0.2)]
+_OPEN_RATES = [{"rate": rate} for rate in (0.005, 0.01, 0.02)]
+CANDIDATES: dict[tuple[MethodName, bool], list[dict[str, float]]] = {
+    ("SGLD", True): [{"clip": clip} for clip in (4.0, 8.0, 16.0)],
+    ("BBP", True): _RATES,
+    ("MC dropout", True): _RATES,
+    ("SGLD", False): [{"rate": rate} for rate in (0.01, 0.03, 0.1)],
+    ("BBP", False): _OPEN_RATES,
+    ("MC dropout", False): _OPEN_RATES,
+}
+"""By method and whether it is private; SGLD's rate follows from its clip, so that its noise is the privacy noise."""
+TRIALS, TRIAL_SEED = 2, 90_001
+"""Simulations of a trial, and the first of their seeds, which no row has."""
 PRIOR = 1.0
 LIKELIHOOD = HeteroscedasticGaussian(smallest=0.1)
 GRID = torch.linspace(-4, 4, 161)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What is fitted; `printed`: on the paper's network."""
+
+    method: MethodName
+    private: bool
+    printed: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.method, "private" if self.private else "not private", "as printed" if self.printed else "ours"
 
 
 @dataclass(frozen=True)
@@ -97,34 +123,33 @@ def printed_network(seed: int, dropout: bool) -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), *masks, last)
 
 
-def method_for(name: MethodName, calibrated: Plan, private: bool, width: int = HIDDEN) -> Method:
+def method_for(name: MethodName, private: bool, taken: dict[str, float], width: int = HIDDEN) -> Method:
     """Without a clip a wider layer has longer gradients: rates fall with its width."""
     prior, share = GaussianPrior(PRIOR), HIDDEN / width
     if name == "SGLD":
-        rate = 2 / (NOISE_MULTIPLIER * CLIP[name]) ** 2 * TRAIN if private else 0.1 * share
+        rate = 2 / (NOISE_MULTIPLIER * taken["clip"]) ** 2 * TRAIN if private else taken["rate"] * share
         return SGLD(prior=prior, step_size=2 * rate / TRAIN, burn_in=0.5, thinning=1)
     options: dict[str, Any] = {"prior": prior, "predictive_draws": 200}
-    options |= {"learning_rate": RATE[name]} if private else {"learning_rate": 0.02 * share, "optimiser": "adam"}
+    rate = taken["rate"] if private else taken["rate"] * share
+    options |= {"learning_rate": rate, "optimiser": "sgd" if private else "adam"}
     if name == "BBP":
         return BBP(**options, initial_deviation=0.05, draws=4 if private else 1)
     return MCDropout(**options, draws=4 if private else 1)
 
 
-def fitted(
-    name: MethodName, private: bool, points: Points, context: Context, seed: int, printed: bool = False
-) -> tuple[Posterior, float]:
-    """The posterior after a fit with full batches, and the sound epsilon; `printed`: on the paper's network."""
-    clip = CLIP[name] if private else math.inf
+def fitted(fitting: Fitting, taken: dict[str, float], points: Points, context: Context, seed: int) -> Any:
+    """A run with full batches."""
+    name, private = fitting.method, fitting.private
+    clip = taken.get("clip", CLIP) if private else math.inf
     noise: dict[str, Any] = {"noise_multiplier": NOISE_MULTIPLIER} if private else {"private": False}
     steps = STEPS if private else 4 * STEPS
     calibrated = plan(delta=1 / TRAIN, records=TRAIN, steps=steps, sampling="full-batch", clip=clip, **noise)
     schema = Schema(TRAIN, None, target_bounds=(-4.0, 4.0))
     noise_seed = None if context.noise_seed is None else context.noise_seed + seed
     data = PrivateData(points.x, points.y, schema=schema, name="gaussian-process", seed=noise_seed)
-    module = (printed_network if printed else network)(seed, name == "MC dropout")
-    method = method_for(name, calibrated, private, PRINTED if printed else HIDDEN)
-    run = fit(method, module, data, calibrated, likelihood=LIKELIHOOD, seed=seed)
-    return run.posterior, run.privacy.epsilon()
+    module = (printed_network if fitting.printed else network)(seed, name == "MC dropout")
+    method = method_for(name, private, taken, PRINTED if fitting.printed else HIDDEN)
+    return fit(method, module, data, calibrated, likelihood=LIKELIHOOD, seed=seed)
 
 
 def at(posterior: Posterior, x: Tensor) -> RealPredictive:
@@ -165,48 +190,62 @@ def run_regression(context: Context) -> PaperOutcome:
     """Table 5 and figure 11."""
     count = QUICK_SIMULATIONS if context.quick else SIMULATIONS
     every = [simulate(seed) for seed in range(count)]
-    errors: dict[tuple[MethodName, bool], Errors] = {}
-    printed: dict[tuple[MethodName, bool], Errors] = {}
-    for name in PAPER:
-        for private in (True, False):
-            errors[name, private] = _errors(name, private, every, context)
-            if not context.quick or (name, private) == ("SGLD", True):
-                printed[name, private] = _errors(name, private, every, context, printed=True)
-            context.progress("regression", len(errors), 2 * len(PAPER))
-    return PaperOutcome((_table(errors, printed, every),), (_bands(errors, every[0]),))
+    asked = [
+        Fitting(name, private, printed) for printed in (False, True) for name in PAPER for private in (True, False)
+    ]
+    if context.quick:
+        asked = [one for one in asked if not one.printed or (one.method, one.private) == ("SGLD", True)]
+    taken = settled(asked, context)
+    errors: dict[Fitting, Errors] = {}
+    for fitting in asked:
+        errors[fitting] = _errors(fitting, taken.of(*fitting.key), every, context)
+        context.progress("regression", len(errors), len(asked))
+    tried = taken.table(("method", "privacy", "network"))
+    return PaperOutcome((_table(errors, every, taken), tried), (_bands(errors, every[0]),))
 
 
-def _errors(name: MethodName, private: bool, every: list[Points], context: Context, *, printed: bool = False) -> Errors:
-    fits = [_one_fit(name, private, points, context, seed, printed) for seed, points in enumerate(every)]
+def settled(asked: list[Fitting], context: Context) -> Protocol:
+    """The same trials for every method, on points of the process that no row has."""
+    count = 1 if context.quick else TRIALS
+    seeds = range(TRIAL_SEED, TRIAL_SEED + count)
+    by_key = {fitting.key: fitting for fitting in asked}
+
+    def score(key: tuple[str, ...], candidate: Candidate) -> float:
+        fits = [_one_fit(by_key[key], dict(candidate), simulate(seed), context, seed) for seed in seeds]
+        return statistics.fmean(one.error for one in fits)
+
+    about = f"{TEST} points of each of {count} simulations with other seeds"
+    offered = {fitting.key: CANDIDATES[fitting.method, fitting.private] for fitting in asked}
+    before = {fitting.key: "reasoned, not tried: all else" for fitting in asked}
+    return settle(offered, score, about=about, score="squared error", context=context, before=before)
+
+
+def _errors(fitting: Fitting, taken: dict[str, float], every: list[Points], context: Context) -> Errors:
+    fits = [_one_fit(fitting, taken, points, context, seed) for seed, points in enumerate(every)]
     own = tuple(one.error for one in fits)
     relative = tuple(error / float(points.y_test.var()) for error, points in zip(own, every, strict=True))
     return Errors(own, relative, max(one.epsilon for one in fits), Bands(**fits[0].bands))
 
 
-def _one_fit(name: MethodName, private: bool, points: Points, context: Context, seed: int, printed: bool) -> OneFit:
+def _one_fit(fitting: Fitting, taken: dict[str, float], points: Points, context: Context, seed: int) -> OneFit:
     def compute() -> OneFit:
-        posterior, epsilon = fitted(name, private, points, context, seed, printed)
-        error = float((at(posterior, points.x_test).mean - points.y_test).square().mean())
-        along = at(posterior, GRID[:, None])
+        run = fitted(fitting, taken, points, context, seed)
+        error = float((at(run.posterior, points.x_test).mean - points.y_test).square().mean())
+        along = at(run.posterior, GRID[:, None])
         parts = {"mean": along.mean, "noise": along.aleatoric.sqrt(), "total": along.total.sqrt()}
-        return OneFit(error, epsilon, {part: values.tolist() for part, values in parts.items()})
+        return OneFit(error, run.privacy.epsilon(), {part: values.tolist() for part, values in parts.items()})
 
-    return context.part(OneFit, ("dp-bnn regression", name, private, seed, printed), compute)
+    return context.part(OneFit, ("dp-bnn regression", fitting, taken, seed), compute)
 
 
-def _table(
-    errors: dict[tuple[MethodName, bool], Errors],
-    printed: dict[tuple[MethodName, bool], Errors],
-    every: list[Points],
-) -> PaperTable:
+def _table(errors: dict[Fitting, Errors], every: list[Points], taken: Protocol) -> PaperTable:
     rows: list[tuple[Any, ...]] = []
-    for which, group in (("", errors), (f", {PRINTED}-{PRINTED} as printed", printed)):
-        for (name, private), found in group.items():
-            middle, low, high = statistics.median(found.own), min(found.own), max(found.own)
-            paper = PAPER[name][0 if private else 1]
-            kind = "private" if private else "not private"
-            ours = (middle, f"{low:.2f} to {high:.2f}", statistics.median(found.relative), TARGET_VARIANCE * middle)
-            rows.append((f"{name}, {kind}{which}", paper, *ours, found.epsilon))
+    for fitting, found in errors.items():
+        middle, low, high = statistics.median(found.own), min(found.own), max(found.own)
+        paper = PAPER[fitting.method][0 if fitting.private else 1]
+        which = f", {PRINTED}-{PRINTED} as printed" if fitting.printed else ""
+        ours = (middle, f"{low:.2f} to {high:.2f}", statistics.median(found.relative), TARGET_VARIANCE * middle)
+        rows.append((f"{', '.join(fitting.key[:2])}{which}", paper, *ours, found.epsilon))
     exact = [points.exact for points in every]
     relative = [points.exact / float(points.y_test.var()) for points in every]
     middle = statistics.median(exact)
@@ -221,17 +260,16 @@ def _table(
         "divided by the variance of the test targets (as standardising by the sample would give), then in units of y.",
         f"Network 1-{HIDDEN}-2 with tanh and a learnt noise scale, N(0, {PRIOR:g}) prior, {STEPS} full-batch steps, "
         f"noise multiplier {NOISE_MULTIPLIER:g} (the paper's: mu = sqrt 2 exactly). The paper prints epsilon 4.21, the "
-        "central limit formula; read literally, its SGLD step size would give epsilon 308. Private settings were "
-        "reasoned beforehand for this network and left as they were; the rows of the network as printed, 1-"
-        f"{PRINTED}-{PRINTED}-2 with ReLU, have the same settings but "
-        "for rates without privacy, which are shorter by the ratio of widths.",
+        "central limit formula; read literally, its SGLD step size would give epsilon 308. The network as printed: 1-"
+        f"{PRINTED}-{PRINTED}-2 with ReLU; its rates without privacy are shorter by the ratio of widths.",
+        taken.note,
     )
     return PaperTable("Heteroscedastic regression (table 5)", columns, tuple(rows), notes)
 
 
-def _bands(errors: dict[tuple[MethodName, bool], Errors], points: Points) -> Figure:
+def _bands(errors: dict[Fitting, Errors], points: Points) -> Figure:
     order = [(name, private) for private in (False, True) for name in PAPER]
-    panels = [(name, private, errors[name, private].first) for name, private in order]
+    panels = [(name, private, errors[Fitting(name, private)].first) for name, private in order]
 
     def draw(figure: Any) -> None:
         axes = figure.subplots(2, len(PAPER), sharex=True, sharey=True)

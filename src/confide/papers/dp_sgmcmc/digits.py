@@ -1,7 +1,7 @@
 """Table 1: MNIST by the paper's own settings, priced soundly, and by ours at the epsilon it claims, beside its rivals.
 
-Networks, inputs and settings of our rows are those of dp-bnn, which were settled for all methods alike on images that
-are assumed public; none of them was changed for this table but the passes of DP-SGD at its larger epsilon.
+Networks, inputs and settings of our rows are those that dp-bnn's trials lie around, chosen by hand on images that are
+assumed public; none of them was changed for this table but the passes of DP-SGD at its larger epsilon.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _notes(images: Images, printed: AsPrinted, did: list[str]) -> tuple[str, ...
     return (
         f"First row: step {PRINTED_RATE:g} and the update as the paper prints it, on pixels in [0, 1]. Ours: a hidden "
         f"layer of {HIDDEN} on images that are normalised one by one, where the paper has two convolutions and a layer "
-        f"of ReLUs; CNN: {DESCRIPTION}. Settings are those of dp-bnn, settled there for all methods alike, but for the "
-        f"{LONGER:g} passes of DP-SGD at epsilon 8, which were not tried.",
+        f"of ReLUs; CNN: {DESCRIPTION}. Settings are those that dp-bnn's trials lie around, but for the {LONGER:g} "
+        "passes of DP-SGD at epsilon 8, which were not tried.",
         "The 99.21 % cannot be had this way. As they run here the paper's settings cost "
         f"{printed.epsilon:.2f} under add/remove and Poisson sampling and {printed.replaced:.2f} under the "
         f"replace-one adjacency it states, and a chain of gradients clipped to {PRINTED_CLIP:g} under noise of "

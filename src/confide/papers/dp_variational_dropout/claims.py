@@ -63,8 +63,8 @@ CLAIMS = (
         f"{FIGURES[1.0]:g}",
         _table_one("mnist-wide", {1.0: FIGURES[1.0]}),
         {
-            "holds": "With the settings of a smaller network.",
-            "does not": "With the settings of a smaller network: noise grows with the number of weights.",
+            "holds": "With batch and passes of a smaller network.",
+            "does not": "With batch and passes of a smaller network: noise grows with the number of weights.",
         },
     ),
     Claim(
@@ -87,9 +87,9 @@ CLAIMS = (
             FigureComparison(_place("mnist", DROPOUT, 1.0), _place("mnist", other, 1.0), 1.0) for other in (SVI, SGD)
         ),
         {
-            "holds": "With the same settings for all.",
-            "partly": "With the same settings for all they are level.",
-            "does not": "With the same settings for all they are level: the dropout itself gains nothing.",
+            "holds": "With the same trials for all.",
+            "partly": "With the same trials for all.",
+            "does not": "With the same trials for all: the dropout itself gains nothing.",
         },
     ),
     Claim(

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confide.models.predictive import of_classes
+from confide.evaluate import metrics
 from confide.papers.base import Context, PaperMeasure
 from confide.papers.mnist_cnn import encoded, learnt_cnn
+from confide.papers.predictions import class_probabilities
+from confide.papers.protocol import with_noise_of
 from confide.papers.scattering_features import centred, public_centre, scattered
 from confide.papers.sets import Set, load
 from confide.posteriors.base import Posterior
@@ -22,9 +24,9 @@ DELTA = 1e-5
 DRAWS = 30  # of a prediction
 DROPOUT, SVI, SGD = "variational dropout", "SVI without dropout", "DP-SGD"
 METHODS = (DROPOUT, SVI, SGD)
+TRIAL_SEED = 90_001  # which no row has
 INK = 0.3
 """What is taken off the pixels of DIGITS: a guess that needs no data."""
-_ROWS_AT_ONCE = 500  # predictions in pieces that stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ def scattering(context: Context) -> Set:
     return replace(found, x=x, x_test=x_test)
 
 
-def method(name: str, setting: DropoutSetting) -> Any:
-    """The method of a row. SVI has a standard Gaussian prior and learns its deviations; its divergence has weight 1."""
+def method(name: str, setting: DropoutSetting, share: float = 1.0) -> Any:
+    """The method of a row. SVI has a standard Gaussian prior and learns its deviations; its divergence has weight 1,
+    or `share` where a trial has but that share of the records."""
     from confide.methods import sgd
     from confide.methods.variational_dropout import VariationalDropout
     from confide.models.priors import GaussianPrior
@@ -91,7 +94,7 @@ def method(name: str, setting: DropoutSetting) -> Any:
         return sgd.SGD(**common)
     if name == SVI:
         return VariationalDropout(
-            prior=GaussianPrior(), deviation="learnt", weight=1.0, predictive_draws=DRAWS, **common
+            prior=GaussianPrior(), deviation="learnt", weight=share, predictive_draws=DRAWS, **common
         )
     deviation: Any = setting.deviation
     return VariationalDropout(deviation=deviation, weight=setting.weight, predictive_draws=DRAWS, **common)
@@ -107,27 +110,32 @@ def _network(inputs: int, setting: DropoutSetting, seed: int) -> nn.Module:
 
 def fitted(data: Set, name: str, setting: DropoutSetting, epsilon: float, context: Context, seed: int) -> DropoutScores:
     """One fit at a sound epsilon, on all training records."""
-    from confide.mechanism.plan import plan
-    from confide.running.fit import fit
-
-    made = plan(
-        epsilon=epsilon,
-        delta=DELTA,
-        records=data.records,
-        batch=min(setting.batch, data.records),
-        epochs=setting.epochs,
-        clip=setting.clip,
-    )
-    run = fit(
-        method(name, setting),
-        _network(data.x.shape[1], setting, seed),
-        data.private(context),
-        made,
-        seed=seed,
-        progress=lambda done, total: context.progress(f"{name}, epsilon {epsilon:g}, seed {seed}", done, total),
-    )
+    run = _run(data, name, setting, _plan(data, setting, epsilon), context, seed)
     sparsity = run.posterior.facts.get("sparsity")
     return DropoutScores(run.posterior, *quality(run.posterior, data), run.privacy.epsilon(), sparsity)
+
+
+def trial(public: Set, real: Set, name: str, setting: DropoutSetting, epsilon: float, context: Context) -> float:
+    """Log loss on the test part of a public set, learnt from its other records under the noise of the real run."""
+    made = with_noise_of(_plan(real, setting, epsilon), public.records)
+    run = _run(public, name, setting, made, context, TRIAL_SEED, public.records / real.records)
+    return metrics.nll(class_probabilities(run.posterior, public.x_test), public.y_test)
+
+
+def _plan(data: Set, setting: DropoutSetting, epsilon: float) -> Any:
+    from confide.mechanism.plan import plan
+
+    sizes: dict[str, Any] = {"records": data.records, "batch": min(setting.batch, data.records)}
+    return plan(epsilon=epsilon, delta=DELTA, epochs=setting.epochs, clip=setting.clip, **sizes)
+
+
+def _run(
+    data: Set, name: str, setting: DropoutSetting, made: Any, context: Context, seed: int, share: float = 1.0
+) -> Any:
+    from confide.running.fit import fit
+
+    network = _network(data.x.shape[1], setting, seed)
+    return fit(method(name, setting, share), network, data.private(context), made, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -153,11 +161,8 @@ def figures(
 
 def quality(posterior: Posterior, data: Set) -> tuple[float, float]:
     """Accuracy and expected calibration error of the predictive distribution on the test part."""
-    from confide.evaluate import metrics
-
-    parts = [of_classes(posterior.predict(part)).probabilities for part in data.x_test.split(_ROWS_AT_ONCE)]
-    probabilities = torch.cat(parts)
-    return metrics.accuracy(probabilities, data.y_test), metrics.ece(probabilities, data.y_test)
+    found = class_probabilities(posterior, data.x_test)
+    return metrics.accuracy(found, data.y_test), metrics.ece(found, data.y_test)
 
 
 def measured(found: Sequence[DropoutScores] | Sequence[DropoutFigures], name: str) -> PaperMeasure:

@@ -121,11 +121,14 @@ def run_effects(context: Context) -> PaperOutcome:
     rows: list[tuple[Cell, ...]] = []
     points: dict[str, list[tuple[float, PaperMeasure]]] = {}
     every = [(name, value) for name, values in EFFECTS.items() for value in (values[1:3] if context.quick else values)]
+    known: dict[PrintedSetting, list[PrintedRun]] = {}  # each setting varies around one that all four have
     for name, value in every:
-        setting = _changed(PRINTED["mnist"], name, value)
-        runs = [
-            printed_run(data, _sized(setting, context), {"epsilon": 1.0}, context, seed, held) for seed in context.seeds
-        ]
+        setting = _sized(_changed(PRINTED["mnist"], name, value), context)
+        if setting not in known:
+            known[setting] = [
+                printed_run(data, setting, {"epsilon": 1.0}, context, seed, held) for seed in context.seeds
+            ]
+        runs = known[setting]
         accuracy = PaperMeasure(tuple(one.accuracy for one in runs))
         rows.append((f"{name} {value:g}", None, accuracy, max(one.epsilon for one in runs)))
         points.setdefault(name, []).append((value, accuracy))

@@ -403,29 +403,30 @@ LOCAL = ("weight_mean", "weight_log_variance", "bias")
 )
 def variational_dropout_linear(call: Call) -> Contribution:
     layer: Any = call.layer
-    left, right = call.gradient, call.input
-    spread = left * call.captured * 0.5
+    pairs = _local_pairs(call)
+    left = pairs[0][0]
     if left.dim() == 2:
-        bases = [
-            OuterProduct(left, right, False, call.space),
-            OuterProduct(spread, right.square(), False, call.space),
-        ]
+        products = [OuterProduct(*pair, False, call.space) for pair in pairs]
         biases = {"bias": left} if "bias" in call.trainable else {}
-        found = LocalOuterProducts(bases, _local_terms(call), biases, call.space)
+        found = LocalOuterProducts(products, _local_terms(call), biases, call.space)
         found.exact = layer.norms == "exact"
         return found
-    left, right, spread = (with_positions(values) for values in (left, right, spread))
-    sums = [OuterSum(left, right, False, call.space), OuterSum(spread, right.square(), False, call.space)]
-    biases = {"bias": left.sum(1)} if "bias" in call.trainable else {}
+    sums = [OuterSum(with_positions(one), with_positions(other), False, call.space) for one, other in pairs]
+    biases = {"bias": with_positions(left).sum(1)} if "bias" in call.trainable else {}
     return Combined(sums, _local_terms(call), biases, call.space)
 
 
 @rule_for(VariationalDropoutConv2d, SharedNoiseConv2d, parameters=LOCAL, capture=_LocalReparameterisation.recall)
 def variational_dropout_convolution(call: Call) -> Contribution:
-    spread = call.gradient * call.captured * 0.5
-    bases = [
-        patch_sum(call.layer, call.gradient, call.input, call.space),
-        patch_sum(call.layer, spread, call.input.square(), call.space),
-    ]
+    bases = [patch_sum(call.layer, *pair, call.space) for pair in _local_pairs(call)]
     biases = {"bias": call.gradient.flatten(2).sum(2)} if "bias" in call.trainable else {}
     return Combined(bases, _local_terms(call), biases, call.space)
+
+
+def _local_pairs(call: Call) -> list[tuple[Tensor, Tensor]]:
+    """Gradient and input whose products make the means' gradients, and those for variances that are learnt."""
+    left, right = call.gradient, call.input
+    pairs = [(left, right)]
+    if "weight_log_variance" in call.trainable:
+        pairs.append((left * call.captured * 0.5, right.square()))
+    return pairs
