@@ -8,17 +8,28 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from confide._native.known_answers import ClipLayer as ClipLayer
+from confide._native.known_answers import OuterTask
 from confide._native.loader import library
 from confide._native.threads import threads
 
 THREAD_ENTRIES = 1 << 17  # so many weights are worth a thread
 THREAD_SQUARES = 1 << 20  # so many squares
 THREAD_PRODUCTS = 1 << 21  # and so many multiply-adds
+# Records and outputs of which the kernel of outer products is quicker than torch: the panels of more records do not
+# stay in the caches, and fewer outputs are not worth copying the inputs.
+OUTER_RECORDS, OUTER_OUTPUTS = 2048, 24
+
+
+class Room(Protocol):
+    """Lends memory: a tensor of the type of `like` in which nothing has been written."""
+
+    def take(self, like: Tensor, *shape: int) -> Tensor: ...
 
 
 @cache
@@ -94,6 +105,38 @@ def _share(fill: Callable[[int], None], workers: int) -> None:
     fill(0)
     for one in waiting:
         one.result()
+
+
+def add_outer(
+    left: Tensor, right: Tensor, factors: Tensor, weight: Tensor, bias: Tensor | None, block: int, space: Room
+) -> bool:
+    """weight += sum_r factors_r left_r right_r^T, bias += sum_r factors_r left_r; False where that is not done.
+
+    Every entry adds up `block` records one after the other, then these sums, and meets what is there once.
+    """
+    opened, sides = library(), (left, right, weight)
+    (records, outputs), inputs = left.shape, right.shape[1]
+    if opened is None or outputs < OUTER_OUTPUTS or not 0 < records <= OUTER_RECORDS:
+        return False
+    vectors = (factors,) if bias is None else (factors, bias)
+    if any(value.dtype != torch.float32 or value.device.type != "cpu" for value in (*sides, *vectors)):
+        return False
+    if weight.shape != (outputs, inputs) or not all(value.stride(-1) == 1 for value in (*sides, *vectors)):
+        return False
+    workers = max(1, min(torch.get_num_threads(), records * outputs * inputs // THREAD_PRODUCTS))
+    tasks = []
+    for part in range(workers):  # each has some rows of the weight, or some columns
+        whole, (first, last) = slice(None), (max(outputs, inputs) * end // workers for end in (part, part + 1))
+        row, column = (slice(first, last), whole) if outputs >= inputs else (whole, slice(first, last))
+        a, b, into = left[:, row], right[:, column], weight[row, column]
+        biases = None if bias is None or (part and outputs < inputs) else bias[row].data_ptr()
+        places, strides = (value.data_ptr() for value in (a, b, factors)), (value.stride(0) for value in (a, b, into))
+        tasks.append(OuterTask(records, *into.shape, block, *places, *strides, into.data_ptr(), biases, None))
+    rooms = space.take(left, workers, max(opened.confide_outer_room(ctypes.addressof(task)) for task in tasks))
+    for task, room in zip(tasks, rooms, strict=True):
+        task.room = room.data_ptr()
+    _share(lambda part: opened.confide_outer(ctypes.addressof(tasks[part])), workers)
+    return True
 
 
 def mean_field(mean: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -33,6 +33,18 @@ struct ClipLayer {
   T* bias;  // null without one
 };
 
+// A sum of outer products, each times a factor, which is added onto weight and bias; `room` is for the kernel's own use.
+struct OuterTask {
+  std::int64_t records, outputs, inputs, block;
+  const float* left;
+  const float* right;
+  const float* factors;
+  std::int64_t left_stride, right_stride, weight_stride;  // from one row to the next
+  float* weight;
+  float* bias;  // null without one
+  float* room;
+};
+
 // Where a layer's numbers stand in a draw; no bias is a negative place.
 struct PredictionLayer {
   std::int64_t outputs, inputs, weight, bias, activation;
@@ -84,6 +96,9 @@ void confide_mean_field(const float* mean, const float* rho, const float* noise,
                         std::int64_t count);
 void confide_add_rows(const float* const* rows, std::int64_t row_count, const float* noise, float* out,
                       std::int64_t count);
+
+std::int64_t confide_outer_room(const OuterTask* task);
+void confide_outer(const OuterTask* task);
 
 void confide_predict(const PredictionTask* given);
 

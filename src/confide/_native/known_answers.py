@@ -30,6 +30,7 @@ def wrong_in(library: Any) -> str:
         "gram": _gram,
         "mean_field": _mean_field,
         "add_rows": _add_rows,
+        "outer": _outer,
         "predict": _predict,
     }
     return ", ".join(name for name, right in checks.items() if not right(library))
@@ -212,6 +213,41 @@ def _add_rows(library: Any) -> bool:
     found = (ctypes.c_float * count)()
     library.confide_add_rows(ctypes.addressof(places), len(rows), *map(ctypes.addressof, (made[-1], found)), count)
     return _close(list(found), [a + b for a, b in zip(small, noise, strict=True)], FLOAT)
+
+
+class OuterTask(ctypes.Structure):
+    """As in `kernels.h`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("records", "outputs", "inputs", "block")),
+        *((name, ctypes.c_void_p) for name in ("left", "right", "factors")),
+        *((name, ctypes.c_int64) for name in ("left_stride", "right_stride", "weight_stride")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "room")),
+    )
+
+
+def _outer(library: Any) -> bool:
+    """11 records in blocks of 4, 13 outputs, 35 inputs: whole tiles of every width, and what is left over."""
+    records, outputs, inputs = 11, 13, 35
+    left, right = _numbers(records * outputs), _numbers(records * inputs, 40)
+    factors, before = _numbers(records, 80), _numbers(outputs * (inputs + 1), 90)
+    wanted = list(before)
+    for record, factor in enumerate(factors):
+        for o in range(outputs):
+            scaled = factor * left[record * outputs + o]
+            wanted[outputs * inputs + o] += scaled
+            for i in range(inputs):
+                wanted[o * inputs + i] += scaled * right[record * inputs + i]
+    made = [(ctypes.c_float * len(values))(*values) for values in (left, right, factors)]
+    found = (ctypes.c_float * len(before))(*before)
+    weight = ctypes.addressof(found)
+    shape, strides = (records, outputs, inputs, 4), (outputs, inputs, inputs)
+    bias = weight + 4 * outputs * inputs
+    task = OuterTask(*shape, *map(ctypes.addressof, made), *strides, weight, bias, None)
+    room = (ctypes.c_float * library.confide_outer_room(ctypes.addressof(task)))()
+    task.room = ctypes.addressof(room)
+    library.confide_outer(ctypes.addressof(task))
+    return _close(list(found), wanted, FLOAT)
 
 
 class PredictionLayer(ctypes.Structure):

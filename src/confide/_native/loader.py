@@ -36,6 +36,8 @@ FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "confide_squares_double": (_SQUARES, None),
     "confide_mean_field": ([_ADDRESS] * 5 + [_COUNT], None),
     "confide_add_rows": ([_ADDRESS, _COUNT, _ADDRESS, _ADDRESS, _COUNT], None),
+    "confide_outer_room": ([_ADDRESS], _COUNT),
+    "confide_outer": ([_ADDRESS], None),
     "confide_predict": ([_ADDRESS], None),
 }
 

@@ -117,10 +117,18 @@ class Cluster:
 
     def add_weighted(self, factors: Tensor, views: list[Tensor], blocks: int = 1) -> None:
         """Add the weighted sum onto the views, each of which is touched once: sums of blocks are added up before."""
-        mark = self.space.used
-        for target, value in self._sum(factors, -(-factors.shape[0] // blocks)).items():
-            target.view(views).add_(value)
+        mark, size = self.space.used, -(-factors.shape[0] // blocks)
+        if not self._added_at_once(factors, views, size):
+            for target, value in self._sum(factors, size).items():
+                target.view(views).add_(value)
         self.space.used = mark
+
+    def _added_at_once(self, factors: Tensor, views: list[Tensor], size: int) -> bool:
+        """Whether the only member has added its sum, in one pass over the parameters."""
+        if len(self.members) > 1:
+            return False
+        slot, contribution = self.members[0]
+        return contribution.add_onto({n: t.view(views) for n, t in slot.targets.items()}, factors, size)
 
     def _in_blocks(self, contribution: Contribution, factors: Tensor, size: int) -> dict[str, Tensor]:
         """The weighted sum of one member, at most `size` records in one product."""

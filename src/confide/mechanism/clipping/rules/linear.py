@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from confide._native.arithmetic import gram_norms
+from confide._native.arithmetic import add_outer, gram_norms
 from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
@@ -69,6 +69,11 @@ class OuterProduct(Contribution):
         scaled = left.mul_(column) if self.ours else left * column
         found = {"weight": torch.mm(scaled.t(), right, out=weight)}
         return found | {"bias": scaled.sum(0)} if self.bias else found
+
+    def add_onto(self, places: dict[str, Tensor], factors: Tensor, size: int) -> bool:
+        weight = places["weight"].view(self.left.shape[1], self.right.shape[1])
+        bias = places["bias"] if self.bias else None
+        return add_outer(self.left, self.right, factors, weight, bias, size, self.space)
 
     def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
         blocks = self.records // size

@@ -86,6 +86,11 @@ class Contribution(ABC):
         nothing is cheaper than `weighted` for one block after the other."""
         return None
 
+    def add_onto(self, places: dict[str, Tensor], factors: Tensor, size: int) -> bool:
+        """Add the weighted sum onto the places of the parameters, each touched once by a sum of blocks of at most
+        `size` records; False where only `weighted` and `in_blocks` make it."""
+        return False
+
     @abstractmethod
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         """The gradients of records start..stop in full: (stop - start, *shape) for every parameter."""
