@@ -28,6 +28,11 @@ FAULTS = {
     "gram": ("clipping.cpp", "return once + 2 * twice;", "return once + twice;"),
     "mean_field": ("clipping.cpp", "octaves * 0.693359375f", "octaves * 0.6933f"),
     "add_rows": ("clipping.cpp", "row = 1; row < row_count", "row = 2; row < row_count"),
+    "outer": (
+        "outer.cpp",
+        "start < task.records; start += task.block",
+        "start + task.block < task.records; start += task.block",
+    ),
     "predict": ("prediction.cpp", "0.693359375f", "0.693f"),
 }
 
