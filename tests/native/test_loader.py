@@ -29,6 +29,7 @@ FAULTS = {
     "mean_field": ("clipping.cpp", "octaves * 0.693359375f", "octaves * 0.6933f"),
     "add_rows": ("clipping.cpp", "row = 1; row < row_count", "row = 2; row < row_count"),
     "predict": ("prediction.cpp", "0.693359375f", "0.693f"),
+    "lstm": ("recurrence.cpp", "(1.0f - turned[i] * turned[i])", "(1.0f - turned[i])"),
 }
 
 

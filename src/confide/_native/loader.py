@@ -37,6 +37,8 @@ FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "confide_mean_field": ([_ADDRESS] * 5 + [_COUNT], None),
     "confide_add_rows": ([_ADDRESS, _COUNT, _ADDRESS, _ADDRESS, _COUNT], None),
     "confide_predict": ([_ADDRESS], None),
+    "confide_lstm": ([_COUNT] * 4 + [_ADDRESS] * 6, None),
+    "confide_lstm_back": ([_COUNT] * 4 + [_ADDRESS] * 8, None),
 }
 
 
