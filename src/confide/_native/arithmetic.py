@@ -16,7 +16,7 @@ from torch import Tensor
 from confide._native.known_answers import ClipLayer as ClipLayer
 from confide._native.known_answers import OuterTask
 from confide._native.loader import library
-from confide._native.threads import threads
+from confide._native.threads import share
 
 THREAD_ENTRIES = 1 << 17  # so many weights are worth a thread
 THREAD_SQUARES = 1 << 20  # so many squares
@@ -67,7 +67,7 @@ def row_squares(values: Tensor) -> Tensor | None:
         first, count = bounds[part], bounds[part + 1] - bounds[part]
         kernel(count, entries, stride, start + first * stride * size, into + first * size)
 
-    _share(fill, workers)
+    share(fill, workers)
     return norms
 
 
@@ -95,16 +95,8 @@ def gram_norms(left: Tensor, right: Tensor, slack: float, tiny: float) -> tuple[
         addresses = (address + bounds[part] * stride for address, stride in places)
         kernel(bounds[part + 1] - bounds[part], positions, outputs, inputs, *addresses, slack, tiny)
 
-    _share(fill, workers)
+    share(fill, workers)
     return norms, spreads
-
-
-def _share(fill: Callable[[int], None], workers: int) -> None:
-    """Every part on a thread of its own, the first on this one."""
-    waiting = [threads().submit(fill, part) for part in range(1, workers)]
-    fill(0)
-    for one in waiting:
-        one.result()
 
 
 def add_outer(
@@ -135,7 +127,7 @@ def add_outer(
     rooms = space.take(left, workers, max(opened.confide_outer_room(ctypes.addressof(task)) for task in tasks))
     for task, room in zip(tasks, rooms, strict=True):
         task.room = room.data_ptr()
-    _share(lambda part: opened.confide_outer(ctypes.addressof(tasks[part])), workers)
+    share(lambda part: opened.confide_outer(ctypes.addressof(tasks[part])), workers)
     return True
 
 
@@ -159,7 +151,7 @@ def mean_field(mean: Tensor, rho: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
             shift = 4 * size * draw + start
             opened.confide_mean_field(*(a + start for a in given), *(a + shift for a in each), count)
 
-    _share(fill, workers)
+    share(fill, workers)
     return weight, jacobian
 
 

@@ -102,4 +102,14 @@ void confide_outer(const OuterTask* task);
 
 void confide_predict(const PredictionTask* given);
 
+// All steps of an LSTM: (records, steps, size) are cells, bent, outputs and of_outputs, (records, steps, 4 size) gates and
+// found, (records, size) state and cell. `packed` is the weight over the states, columns in panels (see recurrence.cpp).
+// Gates come in as maps of the inputs and go out as gates. For the way back of_outputs may be null, state and cell are
+// the gradients at the last of each, and are overwritten.
+void confide_lstm(std::int64_t records, std::int64_t steps, std::int64_t size, std::int64_t backwards,
+                  const float* packed, const float* bias, float* gates, float* cells, float* bent, float* outputs);
+void confide_lstm_back(std::int64_t records, std::int64_t steps, std::int64_t size, std::int64_t backwards,
+                       const float* packed, const float* gates, const float* cells, const float* bent,
+                       const float* of_outputs, float* state, float* cell, float* found);
+
 }  // extern "C"

@@ -32,6 +32,7 @@ def wrong_in(library: Any) -> str:
         "add_rows": _add_rows,
         "outer": _outer,
         "predict": _predict,
+        "lstm": _lstm,
     }
     return ", ".join(name for name, right in checks.items() if not right(library))
 
@@ -308,6 +309,73 @@ def _predict(library: Any) -> bool:
         if not _close(list(out), wanted, FLOAT):
             return False
     return True
+
+
+PANEL = 16  # columns of a weight that a kernel of `recurrence.cpp` makes side by side
+
+
+def _lstm(library: Any) -> bool:
+    """Seven records, three steps, five units, whose weight fills a panel and a part of one.
+
+    Forwards the definition; backwards the slope of the loss along one direction, by differences of the definition.
+    """
+    records, steps, size = 7, 3, 5
+    maps = [2 * value for value in _numbers(records * steps * 4 * size)]
+    weight, bias, of_outputs = _numbers(4 * size * size, 7), _numbers(4 * size, 8), _numbers(records * steps * size, 9)
+    columns = [weight[row * size :][:size] for row in range(4 * size)]
+    gates, out = (ctypes.c_float * len(maps))(*maps), (ctypes.c_float * len(maps))()
+    cells, bent, outputs = ((ctypes.c_float * (records * steps * size))() for _ in range(3))
+    given, biases = (ctypes.c_float * len(of_outputs))(*of_outputs), (ctypes.c_float * (4 * size))(*bias)
+    state, cell = ((ctypes.c_float * (records * size))() for _ in range(2))
+    shape, packed, turned = (records, steps, size, 0), _in_panels(columns), _in_panels([*zip(*columns, strict=True)])
+    library.confide_lstm(*shape, *map(ctypes.addressof, (packed, biases, gates, cells, bent, outputs)))
+    wanted = _states(maps, columns, bias, steps)
+    if not _close(list(outputs), wanted, FLOAT):
+        return False
+    library.confide_lstm_back(*shape, *map(ctypes.addressof, (turned, gates, cells, bent, given, state, cell, out)))
+    step, way = 2.0**-16, _numbers(len(maps), 10)
+    ends = [_states([m + s * w for m, w in zip(maps, way, strict=True)], columns, bias, steps) for s in (step, -step)]
+    slopes = [(one - other) / (2 * step) for one, other in zip(*ends, strict=True)]
+    for record in range(records):
+        some, all_gates = steps * size, 4 * steps * size
+        rise = sum(map(float.__mul__, of_outputs[record * some :][:some], slopes[record * some :][:some]))
+        found = math.fsum(
+            map(float.__mul__, way[record * all_gates :][:all_gates], out[record * all_gates :][:all_gates])
+        )
+        if not _close([found], [rise], 4 * FLOAT):
+            return False
+    return True
+
+
+def _in_panels(columns: Sequence[Numbers]) -> Any:
+    depth = len(columns[0])
+    filled = [*columns, *[[0.0] * depth] * (-len(columns) % PANEL)]
+    panels = [filled[start : start + PANEL] for start in range(0, len(filled), PANEL)]
+    return (ctypes.c_float * (len(filled) * depth))(
+        *(one[k] for panel in panels for k in range(depth) for one in panel)
+    )
+
+
+def _states(maps: Numbers, weight: Sequence[Numbers], bias: Numbers, steps: int) -> list[float]:
+    """Of every step of every record, by the definition of an LSTM."""
+    size, found = len(weight[0]), list[float]()
+
+    def sigmoid(value: float) -> float:
+        return 1 / (1 + math.exp(-value))
+
+    for start in range(0, len(maps), 4 * steps * size):
+        state, cell = [0.0] * size, [0.0] * size
+        for step in range(steps):
+            here = maps[start + 4 * step * size :][: 4 * size]
+            sums = [
+                m + b + math.fsum(map(float.__mul__, row, state)) for m, b, row in zip(here, bias, weight, strict=True)
+            ]
+            enter, forget, leave = ([sigmoid(v) for v in sums[k * size :][:size]] for k in (0, 1, 3))
+            candidate = [math.tanh(v) for v in sums[2 * size :][:size]]
+            cell = [f * c + e * g for f, c, e, g in zip(forget, cell, enter, candidate, strict=True)]
+            state = [o * math.tanh(c) for o, c in zip(leave, cell, strict=True)]
+            found += state
+    return found
 
 
 def _linear(weights: Numbers, inputs: Numbers, outputs: int) -> list[float]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from confide._native.recurrence import lstm, lstm_back, lstm_fits
+
 _sigmoid_back = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_back = torch.ops.aten.tanh_backward.grad_input
 _mm, _addmm, _lerp, _addcmul = torch.mm, torch.addmm, torch.lerp, torch.addcmul
@@ -51,58 +53,87 @@ def _of_weights(
 
 
 class _Lstm(torch.autograd.Function):
-    """(map of the inputs, weight, bias, backwards) -> outputs, last hidden state, last cell state."""
+    """(map of the inputs, weight, bias, backwards) -> outputs, last hidden state, last cell state.
+
+    The map is overwritten where a native kernel does the work: nobody else reads it.
+    """
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, backwards: bool) -> Any:
-        records, steps, width = given.shape
-        size = width // 4
-        gates = given.new_empty(steps, records, width)
-        gates.copy_(given.transpose(0, 1)) if bias is None else torch.add(given.transpose(0, 1), bias, out=gates)
-        outputs = given.new_empty(records, steps, size)
-        cells, bent = given.new_empty(steps, records, size), given.new_empty(steps, records, size)
-        turned, state, cell = weight.t(), None, None
-        for step in _order(steps, backwards):
-            here = gates[step] if state is None else gates[step].addmm_(state, turned)
-            enter, forget, candidate, leave = here.split(size, 1)
-            _sigmoid(here[:, : 2 * size], out=here[:, : 2 * size])
-            _tanh(candidate, out=candidate)
-            _sigmoid(leave, out=leave)
-            _mul(enter, candidate, out=cells[step])
-            if cell is not None:
-                cells[step].addcmul_(forget, cell)
-            cell = cells[step]
-            state = _mul(leave, _tanh(cell, out=bent[step]), out=outputs[:, step])
+        if lstm_fits(given, weight, bias):
+            gates = given.contiguous()
+            outputs, cells, bent = lstm(gates, weight, bias, backwards)
+        else:
+            gates, outputs, cells, bent = _lstm_by_torch(given, weight, bias, backwards)
+        last = 0 if backwards else -1
         ctx.set_materialize_grads(False)
         ctx.kept, ctx.backwards = (gates, cells, bent, outputs.detach(), weight.detach()), backwards
-        return outputs, state.clone(), cell.clone()  # type: ignore[union-attr]
+        return outputs, outputs[:, last].clone(), cells[:, last].clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        (gates, cells, bent, outputs, weight), order = ctx.kept, _order(len(ctx.kept[0]), ctx.backwards)
-        steps, records, width = gates.shape
-        size = width // 4
-        of_outputs, of_state, of_cell = gradients
-        found = gates.new_empty(records, steps, width)
-        state = gates.new_zeros(records, size) if of_state is None else of_state.clone()
-        cell = gates.new_zeros(records, size) if of_cell is None else of_cell.clone()
-        room = torch.empty_like(state)
-        for place in range(steps - 1, -1, -1):
-            step = order[place]
-            enter, forget, candidate, leave = gates[step].split(size, 1)
-            at_enter, at_forget, at_candidate, at_leave = found[:, step].split(size, 1)
-            _incoming(state, of_outputs, step)
-            _sigmoid_back(_mul(state, bent[step], out=room), leave, grad_input=at_leave)
-            cell.add_(_tanh_back(_mul(state, leave, out=room), bent[step], grad_input=room))
-            _sigmoid_back(_mul(cell, candidate, out=room), enter, grad_input=at_enter)
-            _tanh_back(_mul(cell, enter, out=room), candidate, grad_input=at_candidate)
-            if place == 0:
-                at_forget.zero_()  # there was nothing to forget
-            else:
-                _sigmoid_back(_mul(cell, cells[order[place - 1]], out=room), forget, grad_input=at_forget)
-                cell.mul_(forget)
-                _mm(found[:, step], weight, out=state)
+        *kept, outputs, weight = ctx.kept
+        of_outputs, *of_ends = gradients
+        nothing = outputs[:, 0]
+        state, cell = (torch.zeros_like(nothing) if one is None else one.clone() for one in of_ends)
+        state, cell = state.contiguous(), cell.contiguous()
+        work = lstm_back if lstm_fits(*kept, weight, of_outputs, state, cell) else _lstm_back_by_torch
+        found = work(tuple(kept), weight, ctx.backwards, of_outputs, state, cell)
         return found, *_of_weights(ctx.next_functions[1:], found, outputs, ctx.backwards), None
+
+
+def _lstm_by_torch(given: Tensor, weight: Tensor, bias: Tensor | None, backwards: bool) -> tuple[Tensor, ...]:
+    """Gates, outputs, cells and their tanh, the records first."""
+    records, steps, width = given.shape
+    size = width // 4
+    gates = given.new_empty(steps, records, width)
+    gates.copy_(given.transpose(0, 1)) if bias is None else torch.add(given.transpose(0, 1), bias, out=gates)
+    outputs = given.new_empty(records, steps, size)
+    cells, bent = given.new_empty(steps, records, size), given.new_empty(steps, records, size)
+    turned, state, cell = weight.t(), None, None
+    for step in _order(steps, backwards):
+        here = gates[step] if state is None else gates[step].addmm_(state, turned)
+        enter, forget, candidate, leave = here.split(size, 1)
+        _sigmoid(here[:, : 2 * size], out=here[:, : 2 * size])
+        _tanh(candidate, out=candidate)
+        _sigmoid(leave, out=leave)
+        _mul(enter, candidate, out=cells[step])
+        if cell is not None:
+            cells[step].addcmul_(forget, cell)
+        cell = cells[step]
+        state = _mul(leave, _tanh(cell, out=bent[step]), out=outputs[:, step])
+    return gates.transpose(0, 1), outputs, cells.transpose(0, 1), bent.transpose(0, 1)
+
+
+def _lstm_back_by_torch(
+    kept: tuple[Tensor, ...],
+    weight: Tensor,
+    backwards: bool,
+    of_outputs: Tensor | None,
+    state: Tensor,
+    cell: Tensor,
+) -> Tensor:
+    """The gradient at the map of the inputs; those at the last states are overwritten."""
+    gates, cells, bent = (one.transpose(0, 1) for one in kept)
+    steps, records, width = gates.shape
+    order, size = _order(steps, backwards), width // 4
+    found, room = gates.new_empty(records, steps, width), torch.empty_like(state)
+    for place in range(steps - 1, -1, -1):
+        step = order[place]
+        enter, forget, candidate, leave = gates[step].split(size, 1)
+        at_enter, at_forget, at_candidate, at_leave = found[:, step].split(size, 1)
+        _incoming(state, of_outputs, step)
+        _sigmoid_back(_mul(state, bent[step], out=room), leave, grad_input=at_leave)
+        cell.add_(_tanh_back(_mul(state, leave, out=room), bent[step], grad_input=room))
+        _sigmoid_back(_mul(cell, candidate, out=room), enter, grad_input=at_enter)
+        _tanh_back(_mul(cell, enter, out=room), candidate, grad_input=at_candidate)
+        if place == 0:
+            at_forget.zero_()  # there was nothing to forget
+        else:
+            _sigmoid_back(_mul(cell, cells[order[place - 1]], out=room), forget, grad_input=at_forget)
+            cell.mul_(forget)
+            _mm(found[:, step], weight, out=state)
+    return found
 
 
 class _Gru(torch.autograd.Function):
