@@ -38,7 +38,7 @@ GanPart: TypeAlias = Literal["open", "private", "pixels"]
 # which two chains were worse than expected (docs/protocols.md).
 OPEN: dict[str, GanSetting] = {
     PIXELS: GanSetting(
-        chains=1, hidden=200, steps=6000, batch=100, rate=1.5e-3, generator_rate=1.5e-3, filters=(16, 32)
+        chains=1, hidden=200, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3, filters=(16, 32)
     ),
     PARTS: GanSetting(chains=1, hidden=200, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
 }
