@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 GAP = 2
 """Blanks between two columns."""
 INDENT = 2
+"""Of what is told of a row, under its name."""
 
 
 def rendered(table: PaperTable, width: int) -> Group:
