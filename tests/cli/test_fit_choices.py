@@ -50,6 +50,9 @@ def test_a_clip_that_follows_is_paid_for_within_the_budget(tmp_path: Path, capsy
     found = fitted(tmp_path, capsys, "--adaptive-clip", "0.5")
     assert len(found["events"]) == 2
     assert 2.9 < found["epsilon"]["pld"] <= 3
+    ended = found["posterior"]["facts"]["adapted_clip"]
+    assert ended > 0
+    assert ended != found["plan"]["blocks"][0]["clip"], "where it ended is told, not its start alone"
 
 
 @pytest.mark.parametrize("more", [[], ["--chains", "2", "--steps", "12"]])

@@ -97,6 +97,23 @@ def test_help_teaches_within_80_columns(run: Run, monkeypatch: pytest.MonkeyPatc
     assert max(len(line) for line in result.out.splitlines()) <= 80
 
 
+def every_command() -> list[list[str]]:
+    found: list[list[str]] = []
+    for name in application.COMMANDS:
+        inner = getattr(application.command(name), "commands", {})
+        found += [[name, *([one] if one else [])] for one in ["", *inner]]
+    return found
+
+
+@pytest.mark.parametrize("command", every_command(), ids=" ".join)
+def test_no_help_is_wider_than_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    """Examples too: a line that the terminal breaks is copied broken."""
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run(*command, "--help")
+    assert result.code == 0
+    assert [line for line in result.out.splitlines() if len(line) > 80] == []
+
+
 def test_examples_of_the_help_are_right(run: Run) -> None:
     """An example that does not parse teaches something wrong."""
     for command in ("account", "plan"):

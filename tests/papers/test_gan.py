@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from confide.papers.base import Context, PaperMeasure
-from confide.papers.dp_sgmcmc import gan, gan_table
+from confide.papers.dp_sgmcmc import gan, gan_networks, gan_table
 from confide.papers.dp_sgmcmc.gan import CLASSES, UNLABELLED, Digits, DigitsReader, GanSetting, discriminator_loss
 from confide.papers.drawing import save_figure
 from confide.sources.queries import GradientQuery
@@ -63,7 +63,7 @@ class TestPrice:
 
     def test_more_answers_than_were_paid_for_are_refused(self) -> None:
         asked = reader(setting=replace(SMALL, steps=1, chains=1))
-        network = gan._network(2, SMALL.hidden, CLASSES)
+        network = gan_networks.dense_network(2, SMALL.hidden, CLASSES)
         asked.gradient(network)
         asked.mean_features(network)
         before = asked.receipt.left
@@ -74,7 +74,7 @@ class TestPrice:
         data = blobs()
         hostile = data.x.clone()
         hostile[data.labelled[0]] = 1e6
-        network = gan._network(2, SMALL.hidden, CLASSES)
+        network = gan_networks.dense_network(2, SMALL.hidden, CLASSES)
         found = []
         for x in (data.x, hostile):
             made = DigitsReader(replace(data, x=x), SMALL, 1.0, False, 1)
@@ -146,7 +146,7 @@ class TestChain:
     def chain(self) -> gan.SghmcChain:
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return gan.SghmcChain.of(gan._network(2, 8, 3))
+            return gan.SghmcChain.of(gan_networks.dense_network(2, 8, 3))
 
     def test_weights_move_alike_whatever_the_size_of_their_gradients(self) -> None:
         """Catches one step for all: gradients that differ a thousandfold from layer to layer."""
@@ -176,6 +176,40 @@ class TestChain:
             chain.tell(torch.ones(len(chain.velocity)), 1e3, 1e-3, SMALL, 1000)
             found.append(chain.velocity)
         assert torch.equal(*found)
+
+
+class TestViews:
+    """Small maps of whole pictures, drawn for a step."""
+
+    def pictures(self) -> Tensor:
+        return torch.rand(5, 64, generator=torch.Generator().manual_seed(3)) * 2 - 1
+
+    def test_pictures_are_as_they_are_until_a_view_is_drawn(self) -> None:
+        view, x = gan_networks.View(64), self.pictures()
+        assert torch.allclose(view(x).flatten(1), x, atol=1e-5)
+        view.renew()
+        assert not torch.allclose(view(x).flatten(1), x, atol=0.1)
+
+    def test_a_record_is_seen_alike_whoever_stands_beside_it(self) -> None:
+        """Catches a view for every place of a batch, which would make a record's gradient depend on its place."""
+        view, x = gan_networks.View(64), self.pictures()
+        view.renew()
+        assert torch.equal(view(x)[3], view(x[3:4])[0])
+        assert torch.equal(view(x.flip(0)).flip(0), view(x))
+
+    def test_what_lies_outside_is_blank(self) -> None:
+        view = gan_networks.View(64)
+        view.renew()
+        blank = torch.full((1, 64), gan_networks.BLANK)
+        assert torch.allclose(view(blank), blank.reshape(1, 1, 8, 8))
+
+    def test_networks_with_views_are_private_within_their_budget(self) -> None:
+        x = self.pictures().repeat(40, 1)
+        y = torch.arange(200) % CLASSES
+        data = Digits(x, y, gan.labelled_rows(y, 2, 1), x, y, True)
+        run = gan.fitted(data, replace(SMALL, steps=4, batch=40, filters=(3, 4)), 1.0, seed=2, noise_seed=1)
+        assert 0 < run.epsilon <= 1.0
+        assert torch.isfinite(run.chances).all()
 
 
 def test_labelled_rows_are_as_many_of_every_class() -> None:

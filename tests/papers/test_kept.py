@@ -204,7 +204,7 @@ class TestPage:
             Claim("a theorem", "Th. 1", (), {"does not": "D1"}, "does not"),
         )
         text = page([replace(PAPER, claims=claims)], _kept(tmp_path))
-        assert "| it works | 0.9 | 0.92 at 0.999 | holds | seen |" in text
+        assert "| it works | 0.9 | 0.92 at 0.999 | holds, 2 runs | seen |" in text
         assert "| a theorem | Th. 1 | by proof | does not | D1 |" in text
         assert "| ours | 1 | 0.9 | 0.92 ± 0.01 | 0.999 |" in text
         assert "2 seeds, too few for an honest spread" in text
@@ -220,23 +220,33 @@ class TestPage:
             return next(line for line in text.splitlines() if line.startswith("| it works"))
 
         told = "Holds for ours. Not for other. in part One seed: other."
-        assert row(better, worse).endswith(f"| ours: 0.92 at 0.999; other: 0.95 at 1.5 | partly | {told} |")
-        assert row(better, missing).endswith("elsewhere: not run | partly | Holds for ours. Not run: elsewhere. |")
-        assert row(worse, missing).endswith("| does not | Not for other. Not run: elsewhere. not seen One seed. |")
+        assert row(better, worse).endswith(
+            f"| ours: 0.92 at 0.999; other: 0.95 at 1.5 | partly, 1 to 2 runs | {told} |"
+        )
+        assert row(better, missing).endswith(
+            "elsewhere: not run | partly, 2 runs | Holds for ours. Not run: elsewhere. |"
+        )
+        assert row(worse, missing).endswith("| does not, one run | Not for other. Not run: elsewhere. not seen |")
         assert row(missing).endswith("| not run | not run | Would be decided by second. |")
 
     @pytest.mark.parametrize(
-        ("own", "other", "told"),
+        ("own", "other", "runs", "told"),
         [
-            ((0.905, 0.93), 0.9, "Less than two standard errors apart."),  # 0.0175 away, with an error of 0.0125
-            ((0.91, 0.92), 0.9, ""),
-            ((0.91,), 0.9, "One seed."),
-            ((0.91, 0.95), (0.90, 0.93), ""),  # 0.015 apart with an error of 0.005, seed by seed
-            ((0.91, 0.95), (0.93, 0.90), "Less than two standard errors apart."),
-            ((0.91, 0.95), (0.90,), "One seed."),
+            (
+                (0.905, 0.93),
+                0.9,
+                "2 runs",
+                "Less than two standard errors apart.",
+            ),  # 0.0175 away, with an error of 0.0125
+            ((0.91, 0.92), 0.9, "2 runs", ""),
+            ((0.91,), 0.9, "one run", ""),
+            ((0.905,), 0.9, "one run", "Within a hundredth of it on one run, which may be chance."),
+            ((0.91, 0.95), (0.90, 0.93), "2 runs", ""),  # 0.015 apart with an error of 0.005, seed by seed
+            ((0.91, 0.95), (0.93, 0.90), "2 runs", "Less than two standard errors apart."),
+            ((0.91, 0.95), (0.90,), "1 to 2 runs", "One seed."),
         ],
     )
-    def test_how_sure_a_verdict_is(self, tmp_path: Path, own: Any, other: Any, told: str) -> None:
+    def test_how_sure_a_verdict_is(self, tmp_path: Path, own: Any, other: Any, runs: str, told: str) -> None:
         """Catches a verdict on one seed, or on noise, that looks like one on five."""
 
         def found(context: Context) -> PaperOutcome:
@@ -257,7 +267,7 @@ class TestPage:
         kept.keep(paper, context, finished, tmp_path, ORIGIN)
         text = page([paper], KeptResults.of(tmp_path))
         line = next(line for line in text.splitlines() if line.startswith("| it works"))
-        assert line.endswith(f"| holds | {' '.join(filter(None, ['seen', told]))} |")
+        assert line.endswith(f"| holds, {runs} | {' '.join(filter(None, ['seen', told]))} |")
 
     def test_what_was_not_run_says_what_it_would_take(self, tmp_path: Path) -> None:
         more = (Experiment("long", "", _run, minutes=90.0), Experiment("large", "", _run, needs="large.zip"))

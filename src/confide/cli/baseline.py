@@ -15,8 +15,8 @@ from confide.cli.output import emit_json, output
 from confide.errors import CommandError
 
 EXAMPLES = (
-    "confide baseline public.csv --target outcome --facts facts.toml --test test.csv --method ep --not-private",
-    "confide baseline power_plant --data ~/data --method adf --hidden 50 --not-private",
+    "confide baseline public.csv --target outcome --facts facts.toml \\\n  --test test.csv --method ep --not-private",
+    "confide baseline power_plant --data ~/data --method adf --hidden 50 \\\n  --not-private",
 )
 METHODS = ("ep", "adf")
 PASSES = {"ep": 80, "adf": 40}

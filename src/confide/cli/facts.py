@@ -19,7 +19,7 @@ from confide.errors import CommandError
 
 EXAMPLES = (
     "confide facts train.csv --target income --numeric age,hours --out facts.toml",
-    "confide facts train.csv --target income --epsilon 0.5 --ledger budget.db --out facts.toml",
+    "confide facts train.csv --target income --epsilon 0.5 \\\n  --ledger budget.db --out facts.toml",
     "confide facts train.csv --target income --assume-public --out facts.toml",
 )
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SHOW_EXAMPLE = "confide ledger show budget.db"
 LIMIT_EXAMPLE = "confide ledger limit budget.db --epsilon 3 --delta 1e-5"
 HEAD_EXAMPLE = "confide ledger head budget.db"
-VERIFY_EXAMPLE = "confide ledger verify budget.db --head 12:9f86d081... --witness /elsewhere/witness"
+VERIFY_EXAMPLE = "confide ledger verify budget.db --head 12:9f86d081... \\\n  --witness /elsewhere/witness"
 REPORT_EXAMPLE = "confide ledger report budget.db --out budget.html"
 KEY_EXAMPLE = "confide ledger key curator.key"
 

@@ -18,8 +18,8 @@ from confide.cli.paths import check_ledger, check_new_directory, ledger_by
 from confide.errors import CommandError
 
 EXAMPLES = (
-    "confide mixture train.csv --facts facts.toml --components 4 --epsilon 1 --out out/mixture",
-    "confide mixture train.csv --facts facts.toml --components 4 --method sep --epsilon 1 --out out/mixture",
+    "confide mixture train.csv --facts facts.toml --components 4 \\\n  --epsilon 1 --out out/mixture",
+    "confide mixture train.csv --facts facts.toml --components 4 \\\n  --method sep --epsilon 1 --out out/mixture",
 )
 METHODS = ("em", "sep")
 SCALE, SPREAD = 0.25, 0.6

@@ -121,9 +121,11 @@ def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evalua
     plan, warning = run.plan, run.posterior.facts.get("warning")
     if warning is not None:  # such as a chain that did not mix: before anything else
         console.print(f"[bold]{escape(str(warning))}[/bold]")
+    ended = run.posterior.facts.get("adapted_clip")
+    adapted = "" if ended is None else f" at first and {ended:.4g} at last"
     parts = (
         f"{steps} steps of about {one.expected_batch:.0f} out of {plan.records} declared "
-        f"records, clip {one.clip:g}, noise multiplier {one.noise_multiplier:.4g}"
+        f"records, clip {one.clip:g}{adapted}, noise multiplier {one.noise_multiplier:.4g}"
         for one, steps in plan.blocks
     )
     chains = f", in each of {plan.chains} chains" if plan.chains > 1 else ""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from confide.cli import options
 from confide.cli.help_texts import teach
 from confide.cli.options import Json
 from confide.cli.output import emit_json, output, progress_bar
+from confide.cli.paper_tables import rendered
 from confide.errors import CommandError
 
 if TYPE_CHECKING:
-    from confide.papers.base import Finished, Paper, PaperTable
+    from confide.papers.base import Experiment, Finished, Paper
 
 LIST_EXAMPLE = "confide papers list"
 PAGE_EXAMPLE = "confide papers page results --out docs/results.md"
@@ -27,7 +29,7 @@ RUN_EXAMPLES = (
     "confide papers run dp-bnn --data ~/data --out out/papers/dp-bnn",
     "confide papers run all --data ~/data --jobs 2 --out out/papers",
     "confide papers run --from my_paper.py --quick",
-    "confide papers run dp-sep --only mixture --data ~/data --seeds 5 --keep results",
+    "confide papers run dp-sep --only mixture --data ~/data --seeds 5 \\\n  --keep results",
 )
 ALL = "all"
 MOST_JOBS = 64  # More processes than any machine here would have cores; a slip of the finger starts them all.
@@ -111,9 +113,18 @@ def list_papers(as_json: Json = False) -> None:
     console = output()
     for name, paper in every.items():
         console.print(f"[bold]{escape(name)}[/bold]  {escape(paper.title)}")
-        console.print(f"  [dim]{escape(paper.citation)}[/dim]")
-        for experiment in paper.experiments:
-            console.print(f"  {escape(experiment.name):<14} {escape(experiment.about)}")
+        console.print(Padding(f"[dim]{escape(paper.citation)}[/dim]", (0, 0, 0, 2)))
+        console.print(Padding(_listed(paper.experiments), (0, 0, 0, 2)))
+
+
+def _listed(experiments: Sequence[Experiment]) -> RichTable:
+    """Names and what they are about, in two columns, so that a long line goes on under its own beginning."""
+    drawn = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    drawn.add_column(no_wrap=True)
+    drawn.add_column()
+    for experiment in experiments:
+        drawn.add_row(escape(experiment.name), escape(experiment.about))
+    return drawn
 
 
 def run(
@@ -285,21 +296,9 @@ def page(results: Results, *, source: PageFrom = None, out: Page = None) -> None
 def show(console: Console, finished: Finished) -> None:
     """The tables of one experiment."""
     for table in finished.outcome.tables:
-        console.print(rendered(table))
+        console.print(rendered(table, console.width))
     times = f"{finished.seconds:.0f} s, {finished.processor_seconds:.0f} s of processor time"
     console.print(f"[dim]{escape(finished.experiment.name)}: {times}[/dim]\n")
-
-
-def rendered(table: PaperTable) -> Group:
-    """A table for the terminal, its notes below."""
-    from confide.papers.base import shown
-
-    drawn = RichTable(title=escape(table.title), title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for place, column in enumerate(table.columns):
-        drawn.add_column(escape(column), justify="left" if place == 0 else "right", overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(escape(shown(cell)) for cell in row))
-    return Group(drawn, *(Text(note) for note in table.notes))
 
 
 def _described(paper: Paper) -> dict[str, Any]:

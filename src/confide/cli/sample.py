@@ -19,8 +19,8 @@ from confide.cli.paths import check_ledger, check_new_directory, ledger_by
 from confide.errors import CommandError
 
 EXAMPLES = (
-    "confide sample train.csv --target income --facts facts.toml --epsilon 1 --out out/draw",
-    "confide sample train.csv --target income --facts facts.toml --epsilon 1 --hybrid --out out/hybrid",
+    "confide sample train.csv --target income --facts facts.toml \\\n  --epsilon 1 --out out/draw",
+    "confide sample train.csv --target income --facts facts.toml \\\n  --epsilon 1 --hybrid --out out/hybrid",
 )
 WIDTH = 10.0
 """By how much a record's logit may vary: less forgets strong effects, more costs noise."""

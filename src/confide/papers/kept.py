@@ -188,6 +188,14 @@ class Judged:
         return abs(difference) / math.sqrt(variance) if variance > 0 else math.inf
 
     @property
+    def apart(self) -> float:
+        """How far the two figures are from one another, as a part of the other one."""
+        if self.ours is None or self.theirs is None:
+            return math.inf
+        other = self.comparison.factor * self.theirs
+        return abs(self.ours - other) / abs(other) if other else math.inf
+
+    @property
     def holds(self) -> bool | None:
         """None: not run."""
         if self.ours is None or self.theirs is None:

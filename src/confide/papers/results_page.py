@@ -13,6 +13,10 @@ from confide.papers.kept import NOT_RUN, SMALLEST_SPREAD, Judged, KeptResults, j
 STATES = (True, False, None)
 CLOSE = 2.0
 """Standard errors below which two figures are said to be close."""
+NEAR = 0.01
+"""Part of the other figure within which a figure of one run, whose spread is not known, is said to be near it."""
+ONE_RUN = ", one run"
+"""After a verdict that no figure of several runs has a part in."""
 LONG = 30.0
 """Minutes of processor time from which on the page says why an experiment may not have been run."""
 
@@ -22,8 +26,9 @@ Published claims beside what comes out here at a sound epsilon (differential pri
 otherwise). This page is made by `confide papers page results` from the files under `results/`, each of which names its
 command, commit, seeds and processor time; a test holds the page to the files. A claim *holds* when every figure that
 decides it is at least as good as the paper's at no more than its epsilon, and holds *partly* when some are; means
-decide, and the last column says which figures are of one seed and which are less than two standard errors, over seeds
-or splits, from the other. What was not run is said to be not run.
+decide. The verdict says over how many runs (seeds or splits), and the last column which figures are of one seed, which
+of these lie within a hundredth of the other figure, and which are less than two standard errors, over several runs,
+from it. What was not run is said to be not run.
 """
 
 
@@ -76,7 +81,19 @@ def _claim_row(paper: str, claim: Claim, kept: KeptResults) -> tuple[str, ...]:
         lacking = dict.fromkeys(one.ours.experiment for one in claim.comparisons)
         return claim.text, claim.theirs, NOT_RUN, decided, f"Would be decided by {', '.join(lacking)}."
     ours = "; ".join(_with_name(name, one) for name, one in zip(names, found, strict=True))
-    return claim.text, claim.theirs, ours, decided, _why(claim, decided, names, found)
+    return claim.text, claim.theirs, ours, f"{decided}{_runs(found)}", _why(claim, decided, names, found)
+
+
+def _runs(found: Sequence[Judged]) -> str:
+    """How many runs a verdict rests on, seeds or splits; nothing where its figures come of one computation."""
+    known = [one for one in found if one.holds is not None]
+    counts = {len(values) for one in known for values in (one.own_values, one.other_values) if values}
+    if not counts:
+        return ""
+    least, most = min(counts), max(counts)
+    if most == 1:
+        return ONE_RUN
+    return f", {most} runs" if least == most else f", {least} to {most} runs"
 
 
 def _names(found: Sequence[Judged]) -> list[str]:
@@ -120,10 +137,15 @@ def _why(claim: Claim, decided: str, names: Sequence[str], found: Sequence[Judge
 def _doubts(names: Sequence[str], found: Sequence[Judged]) -> list[str]:
     """How sure the figures are: which of them are of one seed, and which of several lie close to the other."""
     known = [(name, one) for name, one in zip(names, found, strict=True) if one.holds is not None]
-    single = [name for name, one in known if one.single]
+    single = [] if _runs(found) == ONE_RUN else [name for name, one in known if one.single]
     close = [name for name, one in known if one.standard_errors is not None and one.standard_errors < CLOSE]
+    near = [name for name, one in known if one.single and one.apart < NEAR]
     told = []
-    for what, some in (("One seed", single), ("Less than two standard errors apart", close)):
+    for what, some in (
+        ("One seed", single),
+        ("Within a hundredth of it on one run, which may be chance", near),
+        ("Less than two standard errors apart", close),
+    ):
         if some:
             told.append(f"{what}." if len(some) == len(known) else f"{what}: {'; '.join(some)}.")
     return told

@@ -38,6 +38,8 @@ from confide.privacy.events import Event
 from confide.sources.base import Part, Receipt, Source, Stretch, Wrapper
 from confide.sources.queries import GradientQuery, Loss, Query, Release, StatisticQuery
 
+ADAPTED_CLIP = "adapted_clip"
+"""Where the clip ended, among the facts of a posterior."""
 WIDEST = 1e6
 """The clip stays within this factor of its start, so that noise alone cannot carry it off."""
 

@@ -40,7 +40,7 @@ from confide.privacy.events import Event
 from confide.running.callbacks import Validation
 from confide.running.chains import check_draws, fit_chains
 from confide.running.fit import Run, fit, head_behind, rehearse
-from confide.sources.adaptive_clip import AdaptiveClip
+from confide.sources.adaptive_clip import ADAPTED_CLIP, AdaptiveClip
 from confide.sources.ahead import PaidAhead, Purse, pay_ahead
 from confide.sources.base import Part, Source, priced
 from confide.sources.hold_out import HoldOut
@@ -256,7 +256,7 @@ def _fitted(
     kept: dict[str, Any] = {"checkpoint": request.checkpoint, "closing": closing}
     if request.chains == 1:
         seen: dict[str, Any] = {"callbacks": request.callbacks, "validation": validation}
-        return fit(job.method, job.module, source, job.plan, **kept, **seen, **shared)
+        return _with_clip(fit(job.method, job.module, source, job.plan, **kept, **seen, **shared), source)
     if request.checkpoint is not None:
         return fit_chains(job.method, job.module, source, job.plan, chains=request.chains, **kept, **shared)
     if closing is None:
@@ -276,6 +276,14 @@ def _adapting(job: Job, source: Source, quantile: float) -> Source:
     if job.probabilities is not None:
         raise Refusal(f"adaptive_clip={quantile}: {job.method.name} asks about its probabilities; name another method")
     return AdaptiveClip(source, quantile=quantile)
+
+
+def _with_clip(run: Run, source: Source) -> Run:
+    """Where a clip that adapts itself ended, which is a function of releases, among the posterior's facts."""
+    if not isinstance(source, AdaptiveClip):
+        return run
+    facts = {**run.posterior.facts, ADAPTED_CLIP: run.plan.mechanism.clip * source.factor}
+    return replace(run, posterior=run.posterior.with_likelihood(run.posterior.likelihood, facts))
 
 
 def records_of(job: Job, before: PrivateData | None = None) -> PrivateData:

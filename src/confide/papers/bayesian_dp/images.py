@@ -323,7 +323,8 @@ def run_scan(context: Context) -> PaperOutcome:
         )
     columns = ("clip", "noise / C", "accuracy (%)", "at the clip", "mean distance / C", *RULES[1:], "sound below DP by")
     notes = (
-        f"Softmax layer on fixed edges of norm {FEATURE_NORM:g}, so that no gradient is longer than 5.9; "
+        f"Softmax layer on fixed edges of norm {FEATURE_NORM:g}, so that no gradient is longer than "
+        f"{math.ceil(10 * math.sqrt(2 * (FEATURE_NORM**2 + 1))) / 10:g}; "
         f"{split.records} records, {_passes(context, 10)} passes, one seed. The sound number gains where few records "
         "are long at most steps: with a clip that seldom binds. Noise grows with the clip, so accuracy pays for it.",
         *split.notes,

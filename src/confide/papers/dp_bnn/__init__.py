@@ -24,7 +24,7 @@ PAPER = Paper(
             minutes=9,
             once=True,
         ),
-        Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp, minutes=4),
+        Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp, minutes=5.5),
         Experiment("mnist-printed", "the MLP of the paper's own size (table 2)", run_printed_mlp, minutes=37),
         Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn, minutes=6.3),
         Experiment(
@@ -37,7 +37,7 @@ PAPER = Paper(
             minutes=21,
             quick=False,
         ),
-        Experiment("epsilon", "accuracy against epsilon (figure 1)", run_epsilon, minutes=2),
+        Experiment("epsilon", "accuracy against epsilon (figure 1)", run_epsilon, minutes=6.5),
         Experiment("family", "clip, noise, epochs and a falling clip (figure 4)", run_family, minutes=4),
         Experiment(
             "seconds", "time of an epoch on the network as printed (table 2)", run_seconds, minutes=0.4, once=True

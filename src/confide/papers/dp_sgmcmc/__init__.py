@@ -189,7 +189,7 @@ PAPER = Paper(
             "the same on pixels, with pictures",
             partial(gan_table.run, part="pixels"),
             quick=False,
-            minutes=7,
+            minutes=9,
         ),
     ),
     CLAIMS,

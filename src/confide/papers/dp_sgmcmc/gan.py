@@ -35,6 +35,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.plan import plan
+from confide.papers.dp_sgmcmc.gan_networks import dense_network, features, inputs_of_units, judge_network, renew_view
 from confide.privacy.accountants import sound_epsilon
 from confide.sources.private_data import PrivateData
 from confide.sources.queries import GradientQuery, StatisticQuery
@@ -48,8 +49,8 @@ MEMORY = 0.999
 """Of the mean square of a weight's gradients: a thousand steps, as is usual for Adam."""
 LEAST_SCALE = 0.1
 """Of a weight's usual gradient, in parts of that of its tensor: a unit that is off has none, and must not run away."""
-SLOPE = 0.2
-"""Of a unit that is off, so that a discriminator tells a generator where to go there too (docs/protocols.md)."""
+LOOK_EVERY = 25
+"""Steps between two positions that predict."""
 LABELS = tuple(range(CLASSES + 1))
 """The classes, and one more for records that have none."""
 
@@ -59,7 +60,8 @@ class GanSetting:
     """Public settings.
 
     chains          discriminators, and as many generators
-    hidden, latent  widths of the two hidden layers of all networks, and numbers that a generator starts from
+    hidden, latent  widths of the hidden layers of all networks, and numbers that a generator starts from
+    filters         of a discriminator's convolutions, which see a fresh view at every step; none: dense, no views
     steps, batch    of every chain; unlabelled records and fakes of a step
     matched_every   steps between two queries for the mean features of real records
     rate, generator_rate   of SGHMC in units of a weight's usual gradient, at first; they fall linearly to a tenth
@@ -71,6 +73,7 @@ class GanSetting:
     chains: int = 2
     hidden: int = 200
     latent: int = 30
+    filters: tuple[int, ...] = ()
     steps: int = 1500
     batch: int = 400
     matched_every: int = 1
@@ -121,18 +124,6 @@ def fake_loss(outputs: Tensor) -> Tensor:
     return F.softplus(outputs.logsumexp(1))
 
 
-def _network(inputs: int, hidden: int, outputs: int, last: nn.Module | None = None) -> nn.Sequential:
-    first, second = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
-    layers = [first, nn.LeakyReLU(SLOPE), second, nn.LeakyReLU(SLOPE), nn.Linear(hidden, outputs)]
-    return nn.Sequential(*layers, *([] if last is None else [last]))
-
-
-def features(network: nn.Sequential, x: Tensor) -> Tensor:
-    """The last hidden layer, in a unit in which its norm is about 1."""
-    found: Tensor = network[:4](x)
-    return found / math.sqrt(found.shape[1])
-
-
 @dataclass
 class SghmcChain:
     """Position and velocity of one network, with g a mean gradient and G = 1 / (its usual size), weight by weight:
@@ -149,7 +140,7 @@ class SghmcChain:
     @classmethod
     def of(cls, network: nn.Sequential) -> SghmcChain:
         blank = torch.zeros_like(parameters_to_vector(network.parameters()))
-        return cls(network, blank, blank.clone(), _inputs_of_units(network))
+        return cls(network, blank, blank.clone(), inputs_of_units(network))
 
     def tell(self, gradient: Tensor, brought: float, rate: float, setting: GanSetting, records: int) -> None:
         """`gradient`: of the mean loss, with noise of deviation `brought` in it; the prior joins here, unclipped."""
@@ -169,15 +160,6 @@ class SghmcChain:
         sizes = [parameter.numel() for parameter in self.network.parameters()]
         least = [part.square().mean().sqrt().expand(len(part)) for part in usual.split(sizes)]
         return (usual + LEAST_SCALE * torch.cat(least)).clamp(min=1e-12).reciprocal()
-
-
-def _inputs_of_units(network: nn.Module) -> Tensor:
-    """Of the unit that a weight belongs to; 1 for a bias."""
-    parts = [
-        torch.full((parameter.numel(),), float(parameter.shape[1] if parameter.dim() > 1 else 1))
-        for parameter in network.parameters()
-    ]
-    return torch.cat(parts)
 
 
 class DigitsReader:
@@ -257,9 +239,9 @@ def fitted(
         torch.manual_seed(seed)
         reader = DigitsReader(data, setting, epsilon, labels_public, noise_seed)
         size = data.x.shape[1]
-        judges = [SghmcChain.of(_network(size, setting.hidden, CLASSES)) for _ in range(setting.chains)]
+        judges = [_judge(size, setting) for _ in range(setting.chains)]
         makers = [
-            SghmcChain.of(_network(setting.latent, setting.hidden, size, nn.Tanh() if data.bounded else None))
+            SghmcChain.of(dense_network(setting.latent, setting.hidden, size, nn.Tanh() if data.bounded else None))
             for _ in range(setting.chains)
         ]
         real: list[Tensor] = []
@@ -267,21 +249,36 @@ def fitted(
         for step in range(setting.steps):
             share = 1 - 0.9 * step / setting.steps
             for judge in judges:
+                renew_view(judge.network)
                 _tell_judge(judge, makers, reader, share * setting.rate, len(data.x))
             if step % setting.matched_every == 0:
                 real = [reader.mean_features(judge.network) for judge in judges]
             for maker in makers:
                 _tell_maker(maker, judges, real, share * setting.generator_rate, setting, len(data.x))
-            if step >= (1 - setting.kept) * setting.steps and (setting.steps - 1 - step) % 25 == 0:
-                for judge in judges:
-                    with torch.no_grad():
-                        chances += judge.network(data.x_test).softmax(1)
-                    looks += 1
+            if _predicts(step, setting):
+                chances += sum(_chances(judge.network, data.x_test) for judge in judges)
+                looks += len(judges)
             if progress is not None:
                 progress(step + 1, setting.steps)
         with torch.no_grad():
             samples = torch.cat([maker.network(torch.randn(20, setting.latent)) for maker in makers])
     return GanRun(chances / max(1, looks), samples, reader.epsilon)
+
+
+def _judge(size: int, setting: GanSetting) -> SghmcChain:
+    return SghmcChain.of(judge_network(size, setting.hidden, CLASSES, setting.filters))
+
+
+def _predicts(step: int, setting: GanSetting) -> bool:
+    """Whether the position after this step is one of those that predict."""
+    return step >= (1 - setting.kept) * setting.steps and (setting.steps - 1 - step) % LOOK_EVERY == 0
+
+
+def _chances(network: nn.Sequential, x: Tensor) -> Tensor:
+    """Of the classes, under a fresh view, in parts that fit into memory."""
+    renew_view(network)
+    with torch.no_grad():
+        return torch.cat([network(part).softmax(1) for part in x.split(1000)])
 
 
 def _fakes(makers: list[SghmcChain], count: int) -> Tensor:
@@ -317,17 +314,21 @@ def _tell_maker(
 
 
 def supervised_only(data: Digits, setting: GanSetting, seed: int) -> float:
-    """The floor where labels are public: the same network and sampler on the labelled records alone, for free."""
+    """The floor where labels are public: the same network, sampler and views on the labelled records alone, for free,
+    its late positions averaged as those of the whole are."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        chain = SghmcChain.of(_network(data.x.shape[1], setting.hidden, CLASSES))
+        chain = _judge(data.x.shape[1], setting)
         x, y = data.x[data.labelled], data.y[data.labelled]
+        chances = torch.zeros(len(data.x_test), CLASSES)
         for step in range(setting.steps):
+            renew_view(chain.network)
             share = 1 - 0.9 * step / setting.steps
             gradient = _gradient(chain.network, F.cross_entropy(chain.network(x), y.long()))
             chain.tell(gradient, 0.0, share * setting.rate, setting, len(data.x))
-        with torch.no_grad():
-            return float((chain.network(data.x_test).argmax(1) == data.y_test).double().mean())
+            if _predicts(step, setting):
+                chances += _chances(chain.network, data.x_test)
+        return float((chances.argmax(1) == data.y_test).double().mean())
 
 
 def labelled_rows(y: Tensor, each: int, seed: int) -> Tensor:
