@@ -34,6 +34,8 @@ LIKELIHOODS: dict[str, Any] = {
     "calibrated": Calibrated(3, 1.3, (0.2, -0.1, -0.1)),
     "calibrated, one logit": Calibrated(2, 0.8, (0.3, -0.3), one_logit=True),
     "calibrated with a floor": Calibrated(3, 1.3, (0.2, -0.1, -0.1), floor=0.2),
+    "calibrated with a power": Calibrated(3, 1.3, (0.2, -0.1, -0.1), floor=0.1, power=1.6, levels=(-0.5, -1.5, -2.0)),
+    "calibrated with a power below 1": Calibrated(3, 0.8, (0.2, -0.1, -0.1), power=0.6),
     "calibrated with a floor, one logit": Calibrated(2, 0.8, (0.3, -0.3), one_logit=True, floor=0.1),
     "calibrated with a curve": Calibrated(2, 1.4, (0.2, -0.2), floor=0.1, curve=BENT),
     "calibrated with a curve, one logit": Calibrated(2, 0.8, (0.3, -0.3), one_logit=True, curve=BENT),

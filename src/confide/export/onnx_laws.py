@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from confide.export.predictor.outcomes import AT_ZERO, CLASSES, KEPT, LABELS, MOST
+from confide.export.predictor.outcomes import AT_ZERO, CLASSES, GAP, KEPT, LABELS, LEAST_GAP, MOST, MOST_TIMES
 from confide.export.stacked_draws import StackedDraws
 
 ROOT_HALF = math.sqrt(0.5)
@@ -103,6 +103,8 @@ def _probabilities(graph: OnnxGraph, outputs: str, likelihood: Mapping[str, Any]
     if name == "calibrated":  # slope and shifts are in the last layer
         straight = {"name": "bernoulli" if likelihood["one_logit"] else "categorical"}
         floor, found = float(likelihood["floor"]), _probabilities(graph, outputs, straight)
+        if likelihood["power"] != 1:
+            found = _stretched(graph, outputs, found, likelihood)
         found = graph.plus(graph.times(found, 1 - floor), floor / int(likelihood["classes"]))
         if not likelihood["curve"]:
             return found
@@ -115,6 +117,28 @@ def _probabilities(graph: OnnxGraph, outputs: str, likelihood: Mapping[str, Any]
         return _ordered(graph, outputs, int(likelihood["classes"]))
     first = graph.add("Sigmoid", outputs) if name == "bernoulli" else _probit(graph, outputs)
     return graph.add("Concat", graph.add("Sub", graph.constant(1.0), first), first, axis=2)
+
+
+def _stretched(graph: OnnxGraph, outputs: str, probabilities: str, likelihood: Mapping[str, Any]) -> str:
+    """Of several classes, the likeliest as likely as a power of all log odds against it makes it."""
+    classes = int(likelihood["classes"])
+    levels = np.array(likelihood["levels"] or [0.0] * classes)
+    beside = graph.plus(outputs, -levels)
+    gaps = graph.add("Sub", graph.add("ReduceMax", beside, axes=[2], keepdims=1), beside)
+    gaps = graph.add("Max", gaps, graph.constant(LEAST_GAP))
+    wide = graph.add("Pow", graph.times(gaps, 1 / GAP), graph.constant(float(likelihood["power"])))
+    wide = graph.add("Min", graph.times(wide, GAP), graph.times(gaps, MOST_TIMES))
+    powers = graph.add("Softmax", graph.plus(graph.times(wide, -1.0), levels), axis=2)
+    place = graph.add("ArgMax", probabilities, axis=2, keepdims=1)
+    likeliest = graph.add("Equal", place, graph.constant(np.arange(classes)))
+    others, left = (graph.add("Where", likeliest, graph.constant(0.0), value) for value in (probabilities, powers))
+    axis = graph.constant(np.array([2]))
+    rest = graph.add("Max", graph.add("ReduceSum", others, axis, keepdims=1), graph.constant(1e-30))
+    others = graph.add("Div", others, rest)
+    second = graph.add("ReduceMax", others, axes=[2], keepdims=1)
+    most = graph.add("Reciprocal", graph.plus(second, 1.0))
+    left = graph.add("Min", graph.add("ReduceSum", left, axis, keepdims=1), most)
+    return graph.add("Where", likeliest, graph.add("Sub", graph.constant(1.0), left), graph.add("Mul", left, others))
 
 
 def _bent(graph: OnnxGraph, outputs: str, probabilities: str, curve: Any, two: bool) -> str:

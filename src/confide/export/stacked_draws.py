@@ -126,7 +126,7 @@ def _times(stacks: dict[int, Tensor], factor: float) -> dict[int, Tensor]:
 
 
 def _uncalibrated(found: StackedDraws) -> StackedDraws:
-    """The same with slope and shifts in the last layer, under the usual likelihood of classes; floor and curve stay."""
+    """The same with slope and shifts in the last layer, under the usual likelihood of classes; the rest stays."""
     likelihood = found.likelihood
     assert isinstance(likelihood, Calibrated)
     last = max(found.matrices)
@@ -138,7 +138,7 @@ def _uncalibrated(found: StackedDraws) -> StackedDraws:
     matrices = _times(found.matrices, likelihood.slope)
     before = found.biases.get(last, torch.zeros_like(matrices[last][..., 0]))
     plain: Likelihood = Bernoulli() if likelihood.one_logit else Categorical(likelihood.classes)
-    if likelihood.floor > 0 or likelihood.curve:
+    if likelihood.floor > 0 or likelihood.curve or likelihood.power != 1:
         plain = replace(likelihood, slope=1.0, shifts=(0.0,) * likelihood.classes)
     return replace(
         found,

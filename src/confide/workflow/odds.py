@@ -8,9 +8,9 @@ state it, is N (q' - q) on average where slope, shift and floor are right and th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -64,8 +64,11 @@ LARGEST_SHIFT, POINTS, ZOOMS = 6.0, 61, 4
 """Of the search for slope and shift: the range of a shift, places along each of the two, and how often it is narrowed
 to four standard deviations around the mean."""
 
-Sure = Callable[[float], Tensor]
-"""Probabilities (records, classes) of the predictive under a slope."""
+
+class Sure(Protocol):
+    """Probabilities (records, classes) of the predictive under a slope and, of several classes, a power."""
+
+    def __call__(self, slope: float, power: float = 1.0) -> Tensor: ...
 
 
 def counted(sure: Sure, y: Tensor, levels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Class probabilities set right after the fit, privately: a slope, one shift per class, a floor, and a curve.
+"""Class probabilities set right after the fit, privately: a slope, one shift per class, a floor, a power, and a curve.
 
 Clipping, shrinkage and noise make a fit too sure or too unsure of itself. With q the fitted probabilities,
 
@@ -8,7 +8,9 @@ Levels are the log shares of the classes that a fit has measured, where it has (
 them is what may be too much or too little, and a slope alone does not make a rare class rarer. The floor is for records
 whose columns say nothing of their class, such as labels that are now and then wrong: however far odds go, probabilities
 do not. Of two classes, a curve of the log odds is added to the probability of the second where counts say more than
-that. One release about all records tells all of it.
+that. Of several, a power of the log odds makes the likeliest class less likely where they are small and likelier where
+they are large, or the other way round: where some classes look alike and others do not, a fit is too sure among the
+former and not sure enough of the latter, whatever the slope. One release about all records tells all of it.
 
 What a record tells of two classes is in `odds`, of several in `sureness`, the curve in `curve`. Probabilities are those
 that predictions will have, means over all draws with the slope applied to their mean where outputs are linear in what
@@ -29,6 +31,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +40,7 @@ from confide.data.schema import Task
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method
-from confide.models.calibrated import Calibrated
+from confide.models.calibrated import Calibrated, stretched
 from confide.models.likelihoods import Bernoulli, Categorical, Likelihood
 from confide.models.predictive import ClassPredictive
 from confide.models.tabular import TabularNetwork
@@ -73,20 +76,24 @@ def mechanism_of(request: Request, task: Task, method: Method) -> SampledGaussia
 
 
 def closing_of(mechanism: SampledGaussian, plan: Plan) -> Closing:
-    """After the last step: the posterior under a likelihood whose slope, shifts, floor and curve one release shows."""
+    """After the last step: the posterior under a likelihood that one release shows."""
 
     def tell(posterior: Posterior, release: Release) -> Posterior:
         classes = _classes(posterior.likelihood)
         found = release.sum.double() / mechanism.clip
         noise, levels = release.noise_std / mechanism.clip, _levels(posterior, classes)
-        slope, shifts, floor, bent = told(found, noise, plan.records, classes, levels)
-        facts = {**posterior.facts, "slope": slope, "shifts": [round(value, 4) for value in shifts], "floor": floor}
-        facts["curve"] = max((abs(added) for _, added in bent), default=0.0)
+        right = told(found, noise, plan.records, classes, levels)
+        shifts = [round(value, 4) for value in right.shifts]
+        facts = {**posterior.facts, "slope": right.slope, "shifts": shifts, "floor": right.floor, "power": right.power}
+        facts["curve"] = max((abs(added) for _, added in right.curve), default=0.0)
         if plan.target_epsilon is not None:
             facts["recalibration_epsilon"] = SHARE * plan.target_epsilon
         one_logit = isinstance(posterior.likelihood, Bernoulli)
-        likelihood = Calibrated(classes, slope, shifts, one_logit, floor, bent)
-        return _narrowed(posterior, slope).with_likelihood(likelihood, facts)
+        kept = () if right.power == 1 else tuple(levels.tolist())
+        likelihood = Calibrated(
+            classes, right.slope, right.shifts, one_logit, right.floor, right.curve, right.power, kept
+        )
+        return _narrowed(posterior, right.slope).with_likelihood(likelihood, facts)
 
     return Closing(mechanism, PURPOSE, lambda posterior: odds_of(posterior, mechanism.clip, mu_of(plan)), tell)
 
@@ -152,15 +159,16 @@ def _levels(posterior: Posterior, classes: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _scaling_doubt(logs: Tensor, weights: Tensor, levels: Tensor, slope: float) -> Tensor:
+def _scaling_doubt(logs: Tensor, weights: Tensor, levels: Tensor, slope: float, power: float = 1.0) -> Tensor:
     """A slope of every draw."""
-    return torch.einsum("s,snk->nk", weights, (slope * logs + (1 - slope) * levels).softmax(2))
+    return torch.einsum("s,snk->nk", weights, stretched(slope * logs + (1 - slope) * levels, levels, power))
 
 
-def _keeping_doubt(logs: Tensor, weights: Tensor, levels: Tensor, slope: float) -> Tensor:
+def _keeping_doubt(logs: Tensor, weights: Tensor, levels: Tensor, slope: float, power: float = 1.0) -> Tensor:
     """A slope of the draws' mean, about which they differ by as much as before."""
     mean = torch.einsum("s,snk->nk", weights, logs)
-    return torch.einsum("s,snk->nk", weights, (logs + (slope - 1) * mean + (1 - slope) * levels).softmax(2))
+    logits = logs + (slope - 1) * mean + (1 - slope) * levels
+    return torch.einsum("s,snk->nk", weights, stretched(logits, levels, power))
 
 
 def _linear(posterior: Posterior) -> bool:
@@ -187,18 +195,26 @@ def _narrowed(posterior: Posterior, slope: float) -> Posterior:
 # -- what it means ----------------------------------------------------------------------------------------------------
 
 
-def told(
-    found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None
-) -> tuple[float, tuple[float, ...], float, curve.Curve]:
-    """Slope, shifts, floor and curve from the noisy sum of what all records tell; shifts with what levels keep of a
-    slope."""
+class Told(NamedTuple):
+    """Of a `Calibrated` likelihood; shifts with what levels keep of a slope."""
+
+    slope: float
+    shifts: tuple[float, ...]
+    floor: float
+    curve: curve.Curve = ()
+    power: float = 1.0
+
+
+def told(found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None) -> Told:
+    """From the noisy sum of what all records tell."""
     levels = torch.zeros(classes, dtype=torch.float64) if levels is None else levels
     if classes == 2:
         counts, level = odds.Counts.of(found, noise), float(levels[1] - levels[0])
         slope, shift, floor = odds.fitted(counts, records, level)
         bent = curve.fitted(counts, records, level, slope, shift, floor)
         shift = shift + (1 - slope) * level
-        return slope, (-shift / 2, shift / 2), floor, bent
-    slope, shifts, floor = sureness.fitted(found, noise, records, levels)
+        return Told(slope, (-shift / 2, shift / 2), floor, bent)
+    slope, shifts, floor, power = sureness.fitted(found, noise, records, levels)
     kept = ((1 - slope) * (levels - levels.mean())).tolist()
-    return slope, tuple(shift + level for shift, level in zip(shifts, kept, strict=True)), floor, ()
+    shifts = tuple(shift + level for shift, level in zip(shifts, kept, strict=True))
+    return Told(slope, shifts, floor, power=power)

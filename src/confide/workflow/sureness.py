@@ -1,11 +1,12 @@
-"""Several classes: slope, shifts and floor from noisy sums over all records; see `recalibrate`.
+"""Several classes: slope, power, shifts and floor from noisy sums over all records; see `recalibrate`.
 
 A record tells whether its likeliest class is its own, less how sure the prediction is of that under one slope, and how
 sure it would be under others. Sums over all records have the noise of one count: read off bins of odds, the same would
 be known three times worse. The same, where records count by how sure they are and where the surest count alone, shows
-whether it takes a floor: labels that are wrong make the surest wrong most. Shifts are read off the sums of [y = k] -
-q_k, whose norm is at most the root of 2 however many classes there are, and of q_k (1 - q_k), by which they grow with a
-shift, at two slopes, for which slope is right is not known when they are asked.
+whether it takes a floor or a power: labels that are wrong make the surest wrong most, and where some classes are alike
+and the others are not, predictions are too sure of the former and not sure enough of the latter. Shifts are read off
+the sums of [y = k] - q_k, whose norm is at most the root of 2 however many classes there are, and of q_k (1 - q_k), by
+which they grow with a shift, at two slopes, for which slope is right is not known when they are asked.
 """
 
 from __future__ import annotations
@@ -31,8 +32,14 @@ from confide.workflow.odds import (
 EXPECTED_SHIFT = 0.15
 """Of a shift of several classes, the standard deviation."""
 SURENESS = (0.6, 1.2, 2.4, 4.8, 9.6, 19.2)
-"""Slopes under which a record tells how sure its prediction is; in between it is about linear in their logarithms. The
-steep ones are for chains of many weights, whose draws differ so much that their mean is unsure of everything."""
+"""Slopes under which a record tells how sure its prediction is; in between it is about linear in their logarithms, and
+a parabola of them about the usual slope, where most fits need theirs: a line would be off by up to .02 of the surest
+records there. The steep ones are for chains of many weights, whose draws differ so much that their mean is unsure of
+everything."""
+POWERS = (0.7, 1.5)
+"""Powers under which a record tells the same at the usual slope; in between it is about linear in their logarithms."""
+TRIED_POWERS = (0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 1.0, 1.07, 1.15, 1.25, 1.4, 1.6, 1.8, 2.0)
+"""As good as a sum can tell them apart. What is expected of their logarithms is what is of a slope's, about zero."""
 USUAL = 1
 """Place of the slope among them that is expected beforehand."""
 LEVEL_WEIGHT, FLOOR_WEIGHTS, SHIFT_SHARE, VERY_SURE, SUREST = 0.5, (1.0, 0.5, 0.7), 0.15, (2.0, 4.0), 0.47
@@ -41,8 +48,13 @@ shifts have of the square of a record's norm; log odds from which on a predictio
 which on fully; and by how much such a one is surer than even, on average. See docs/protocols.md."""
 SLOPES = (0.75, 1.5)
 """At which shifts are asked; in between, and a little beyond, sums are about linear in the slope's logarithm."""
+TOLD = len(SURENESS) + len(POWERS) + 1
+"""Numbers that a record tells of its likeliest class, for each of the floor's weights."""
 COUPLED = 1.5
 """By which q (1 - q) understates how a sum grows with shifts: 1 where a class has many rivals, 2 where it has one."""
+INEXACT = 0.002
+"""Share of the records by which sums may be off under a slope and a power, however little noise they have: sureness is
+told at some slopes, and under powers at the usual one alone."""
 SCATTERED = 0.6
 """Of the sampling noise that all predictions would have were they as sure as their mean: some are nearly certain."""
 
@@ -53,7 +65,8 @@ def told_by(sure: Sure, y: Tensor, levels: Tensor) -> Tensor:
     likeliest = probabilities[USUAL].argmax(1, keepdim=True)
     lowest, usual, *higher = (value.gather(1, likeliest) for value in probabilities)
     right, steps = (likeliest == y).double(), [after - before for before, after in pairwise([usual, *higher])]
-    rows = torch.cat([right - usual, lowest - usual, *steps, LEVEL_WEIGHT * (usual - 0.5)], 1)
+    bent = [sure(SURENESS[USUAL], power).gather(1, likeliest) - usual for power in POWERS]
+    rows = torch.cat([right - usual, lowest - usual, *steps, *bent, LEVEL_WEIGHT * (usual - 0.5)], 1)
     shares = zip(FLOOR_WEIGHTS, _sure_shares(usual), strict=True)
     level_weight, sum_weight = weights()
     return torch.cat(
@@ -85,60 +98,77 @@ def _sums(sure: Sure, y: Tensor) -> Tensor:
 
 def size(classes: int) -> int:
     """Of what a record tells."""
-    return len(FLOOR_WEIGHTS) * (len(SURENESS) + 1) + 2 * len(SLOPES) * classes
+    return len(FLOOR_WEIGHTS) * TOLD + 2 * len(SLOPES) * classes
 
 
 # -- what it means ----------------------------------------------------------------------------------------------------
 
 
-def fitted(found: Tensor, noise: float, records: int, levels: Tensor) -> tuple[float, tuple[float, ...], float]:
-    """Slope, shifts and floor from the noisy sum of what all records tell, where classes have such log shares."""
+def fitted(found: Tensor, noise: float, records: int, levels: Tensor) -> tuple[float, tuple[float, ...], float, float]:
+    """Slope, shifts, floor and power from the noisy sum of what all records tell; levels: log shares of the classes."""
     classes = len(levels)
     level_weight, sum_weight = weights()
-    told, sums = found.split([len(FLOOR_WEIGHTS) * (len(SURENESS) + 1), 2 * len(SLOPES) * classes])
+    told, sums = found.split([len(FLOOR_WEIGHTS) * TOLD, 2 * len(SLOPES) * classes])
     told, sums = told.reshape(len(FLOOR_WEIGHTS), -1) / level_weight, sums.reshape(len(SLOPES), 2, classes) / sum_weight
     rarer = classes * float(levels.softmax(0).min())  # 1 for even classes: a floor raises the share of a rare one
-    slope, floor = sure_enough(told, noise / level_weight, records, classes, EXPECTED_FLOOR * rarer)
-    return slope, shifts_of(sums, noise / sum_weight, slope, records), floor
+    slope, floor, power = sure_enough(told, noise / level_weight, records, classes, EXPECTED_FLOOR * rarer)
+    return slope, shifts_of(sums, noise / sum_weight, slope, records), floor, power
 
 
-def sure_enough(found: Tensor, noise: float, records: int, classes: int, expected_floor: float) -> tuple[float, float]:
-    """Slope and floor by their posterior means, from sums (3, len(SURENESS) + 1): see `_sure_shares`.
+def sure_enough(
+    found: Tensor, noise: float, records: int, classes: int, expected_floor: float
+) -> tuple[float, float, float]:
+    """Slope, floor and power by their posterior means, from sums (3, TOLD): see `_sure_shares`.
 
-    With e(s) how much surer predictions are under s than under the usual slope, the likeliest classes of all records
-    are right as often as stated where the first sum is e(s), and so are those that are surer, and the surest, where the
-    others are.
+    With e how much surer predictions are under a slope and a power than under the usual slope, the likeliest classes of
+    all records are right as often as stated where the first sum is e, and so are those that are surer, and the surest,
+    where the others are.
     """
     steep = torch.linspace(math.log(0.3), math.log(LARGEST_SLOPE), 3 * POINTS, dtype=torch.float64)
-    floors = torch.tensor(FLOORS, dtype=torch.float64)
-    parts = _pieces(steep)
-    spread = 1 + parts.square().sum(1, keepdim=True)  # of the noise of what is right and of how much surer
+    floors, powers = torch.tensor(FLOORS, dtype=torch.float64), torch.tensor(TRIED_POWERS, dtype=torch.float64).log()
+    parts, bends = _pieces(steep), _bends(powers)
+    # of the noise of what is right and of how much surer, (slopes, powers, 1)
+    spread = 1 + parts.square().sum(1)[:, None, None] + bends.square().sum(1)[:, None]
     found = found / torch.tensor(FLOOR_WEIGHTS, dtype=torch.float64)[:, None]
     first, second, third = found[:, -1] / LEVEL_WEIGHT
     sure = float((first + records / 2).clamp(records / classes, records))
     surest, square = float((third / SUREST).clamp(0, records)), float((2 * second / records).clamp(0.05, 1))
     totals = (records, 2 * sure - records, surest)  # what all records count for, and their squares add up to
     squares = (SCATTERED * records, SCATTERED * records * square, surest)
-    chance = expected((steep - STEEPER) / EXPECTED)[:, None] - floors / expected_floor
+    chance = expected((steep - STEEPER) / EXPECTED)[:, None, None] + expected(powers / EXPECTED)[:, None]
+    chance = chance - floors / expected_floor
+    slopes = len(SURENESS)
     for place, (row, total, count) in enumerate(zip(found, totals, squares, strict=True)):
-        pieces = row[1:-1] if place == 1 else torch.cat([row[1:2].clamp(max=0), row[2:-1].clamp(min=0)])
-        surer = (parts @ pieces)[:, None]
+        pieces = row[1:slopes] if place == 1 else torch.cat([row[1:2].clamp(max=0), row[2:slopes].clamp(min=0)])
+        surer = (parts @ pieces)[:, None, None] + (bends @ row[slopes:-1])[:, None]
         stated = row[-1] / LEVEL_WEIGHT + total / 2 + surer
         lost = floors * (stated - total / classes)
         mean = ((stated - lost) / max(total, 1.0)).clamp(1 / classes, 0.995)
-        variance = (noise / FLOOR_WEIGHTS[place]) ** 2 * spread + count * mean * (1 - mean)
+        variance = (noise / FLOOR_WEIGHTS[place]) ** 2 * spread + count * mean * (1 - mean) + (INEXACT * count) ** 2
         chance = chance - ((row[0] - surer + lost).square() / variance + variance.log()) / 2
     share = chance.flatten().softmax(0).view(chance.shape)
-    return float((share.sum(1) * steep).sum().exp()), float((share.sum(0) * floors).sum())
+    slope, power = (share.sum((1, 2)) @ steep).exp(), (share.sum((0, 2)) @ powers).exp()
+    return float(slope), float(share.sum((0, 1)) @ floors), float(power)
+
+
+def _bends(powers: Tensor) -> Tensor:
+    """By which what POWERS add is multiplied for what each of these logarithms of powers adds."""
+    low, high = (math.log(power) for power in POWERS)
+    return torch.stack([(powers / low).clamp(min=0), (powers / high).clamp(min=0)], 1)
 
 
 def _pieces(steep: Tensor) -> Tensor:
-    """By which the steps between SURENESS are multiplied for how much surer predictions are under each slope."""
-    places = torch.tensor(SURENESS, dtype=torch.float64).log()
-    below = (places[USUAL] - steep) / (places[USUAL] - places[USUAL - 1])
-    above = (steep[:, None] - places[USUAL:-1]) / places[USUAL:].diff()
-    above[:, :-1] = above[:, :-1].clamp(max=1)
-    return torch.cat([below.clamp(min=0)[:, None], above.clamp(min=0)], 1)
+    """By which the steps between SURENESS are multiplied for how much surer predictions are under each slope.
+
+    Slopes double from one to the next: with t their logarithm in these units, counted from the usual one, a parabola
+    through t = -1, 0 and 1, and lines beyond 1.
+    """
+    t = (steep - math.log(SURENESS[USUAL])) / math.log(2)
+    near = t.clamp(-1.5, 1)  # a parabola turns round before long
+    above = (t[..., None] - torch.arange(1, len(SURENESS) - 1 - USUAL)).clamp(min=0)
+    above[..., :-1] = above[..., :-1].clamp(max=1)
+    below = near * (near - 1) / 2 + (-1.5 - t).clamp(min=0) * 2
+    return torch.cat([below[..., None], (near * (near + 1) / 2)[..., None], above], -1)
 
 
 def shifts_of(sums: Tensor, noise: float, slope: float, records: int) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ CLASSES = ("categorical", "bernoulli", "calibrated", "probit", "ordinal")
 LABELS = ("multi-label",)
 MOST = 15.0  # outputs of counts and times beyond +-15 count as that
 KEPT = 0.05  # of every probability, whatever a curve adds
+GAP, LEAST_GAP, MOST_TIMES = 3.0, 1e-12, 2.0  # what a power leaves as it is, the least, and how far it may go
 AT_ZERO = 0.5413248546129181  # softplus(this) = 1
 
 
@@ -34,6 +35,8 @@ def outcome(outputs: Any, likelihood: dict[str, Any]) -> tuple[Any, Any]:
     name = likelihood["name"]
     if name in CLASSES or name in LABELS:
         probabilities = _probabilities(outputs, name)
+        if name == "calibrated" and likelihood.get("power", 1.0) != 1:
+            probabilities = _stretched(outputs, probabilities, likelihood)
         if name == "calibrated":  # slope and shifts are in the last layer
             probabilities = (1 - likelihood["floor"]) * probabilities + likelihood["floor"] / probabilities.shape[1]
             probabilities = _bent(outputs, probabilities, likelihood["curve"]) if likelihood["curve"] else probabilities
@@ -56,6 +59,21 @@ def _probabilities(outputs: Any, name: str) -> Any:
         outputs = np.concatenate([np.zeros_like(outputs), outputs], 1)
     powers = np.exp(outputs - outputs.max(1, keepdims=True))
     return powers / powers.sum(1, keepdims=True)
+
+
+def _stretched(outputs: Any, probabilities: Any, likelihood: dict[str, Any]) -> Any:
+    """Of several classes, the likeliest as likely as a power of all log odds against it makes it."""
+    levels = np.array(likelihood["levels"] or [0.0] * outputs.shape[1])
+    beside = outputs - levels
+    gaps = np.maximum(beside.max(1, keepdims=True) - beside, LEAST_GAP)
+    wide = np.minimum(GAP * (gaps / GAP) ** likelihood["power"], MOST_TIMES * gaps)
+    powers = _probabilities(levels - wide, "categorical")
+    likeliest = np.arange(outputs.shape[1]) == probabilities.argmax(1)[:, None]
+    others = np.where(likeliest, 0.0, probabilities)
+    others = others / np.maximum(others.sum(1, keepdims=True), 1e-30)
+    most = 1 / (1 + others.max(1, keepdims=True))
+    left = np.minimum(np.where(likeliest, 0.0, powers).sum(1, keepdims=True), most)
+    return np.where(likeliest, 1 - left, left * others)
 
 
 def _bent(outputs: Any, probabilities: Any, curve: Any) -> Any:
