@@ -18,7 +18,7 @@ from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense,
 from confide.mechanism.clipping.rules.squares import chunks, full_precision, squared_norms_of
 from confide.mechanism.clipping.rules.tied import tied_norms
 from confide.mechanism.clipping.tape import Tape, TapedCall
-from confide.mechanism.clipping.workspace import Workspace
+from confide.mechanism.clipping.workspace import Gaps, Workspace
 
 
 @dataclass
@@ -226,6 +226,7 @@ class Found:
         users = Counter(index for entry in tape.entries for index in entry.slot.parameters)
         self.shared = {index for index, count in users.items() if count > 1}
         self.shared |= {index for slot in tape.anatomy.copied for index in slot.parameters}
+        self.gaps = Gaps()
         self.norms: dict[int, Tensor] = {}  # squared ones, by the identity of contributions that are kept
         tape.entries.clear()
 
@@ -242,6 +243,7 @@ class Found:
             self.made[number].append((entry.slot, contribution))
         if len(self.made[number]) == 1 and not entry.slot.parameters & self.shared:
             self.norms[id(contribution)] = contribution.squared_norms()
+        self.gaps.taken(gradients)
 
     def contributions(self, at_copies: Mapping[int, Tensor]) -> list[tuple[Slot, Contribution]]:
         """In the order of the calls, and then the parameters that were copied."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from confide.mechanism.clipping.anatomy import Anatomy, Slot
 from confide.mechanism.clipping.calls import Cluster, clusters_of
 from confide.mechanism.clipping.rules.registry import Contribution
-from confide.mechanism.clipping.workspace import Workspace
+from confide.mechanism.clipping.workspace import Gaps, Workspace
 
 # So many backward passes are made at most, or a few more where layers are of very different sizes.
 SHARES = 8
@@ -30,7 +30,7 @@ def missed_parameters(
 
     Copied parameters are not in that graph: what their copies got is all there is.
     """
-    clusters = clusters_of(found, anatomy, space)
+    clusters, gaps = clusters_of(found, anatomy, space), Gaps()
     differences: dict[int, Tensor] = {}
     sizes: dict[int, Tensor] = {}
     for indices, members in _shares(clusters, anatomy):
@@ -42,6 +42,7 @@ def missed_parameters(
         recorded = [member for member in members if not _touched(member) & copies.keys()]
         _subtract_from_sums(gradients, recorded, anatomy, torch.ones_like(losses))
         differences |= {index: difference.norm() for index, difference in gradients.items()}
+        gaps.taken([*gradients.values()])
         gradients.clear()  # before the next ones come
     if not sizes:
         return frozenset()

@@ -85,10 +85,14 @@ def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) 
         try:
             return _examined(module, anatomy, loss, x, y, proven, outside)
         finally:
-            if anatomy.size > WORTH_IT:
-                give_back()
+            _tidy(anatomy)
             if _checksums(parameters) != before:
                 raise UnclippableError("module: its forward writes to its parameters; write to a buffer or to a copy")
+
+
+def _tidy(anatomy: Anatomy) -> None:
+    if anatomy.size > WORTH_IT:
+        give_back()
 
 
 def _examined(
@@ -112,6 +116,7 @@ def _examined(
             examined = _proven(asked, anatomy) if proven[0] and not outside.makes_tensors else None
             if examined is None:
                 anatomy, examined = _isolated(asked, anatomy)
+            _tidy(anatomy)
             return anatomy, replace(examined, even=even_batches(module, anatomy, loss, examined, asked.batch))
         finally:
             outside.restore()
@@ -248,6 +253,7 @@ def _missed(run: Pass, anatomy: Anatomy) -> frozenset[int]:
     if not run.losses.requires_grad:
         return frozenset()
     at_outputs, at_copies = run.gradients()
+    _tidy(anatomy)
     space = Workspace()
     space.begin(BUDGET)
     found = Found(run.tape, space)

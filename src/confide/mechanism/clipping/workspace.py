@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +27,30 @@ def keep_pages() -> None:
     torch.empty(_KEPT_BYTES, dtype=torch.uint8)
 
 
+_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
+GAPS = 128 << 20
+"""Bytes of gradients that come before what lies free between them is handed back."""
+
+
 def give_back() -> None:
     """Let the C library hand what lies free to the operating system: passes of other sizes than a run's have left gaps,
     and the first batch would grow the process beside them. Elsewhere than under glibc this does nothing."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    if _trim is not None:
+        _trim(0)
+
+
+class Gaps:
+    """What a backward pass lets go leaves gaps that are a little too small for the gradients that come for it, since
+    those begin at lines of the cache: in a large pass they are handed back as it goes on."""
+
+    def __init__(self) -> None:
+        self.come = 0
+
+    def taken(self, gradients: Sequence[Tensor | None]) -> None:
+        self.come += sum(one.numel() * one.element_size() for one in gradients if one is not None and one.is_cpu)
+        if self.come >= GAPS:
+            self.come = 0
+            give_back()
 
 
 class Workspace:
