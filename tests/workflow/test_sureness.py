@@ -16,7 +16,7 @@ from confide.workflow import recalibrate, sureness
 CLASSES, RECORDS = 5, 30_000
 
 
-def _fit(power: float, noise: float) -> tuple[recalibrate.Told, torch.Tensor, torch.Tensor]:
+def _fit(power: float, noise: float) -> tuple[recalibrate.Recalibration, torch.Tensor, torch.Tensor]:
     """What a release tells of a fit whose log odds have to be stretched, with its logits and the true probabilities."""
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(RECORDS, CLASSES, generator=generator)

@@ -195,7 +195,7 @@ def _narrowed(posterior: Posterior, slope: float) -> Posterior:
 # -- what it means ----------------------------------------------------------------------------------------------------
 
 
-class Told(NamedTuple):
+class Recalibration(NamedTuple):
     """Of a `Calibrated` likelihood; shifts with what levels keep of a slope."""
 
     slope: float
@@ -205,7 +205,7 @@ class Told(NamedTuple):
     power: float = 1.0
 
 
-def told(found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None) -> Told:
+def told(found: Tensor, noise: float, records: int, classes: int, levels: Tensor | None = None) -> Recalibration:
     """From the noisy sum of what all records tell."""
     levels = torch.zeros(classes, dtype=torch.float64) if levels is None else levels
     if classes == 2:
@@ -213,8 +213,8 @@ def told(found: Tensor, noise: float, records: int, classes: int, levels: Tensor
         slope, shift, floor = odds.fitted(counts, records, level)
         bent = curve.fitted(counts, records, level, slope, shift, floor)
         shift = shift + (1 - slope) * level
-        return Told(slope, (-shift / 2, shift / 2), floor, bent)
+        return Recalibration(slope, (-shift / 2, shift / 2), floor, bent)
     slope, shifts, floor, power = sureness.fitted(found, noise, records, levels)
     kept = ((1 - slope) * (levels - levels.mean())).tolist()
     shifts = tuple(shift + level for shift, level in zip(shifts, kept, strict=True))
-    return Told(slope, shifts, floor, power=power)
+    return Recalibration(slope, shifts, floor, power=power)
