@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import confide
-from benchmarks import _contenders, _harness, _models, _scaling, _tabular, generated, monotone, tables, unseen
+from benchmarks import _contenders, _harness, _models, _scaling, _tabular, generated, monotone, small, tables, unseen
 from benchmarks._harness import Maker, Step
 from confide.data.table import Table
 
@@ -228,6 +228,13 @@ class TestOtherShapes:
         found = unseen.trial(name, 0, 8.0)
         assert found["score"] < 0.9
         assert not {"no learning", "rate", "slow"} & set(found["faults"])
+
+    def test_a_small_table_is_learnt_nearly_as_well_as_without_privacy(self) -> None:
+        one = small.PARTS["settle"]["plainline"](np.random.default_rng(0))
+        found = small.scores(one, _tabular.confide_by("additive")(one, 3.0, 0))
+        assert found["score"] < 1.05 * small.least_squares(one)
+        assert 0.86 < found["coverage"] < 0.95
+        assert found["widest"] < 1.0
 
     def test_a_table_of_public_generators_has_a_fit_without_privacy_beside(self) -> None:
         found = generated.trial("settle", "few", 0, 8.0)

@@ -462,8 +462,8 @@ class TestBoundary:
 
     def test_the_schedule_is_public_and_complete(self) -> None:
         for steps in (*range(1, 40), 1000):
-            for looks in (0, 1, 2):
-                schedule = parts.Schedule.of(steps, looks)
+            for looks, together in ((0, False), (1, False), (2, False), (1, True), (2, True)):
+                schedule = parts.Schedule.of(steps, looks, together)
                 assert sum(count for _, count in schedule.phases) == steps
                 assert schedule.learning >= 1
                 assert schedule.learnt(steps) == schedule.learning

@@ -75,7 +75,8 @@ def test_the_sharpest_direction_shows_where_a_way_has_a_small_part_in_it() -> No
     gradient, assumed = 3 * sharp * way, float((divisor * way.square()).sum())
     (mean,), _ = steps.sharpness(before, (), 1.0, way, gradient, assumed, 0.0)
     assert mean == pytest.approx(4.0)
-    steepest = steps.steepness(before, gradient, divisor, assumed, 0.0)
+    metric = steps.StepMetric(divisor, torch.ones(1, 20, 1, 1, dtype=torch.float64))
+    steepest = steps.steepness(before, gradient, metric, assumed, 0.0)
     assert 7 < steepest <= 16
     recipe = model.AdditiveRecipe((0,) * 20, 1)
     pull = torch.ones(1, recipe.features, dtype=torch.float64)
@@ -83,7 +84,7 @@ def test_the_sharpest_direction_shows_where_a_way_has_a_small_part_in_it() -> No
     assert 16 * rates[0] > 2 * (1 + steps.MOMENTUM), "without it steps would go to and fro"
     assert rates[1] < 0.75 * rates[0]
     noise = torch.randn(1, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert steps.steepness(before, noise, divisor, assumed, 1.0) == 0
+    assert steps.steepness(before, noise, metric, assumed, 1.0) == 0
 
 
 def test_a_number_of_nine_values_has_no_waves_that_seem_not_to_vary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from confide.models.additive import (
 )
 from confide.sources.queries import StatisticQuery
 
-Phase = Literal["scale", "learn", "look"]
+Phase = Literal["scale", "together", "learn", "look"]
 
 SCALE_SHARE = 0.06
 """Of all releases, and so of mu^2, goes to the histogram of all columns; looks at residuals cost the same each."""
@@ -59,19 +59,21 @@ class Schedule:
     phases: tuple[tuple[Phase, int], ...]
 
     @classmethod
-    def of(cls, steps: int, looks: int) -> Schedule:
-        """looks   at residuals: 2 after a third of the steps and at the end, 1 the former alone, or 0"""
+    def of(cls, steps: int, looks: int, together: bool = False) -> Schedule:
+        """looks      at residuals: 2 after a third of the steps and at the end, 1 the former alone, or 0
+        together   whether it is asked which columns move together, where there are looks"""
         share = max(1, round(SCALE_SHARE * steps))
         if steps < 3:
             return cls((("learn", steps),))
         if not looks or steps < LEAST_STEPS:
             return cls((("scale", share), ("learn", steps - share)))
-        left = steps - (1 + looks) * share
+        left = steps - (1 + looks + together) * share
         first = left // 3
         phases: tuple[tuple[Phase, int], ...] = (
             ("scale", share), ("learn", first), ("look", share), ("learn", left - first), ("look", share)
         )  # fmt: skip
-        return cls(phases[: 3 + looks])
+        asked: tuple[tuple[Phase, int], ...] = (("together", share),) if together else ()
+        return cls((*phases[:1], *asked, *phases[1 : 3 + looks]))
 
     def at(self, step: int) -> tuple[Phase, int, int]:
         """The phase of a release, its place in the phase, and how many the phase has."""
@@ -84,6 +86,13 @@ class Schedule:
     @property
     def learning(self) -> int:
         return sum(count for phase, count in self.phases if phase == "learn")
+
+    @property
+    def rests(self) -> tuple[int, ...]:
+        """Steps of learning after which weights may be moved to where they are believed: before the first look, and in
+        the middle of what follows it."""
+        first = next((count for phase, count in self.phases if phase == "learn"), 0)
+        return (first, *range(first + 2, self.learning, 2))
 
     def learnt(self, step: int) -> int:
         """Steps of learning before this release."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from confide.errors import Refusal
 from confide.methods._additive_levels import levels_of, mean_curvature, passing
+from confide.methods._additive_steps import StepMetric
 from confide.methods._additive_target import EXPECTED_MEAN, TARGET_BINS
 from confide.methods.base import Problem
 from confide.models.additive import AdditiveNetwork
@@ -103,6 +104,11 @@ def start_of(problem: Problem, shares: Tensor) -> tuple[Tensor, float]:
     return torch.special.ndtri(one) if isinstance(likelihood, Probit) else torch.logit(one), 1.0
 
 
+def to_explain(problem: Problem, shares: Tensor) -> float:
+    """Spread of what the model has to explain: about one logit, or the deviation of the target."""
+    return start_of(problem, shares)[1]
+
+
 def start_doubt(problem: Problem, shares: Tensor, doubt: float) -> float:
     """How far the constant may be from its start, at most as far as one that is not known at all.
 
@@ -160,6 +166,11 @@ def counted_share(problem: Problem, shares: Tensor) -> float:
     say the same have to settle first.
     """
     return min(LEAST_COUNTED + COUNTED_GROWTH * hopeless(problem, shares), MOST_COUNTED)
+
+
+def uncounted(problem: Problem, shares: Tensor, learning: int) -> int:
+    """Steps of so many, the first ones, that do not count as measurements."""
+    return int((1 - counted_share(problem, shares)) * learning)
 
 
 def within(likelihood: Likelihood, gradient: Tensor) -> tuple[Tensor, float]:
@@ -224,7 +235,8 @@ def bend_at(problem: Problem, shares: tuple[Tensor, Tensor], spread: Tensor) -> 
     return bend * (each * (1 - share) + (shares[0] * kept).sum() * share)
 
 
-def own_noise(noise: float, rate: float, divisor: Tensor) -> Tensor:
+def own_noise(noise: float, rate: float, metric: StepMetric) -> Tensor:
     """Mean and standard deviation of what a step and the noise that it was taken by have in common."""
     square = rate * noise**2
-    return torch.tensor([square * float((1 / divisor).sum()), square * math.sqrt(2 * float(divisor.pow(-2).sum()))])
+    _, trace, root, _ = metric.noise(torch.zeros_like(metric.divisor))
+    return torch.tensor([square * trace, square * math.sqrt(2) * root])

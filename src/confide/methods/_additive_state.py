@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from confide.methods._additive_levels import LEAST_WEIGHT
+
+
+@dataclass(frozen=True)
+class Together:
+    """correlations   of all features (features, features);  doubt: deviation of each of them"""
+
+    correlations: Tensor
+    doubt: float
 
 
 @dataclass(frozen=True)
@@ -19,12 +27,14 @@ class AdditiveState:
     unit        by which features are multiplied, so that the plan's clip is the one that is wanted
     start       where the constant of every output started, with the standard deviation of what it was read off
     velocity    of the weights, in units of features that are not multiplied
+    anchor      where weights are held, from their origin
     sums        of what the last steps have told of every weight, see `told`
     deviation   of the target around the network, for numbers
     before      position and gradient of the step before, for the curvature along the way
     sharpest    curvature of the two steps before in units of the assumed one, at most
     waves_alike (numbers, waves, waves): correlations of every number's waves
     alike       the largest curvature so far that is no noise: how many columns move together, about
+    together    which columns move together, where it was asked
     steepest    the sharpest curvature that any way had a part in
     """
 
@@ -38,11 +48,13 @@ class AdditiveState:
     start_doubt: float
     deviation: float
     velocity: Tensor = field(repr=False)
+    anchor: Tensor = field(repr=False)
     sums: Tensor = field(repr=False)
     waves_alike: Tensor = field(repr=False)
     before: tuple[Tensor, ...] = field(default=(), repr=False)
     sharpest: tuple[float, ...] = ()
     alike: float = 1.0
+    together: Together | None = field(default=None, repr=False)
     steepest: float = 1.0
     gathered: Tensor | None = field(default=None, repr=False)
 
@@ -63,3 +75,10 @@ def spread_of(state: AdditiveState) -> Tensor:
     """Variances of the outputs where the steps that count were taken."""
     reached = state.sums[1] / state.sums[0].clamp(min=LEAST_WEIGHT)
     return (state.variances * reached.square())[:, 1:].sum(1)
+
+
+def held_at(state: AdditiveState, mean: Tensor, counted: bool) -> AdditiveState:
+    """The state with weights at rest there; what steps have told so far counts at the end, or does not."""
+    sums = state.sums if counted else torch.zeros_like(state.sums)
+    still = torch.zeros_like(state.velocity)
+    return replace(state, anchor=mean - origin_of(state), velocity=still, before=(), sharpest=(), sums=sums)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from confide.methods._additive_state import Together
 from confide.models.additive import AdditiveRecipe
 
 RATE, MOMENTUM, HORIZON = 0.3, 0.5, 4.8
@@ -43,6 +44,57 @@ def divided(push: Tensor, divisor: Tensor, matrix: Tensor) -> Tensor:
     turned = torch.linalg.solve(matrix, scaled[:, part].reshape(outputs, numbers, waves, 1))
     scaled[:, part] = turned.reshape(outputs, -1)
     return scaled / divisor.sqrt()
+
+
+@dataclass(frozen=True)
+class StepMetric:
+    """What steps are divided by: numbers of their own, or of one output a whole matrix, where it is known which columns
+    move together.
+
+    divisor   (outputs, features);  matrix: of waves of one number (see `wave_matrix`), or (features, features) of all,
+              in units of the divisors' roots
+    """
+
+    divisor: Tensor
+    matrix: Tensor
+
+    @classmethod
+    def of(cls, curvature: Tensor, divisor: Tensor, alike: Tensor, together: Together | None) -> StepMetric:
+        if together is None:
+            return cls(divisor, wave_matrix(curvature, divisor, alike))
+        share = (curvature / divisor)[0].clamp(max=1).sqrt()
+        even = torch.eye(len(share), dtype=torch.float64)
+        return cls(divisor, even + share[:, None] * (together.correlations - even) * share)
+
+    @property
+    def whole(self) -> bool:
+        return self.matrix.dim() == 2
+
+    def divided(self, push: Tensor) -> Tensor:
+        if not self.whole:
+            return divided(push, self.divisor, self.matrix)
+        root = self.divisor.sqrt()
+        found: Tensor = torch.linalg.solve(self.matrix, (push / root).mT).mT / root
+        return found
+
+    def square(self, way: Tensor) -> float:
+        """Of a way, in units of what steps are divided by."""
+        if not self.whole:
+            return float((self.divisor * way.square()).sum())
+        scaled = (self.divisor.sqrt() * way)[0]
+        return float(scaled @ self.matrix @ scaled)
+
+    def noise(self, change: Tensor) -> tuple[float, float, float, float]:
+        """Square of a change of gradients over what steps are divided by; then of the inverse of that its trace, the
+        root of the sum of its squares, and its largest value."""
+        if not self.whole:
+            inverse = 1 / self.divisor
+            square = float((change.square() * inverse).sum())
+            return square, float(inverse.sum()), float(inverse.square().sum().sqrt()), float(inverse.max())
+        root = self.divisor[0].rsqrt()
+        whole = root[:, None] * torch.linalg.inv(self.matrix) * root
+        largest = float(torch.linalg.matrix_norm(whole, 2))
+        return float(change[0] @ whole @ change[0]), float(whole.trace()), float(whole.norm()), largest
 
 
 @dataclass(frozen=True)
@@ -126,7 +178,7 @@ def sharpness(
     return (*sharpest, found + doubt)[-2:], max(alike, found - doubt)
 
 
-def steepness(before: tuple[Tensor, ...], gradient: Tensor, divisor: Tensor, assumed: float, noise: float) -> float:
+def steepness(before: tuple[Tensor, ...], gradient: Tensor, metric: StepMetric, assumed: float, noise: float) -> float:
     """How much a gradient has changed over the last way, both in units of what steps are divided by, less what may be
     noise: no more than the sharpest curvature there is, and close to it where a way had any part in its direction.
 
@@ -135,9 +187,9 @@ def steepness(before: tuple[Tensor, ...], gradient: Tensor, divisor: Tensor, ass
     """
     if not before or assumed <= 0:
         return 0.0
-    square = float(((gradient - before[1]).square() / divisor).sum())
-    own, spread = 2 * noise**2 * float((1 / divisor).sum()), 2 * noise**2 * math.sqrt(2 * float(divisor.pow(-2).sum()))
-    both = 2 * math.sqrt(2) * noise * math.sqrt(square / float(divisor.min()))
+    square, trace, root, largest = metric.noise(gradient - before[1])
+    own, spread = 2 * noise**2 * trace, 2 * noise**2 * math.sqrt(2) * root
+    both = 2 * math.sqrt(2) * noise * math.sqrt(square * largest)
     return math.sqrt(max(0.0, square - own - 2 * math.hypot(spread, both)) / assumed)
 
 

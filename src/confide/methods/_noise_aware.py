@@ -89,7 +89,7 @@ class Model:
     """The public side of it.
 
     kind         of the likelihood, by name
-    precision    of the prior
+    precision    of the prior, of every weight
     moments      second moments of inputs with the constant, per record, as expected
     outputs      of the network; weights stand output by output, that of the constant last
     records      how many
@@ -98,7 +98,7 @@ class Model:
     """
 
     kind: str
-    precision: float
+    precision: Tensor
     moments: Tensor
     outputs: int
     records: int
@@ -156,7 +156,7 @@ class _Curvatures:
 
 def prior_belief(model: Model) -> Belief:
     mean = torch.zeros(model.size, dtype=torch.float64)
-    covariance = torch.eye(model.size, dtype=torch.float64) / model.precision
+    covariance = torch.diag(1 / model.precision)
     scale = torch.tensor(model.scale, dtype=torch.float64)
     curvature = model.curvature_at(model.records * model.moments, mean[None])[0]
     return Belief(mean, covariance, curvature, scale)
@@ -264,7 +264,7 @@ def _solved(
     design = factors[..., None, None] * slope[..., None, :, :]
     target = evidence.scores - expected - above[..., None, :] + (design @ belief.mean[..., None, :, None])[..., 0]
     information, seen = _told(design, target, whole)
-    inverse = torch.linalg.inv(information + model.precision * torch.eye(model.size, dtype=torch.float64))
+    inverse = torch.linalg.inv(information + torch.diag(model.precision))
     return replace(belief, mean=(inverse @ seen)[..., 0], covariance=(inverse + inverse.mT) / 2), information
 
 

@@ -34,7 +34,7 @@ class BentScores:
     mean        from where ways are counted
     off         what the released curvature has beyond the formula's there
     seen        b: what the stages say of h, each by its precision;  precision: Q
-    prior       precision of the prior
+    prior       precision of the prior, of every weight
     """
 
     moments: Tensor
@@ -42,7 +42,7 @@ class BentScores:
     off: Tensor
     seen: Tensor
     precision: Tensor
-    prior: float
+    prior: Tensor
 
     def at(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Log density and its gradient at points (..., chains, weights)."""
@@ -50,7 +50,7 @@ class BentScores:
         away = points - middle
         way = tilted_scores(self.moments, points) - tilted_scores(self.moments, middle) + away @ self.off
         pull = self.seen[..., None, :] - way @ self.precision
-        density = ((self.seen[..., None, :] + pull) * way).sum(-1) / 2 - self.prior * points.square().sum(-1) / 2
+        density = ((self.seen[..., None, :] + pull) * way).sum(-1) / 2 - (self.prior * points.square()).sum(-1) / 2
         return density, tilted_products(self.moments, points, pull) + pull @ self.off - self.prior * points
 
 

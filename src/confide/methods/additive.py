@@ -46,7 +46,6 @@ from confide.methods._additive_problem import (
     clip_of,
     clip_share,
     constant_of,
-    counted_share,
     curvature_weights,
     flatness,
     network_of,
@@ -54,12 +53,15 @@ from confide.methods._additive_problem import (
     passed,
     start_doubt,
     start_of,
+    to_explain,
     tremor,
+    uncounted,
     within,
 )
-from confide.methods._additive_state import AdditiveState, origin_of, reached_by, spread_of
-from confide.methods._additive_steps import MOMENTUM, Axes, divided, largest_rate, sharpness, steepness, wave_matrix
+from confide.methods._additive_state import AdditiveState, held_at, origin_of, reached_by, spread_of
+from confide.methods._additive_steps import MOMENTUM, Axes, StepMetric, largest_rate, sharpness, steepness
 from confide.methods._additive_target import legible
+from confide.methods._additive_together import asked, products, together_of, weighed_together
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
@@ -99,8 +101,9 @@ class Additive(Method):
     from the curvature that releases show along the way. Every step measures the weights: theta - g / H is where they
     belong, with the noise of that step alone, wherever steps have led. The posterior follows in closed form from the
     mean of these, weights of one column sharing a prior scale that is fitted; a column that says nothing beyond its
-    noise is shrunk away. Where a budget is small, weights are held near their start, for steps that follow noise
-    measure worse, and more of a record's norm belongs to the constant, so that odds over all records come out first.
+    noise is shrunk away. Of a number one release more says which columns move together (`_additive_together`). Where a
+    budget is small, weights are held near their start, for steps that follow noise measure worse, and more of a
+    record's norm belongs to the constant, so that odds over all records come out first.
 
     Papers: Nori et al., ICML 2021 (private additive models); Wood, Generalized Additive Models, 2017 (smooth effects);
     Dong, Roth and Su, JRSS B 2022 (full-batch Gaussian releases compose exactly).
@@ -170,6 +173,8 @@ class Additive(Method):
         if phase == "scale":
             return histogram(network.recipe, classes_of(problem.likelihood), clip, self._target_share(problem))
         self.show(problem, state)
+        if phase == "together":
+            return products(network, state.variances * state.unit**2, clip)
         if phase == "look":
             return residuals(network, clip)
         return GradientQuery(network, self._likelihood(problem, state).loss)
@@ -212,8 +217,10 @@ class Additive(Method):
     # -- scale and looks -------------------------------------------------------------------------------------------
 
     def _schedule(self, problem: Problem) -> Schedule:
-        looks = 2 if self.noise == "learnt" else 1
-        return Schedule.of(problem.plan.steps, looks if isinstance(problem.likelihood, Gaussian) else 0)
+        steps, looks = problem.plan.steps, 2 if self.noise == "learnt" else 1
+        if not isinstance(problem.likelihood, Gaussian):
+            return Schedule.of(steps, 0)
+        return Schedule.of(steps, looks, asked(network_of(problem).recipe, budget_of(problem) * math.sqrt(1 / steps)))
 
     def _looks(self, problem: Problem) -> bool:
         return self._schedule(problem).phases[-1][0] == "look"
@@ -236,9 +243,12 @@ class Additive(Method):
             scale = scale_of(recipe, classes_of(problem.likelihood), counts, noise, problem.records, share)
             doubt = noise / math.sqrt(share) / problem.records
             return replace(self._scaled(problem, scale, doubt), step=state.step)
+        if phase == "together":
+            told = together_of(recipe, counts / problem.records, noise / problem.records, state.waves_alike)
+            return replace(state, together=told)
         # What is left to explain is no more than there was, where that could be told.
         told_of = legible(noise / math.sqrt(self._target_share(problem)), problem.records)
-        most = min(LARGEST, self._spread(problem, state) * (1 if told_of else 2))
+        most = min(LARGEST, to_explain(problem, state.answers) * (1 if told_of else 2))
         found = min(most, residual_scale(counts, noise, problem.records, state.deviation))
         return self._ready(problem, replace(state, deviation=found))
 
@@ -265,6 +275,7 @@ class Additive(Method):
             0, scale.heights, scale.centres, variances, scale.answers, unit, start,
             start_doubt(problem, scale.answers, doubt), deviation,
             velocity=torch.zeros(shape, dtype=torch.float64),
+            anchor=torch.zeros(shape, dtype=torch.float64),
             sums=torch.zeros(3, *shape, dtype=torch.float64),
             waves_alike=scale.waves_alike,
         )  # fmt: skip
@@ -298,10 +309,10 @@ class Additive(Method):
         noise = release.noise_std * gain * share
         flat = max(flatness(problem.likelihood, state.variances, position), FLATTEST)
         curvature, prior, divisor = self._curvatures(problem, state, noise, flat)
-        matrix = wave_matrix(curvature, divisor, state.waves_alike)
-        assumed = float((divisor * (position - state.before[0]).square()).sum()) if state.before else 0.0
+        metric = StepMetric.of(curvature, divisor, state.waves_alike, state.together)
+        assumed = metric.square(position - state.before[0]) if state.before else 0.0
         sharpest, alike = sharpness(state.before, state.sharpest, state.alike, position, gradient, assumed, noise)
-        steepest = max(state.steepest, steepness(state.before, gradient, divisor, assumed, noise))
+        steepest = max(state.steepest, steepness(state.before, gradient, metric, assumed, noise))
         unit = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         shaken = tremor(state.variances, noise, curvature + prior, divisor) / (1 - MOMENTUM) / unit
         learning = self._schedule(problem).learning
@@ -309,16 +320,25 @@ class Additive(Method):
         rate = min(most, TREMOR**2 / max(shaken, 1e-30))
         done = self._schedule(problem).learnt(state.step) + 1
         away = position - origin_of(state)
-        counts = done > int((1 - counted_share(problem, state.answers)) * learning)
+        counts = state.together is not None or done > uncounted(problem, state.answers, learning)
         sums = state.sums + told(away, gradient, noise) if counts else state.sums
-        push = divided(gradient + prior * away, divisor, matrix)
+        push = metric.divided(gradient + prior * (away - state.anchor))
         velocity = MOMENTUM * state.velocity + push
         problem.position.copy_(((position - rate * velocity) / state.unit).flatten())
         state = replace(
             state, step=state.step + 1, velocity=velocity, sums=sums, sharpest=sharpest, alike=alike, steepest=steepest,
-            before=(position, gradient, own_noise(noise, rate, divisor)),
+            before=(position, gradient, own_noise(noise, rate, metric)),
         )  # fmt: skip
-        return self._ready(problem, state)
+        return self._ready(problem, self._rested(problem, state, done))
+
+    def _rested(self, problem: Problem, state: AdditiveState, done: int) -> AdditiveState:
+        """Where it is known which columns move together, weights go to where they are believed now and then, and are
+        held there: what is wrong with that knowledge counts times the way that is left."""
+        schedule = self._schedule(problem)
+        if state.together is None or done not in schedule.rests:
+            return state
+        problem.position.copy_(((mean := self._belief(problem, state).mean) / state.unit).flatten())
+        return held_at(state, mean, done > max(schedule.rests[0], uncounted(problem, state.answers, schedule.learning)))
 
     def _ready(self, problem: Problem, state: AdditiveState) -> AdditiveState:
         """Before the last look at residuals the network stands where the posterior will have it."""
@@ -334,7 +354,7 @@ class Additive(Method):
         features)."""
         curvature = problem.records * curvature_weights(problem.likelihood, state.answers)[:, None] * state.variances
         curvature = curvature * passed(problem)
-        spread = self._spread(problem, state)
+        spread = to_explain(problem, state.answers)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         error = noise / math.sqrt(self._schedule(problem).learning) / curvature
         pinned = (PINNED * error / self._usual(problem, state)).square()
@@ -342,16 +362,10 @@ class Additive(Method):
         prior[:, 0] = 0.0  # where the constant belongs nobody knows beforehand
         return curvature * flat, prior, curvature * flat + prior + noise / spread
 
-    def _spread(self, problem: Problem, state: AdditiveState) -> float:
-        """Of what the model has to explain: about one logit, or the deviation of the target."""
-        if not isinstance(problem.likelihood, Gaussian):
-            return 1.0
-        return start_of(problem, state.answers)[1]
-
     def _usual(self, problem: Problem, state: AdditiveState) -> float:
         """Size of a column's weights that is expected beforehand."""
         every = math.sqrt(EXPLAINED / max(float(state.variances[1:].sum()), 1e-12))
-        return min(USUAL_EFFECT, every) * self._spread(problem, state)
+        return min(USUAL_EFFECT, every) * to_explain(problem, state.answers)
 
     # -- posterior -------------------------------------------------------------------------------------------------
 
@@ -394,6 +408,9 @@ class Additive(Method):
     ) -> BelievedWeights:
         """What steps say of all weights under a curvature, with what is expected of columns beforehand; the constant's
         as it was measured."""
+        if state.together is not None:
+            known = state.deviation**2 * passed(problem), self._usual(problem, state)
+            return weighed_together(state, network_of(problem).recipe, curvature[0], *known)
         axes = Axes.of(state.variances, state.waves_alike)
         curvature = curvature[:, :1] / state.variances[0] * axes.variances
         found, noise = measured(

@@ -39,6 +39,9 @@ PRIOR_TOO_NARROW = (
     "The prior does not fit what was learnt: the weights are larger than one in a thousand that it expects, and were "
     "drawn towards zero. Intervals of parameters are not to be relied on; give a wider prior."
 )
+CONSTANT = 3.0
+"""How much wider the prior of a constant is where the target is a class: base rates of one in a hundred are usual, and
+all records tell of it, so that little width comes of not expecting even odds."""
 DRAWS, DRAWS_OF_NETWORKS = 1000, 100
 """Ends of 90 % intervals from 1000 draws are within 5 % of a deviation; networks hold many weights that are fixed."""
 
@@ -101,7 +104,8 @@ class NoiseAware(Method):
     Papers: Bernstein and Sheldon, NeurIPS 2019 (noise-aware regression from noisy moments); Alrawajfeh, Jaelkoe and
     Honkela, AISTATS 2025 (noise-aware posteriors from the trace of releases).
 
-    prior    N(0, scale^2) on the weights of the last layer
+    prior    N(0, scale^2) on the weights of the last layer, of two classes on those of the logit however many outputs
+             it is written with; of classes three times as wide on the constant
     noise    "learnt": the noise scale of a real target, from the residuals; "fixed": it is the likelihood's
     """
 
@@ -148,7 +152,7 @@ class NoiseAware(Method):
         count = DRAWS_OF_NETWORKS if len(fixed) else DRAWS
         noise = torch.randn(count, layout.weights, generator=problem.generator, dtype=torch.float64)
         common = torch.randn(noise.shape, generator=problem.generator, dtype=torch.float64) if layout.pair else None
-        common = None if common is None else common * (self.prior.scale / math.sqrt(2))
+        common = None if common is None else common * self.prior.scale / 2  # two outputs whose difference is as it is
         learnt = layout.to_module(state.mean + noise @ root_of(state.covariance).mT, common)
         draws = torch.cat([fixed.expand(count, -1), learnt.to(problem.position.dtype)], 1)
         problem.position[-layout.of_module :] = layout.to_module(state.mean)[0].to(problem.position.dtype)
@@ -184,7 +188,7 @@ class NoiseAware(Method):
         """The covariance that the same records would leave without any noise: the Laplace approximation."""
         model = self._model(problem)
         dispersion = state.scale**2 if model.kind == "gaussian" else 1.0
-        precision = state.curvature / dispersion + model.precision * torch.eye(model.size, dtype=torch.float64)
+        precision = state.curvature / dispersion + torch.diag(model.precision)
         covariance: Tensor = torch.linalg.inv(precision)
         return covariance
 
@@ -221,9 +225,11 @@ class NoiseAware(Method):
         """What is public about a fit, for the belief."""
         moments = torch.full((layout.inputs,), 1 / 3, dtype=torch.float64)  # of features that fill [-1, 1] evenly
         moments[-1] = 1.0
+        deviations = torch.full((layout.inputs,), self.prior.scale, dtype=torch.float64)
+        deviations[-1] *= 1.0 if layout.kind == "gaussian" else CONSTANT
         return Model(
             kind=layout.kind,
-            precision=self.prior.scale**-2 / (2 if layout.pair else 1),
+            precision=deviations.repeat(layout.outputs) ** -2,
             moments=torch.diag(moments),
             outputs=layout.outputs,
             records=records,
@@ -232,25 +238,26 @@ class NoiseAware(Method):
         )
 
 
-def _warning(belief: Belief, precision: float) -> dict[str, object]:
+def _warning(belief: Belief, precision: Tensor) -> dict[str, object]:
     """Said first, where intervals cannot be right or say nothing."""
     deviations = belief.covariance.diagonal().sqrt()
-    if float(deviations.mean()) * math.sqrt(precision) > NOTHING_LEARNT:
+    if float((deviations * precision.sqrt()).mean()) > NOTHING_LEARNT:
         return {"warning": TOLD_NOTHING}
-    pull = (belief.covariance @ belief.mean) * precision / deviations
+    pull = belief.covariance @ (precision * belief.mean) / deviations
     harmful = float(pull.square().mean().sqrt()) > LEAST_PULL
     return {"warning": PRIOR_TOO_NARROW} if harmful and prior_conflict(belief, precision) < SURPRISE else {}
 
 
-def prior_conflict(belief: Belief, precision: float) -> float:
+def prior_conflict(belief: Belief, precision: Tensor) -> float:
     """The chance that the prior gives to weights as far away as those that were learnt.
 
     If truths are as the prior says, means of beliefs vary by what the belief is narrower than the prior: sums of their
     squares in these units, over directions in which something was learnt, have a chi-squared distribution.
     """
-    values, vectors = torch.linalg.eigh(belief.covariance * precision)
+    root = precision.sqrt()
+    values, vectors = torch.linalg.eigh(root[:, None] * belief.covariance * root)
     learnt = 1 - values
-    squares = (vectors.mT @ belief.mean).square() * precision / learnt.clamp(min=1e-3)
+    squares = (vectors.mT @ (root * belief.mean)).square() / learnt.clamp(min=1e-3)
     ours = learnt > LEAST_LEARNT
     if not bool(ours.any()):
         return 1.0
