@@ -85,8 +85,9 @@ def run(context: Context, part: GanPart = "open") -> PaperOutcome:
         ours = PaperMeasure(tuple(one.accuracy for one in found))
         printed = PAPER_ACCURACY if job.reading != FLOOR and job.epsilon == PAPER_EPSILON else None
         spent = max(one.epsilon for one in found)
-        where = "no data" if job.reading == FLOOR else protocol.ASSUMED_PUBLIC
-        rows.append((job.inputs, _reading(job, wanted), job.epsilon or math.inf, printed, ours, spent, where))
+        rows.append(
+            (job.inputs, _reading(job, wanted), job.epsilon or math.inf, printed, ours, spent, protocol.ASSUMED_PUBLIC)
+        )
         if found[0].samples is not None and job.inputs == PIXELS:
             name = f"{job.reading}, epsilon {job.epsilon:g}" if job.epsilon else job.reading
             pictures[name] = torch.tensor(found[0].samples)
