@@ -168,7 +168,7 @@ def _kept(long: Tensor, clip: float, share: float) -> Tensor:
     return (clip / answer).clamp(max=1)
 
 
-class Table(NamedTuple):
+class ScoreTable(NamedTuple):
     """Scores at made-up inputs and all values of y, the chances of these, the values and how far they reach."""
 
     scores: Tensor
@@ -177,7 +177,7 @@ class Table(NamedTuple):
     widths: Tensor
 
 
-def _scores(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None) -> Table | None:
+def _scores(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None) -> ScoreTable | None:
     """None where the values that y can take are not found."""
     first = map_tensors(lambda tensor: tensor[0], rows_of(x, slice(0, 1)))
     for values, widths, error in _ranges(classes):
@@ -190,7 +190,7 @@ def _scores(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int
             continue
         if _adds_up(said, widths, error):
             chances = said.double().exp() * widths
-            return Table(torch.where((chances > 0)[..., None], scores.double(), 0.0), chances, targets, widths)
+            return ScoreTable(torch.where((chances > 0)[..., None], scores.double(), 0.0), chances, targets, widths)
     return None
 
 
