@@ -21,8 +21,13 @@ MOVES, LEAPS = 25, 6
 """Of every draw: moves, each of so many leaps, which go about half around a Gaussian."""
 FIRST_LEAP = 0.35
 """In units of the root: short enough for most densities that are near a Gaussian."""
-WANTED = 0.8
-"""Of moves are accepted; leaps are made shorter or longer towards it."""
+FARTHEST, FARTHER = 50.0, 5.0
+"""A draw whose energy is above the least by this, and so much for every number, is nowhere that the density has mass; a
+prior that falls off like exp(-exp(u)) is so steep there that no leap would ever lead back."""
+NEARER = (0.5, 0.25, 0.125)
+"""Shares of the way to such a draw, at one of which it begins."""
+WANTED, POOR = 0.8, 0.3
+"""Of moves are accepted; leaps are made shorter or longer towards it, and much shorter where few are."""
 
 
 def carried(draws: Tensor, energies: Energies, root: Tensor, generator: torch.Generator) -> Tensor:
@@ -30,15 +35,8 @@ def carried(draws: Tensor, energies: Energies, root: Tensor, generator: torch.Ge
 
     root   lower root of a precision that suits the density; leaps are in its units
     """
-    found, leap = draws, FIRST_LEAP
+    found, leap = _begun(draws, energies), FIRST_LEAP
     here, slope = energies(found)
-    lost = ~torch.isfinite(here) | ~torch.isfinite(slope).all(1)
-    if bool(lost.any()) and not bool(lost.all()):  # where the density is nought: begin where another draw does
-        kept = torch.nonzero(~lost)[:, 0]
-        again = kept[torch.randint(len(kept), (int(lost.sum()),), generator=generator)]
-        found = found.clone()
-        found[lost] = found[again]
-        here, slope = energies(found)
     for _ in range(MOVES):
         push = torch.randn(found.shape, generator=generator, dtype=found.dtype)
         length = leap * (0.6 + 0.8 * torch.rand(len(found), 1, generator=generator, dtype=found.dtype))
@@ -54,8 +52,29 @@ def carried(draws: Tensor, energies: Energies, root: Tensor, generator: torch.Ge
         good = torch.isfinite(bend).all(1) & (torch.rand(len(found), generator=generator, dtype=found.dtype) < chance)
         found, here = torch.where(good[:, None], point, found), torch.where(good, there, here)
         slope = torch.where(good[:, None], bend, slope)
-        leap *= 1.15 if float(chance.mean()) > WANTED else 1 / 1.15
+        leap *= 1.15 if float(chance.mean()) > WANTED else 1 / 1.15 if float(chance.mean()) > POOR else 0.5
     return found
+
+
+def _begun(draws: Tensor, energies: Energies) -> Tensor:
+    """Where draws begin: those where the density is next to nought on their way from the midst, where it is not.
+
+    Next to nought by what it is in the midst: the largest that any draw has may be that of a narrow place, such as
+    effects that are all alike with a spread of nought.
+    """
+    midst = draws.median(0).values.expand_as(draws)
+    most = energies(midst)[0] + FARTHEST + FARTHER * draws.shape[1]
+    good = _sound(*energies(draws), most)
+    found = draws
+    for share in (*NEARER, 0.0) if not bool(good.all()) else ():
+        nearer = torch.where(good[:, None], found, midst + share * (draws - midst))
+        there = ~good & _sound(*energies(nearer), most)
+        found, good = torch.where(there[:, None], nearer, found), good | there
+    return found
+
+
+def _sound(values: Tensor, slopes: Tensor, most: Tensor) -> Tensor:
+    return torch.isfinite(values) & torch.isfinite(slopes).all(1) & (values <= most)
 
 
 def _along(root: Tensor, slopes: Tensor) -> Tensor:

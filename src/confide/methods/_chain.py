@@ -233,6 +233,7 @@ class Chain(Method):
             "residuals_over_known_noise": round(belief.excess, 3),
             "trust_in_released_information": round(belief.trust, 3),
             "as_sharp_as_in_its_midst": round(belief.steady, 3),
+            "bends": round(belief.bends, 3),
             "products_unlike_expected": round(belief.unlike, 3),
         }
         weights = torch.full((len(draws),), 1 / len(draws), dtype=draws.dtype)

@@ -147,11 +147,17 @@ class LocalPrior:
     weighted_mean: Tensor
 
     @classmethod
-    def at(cls, energy: Energy, point: Tensor) -> LocalPrior:
+    def at(cls, energy: Energy, point: Tensor, least: Tensor | None = None) -> LocalPrior:
+        """least: a precision that it has in any direction. A prior of effects whose spread is unknown bends the other
+        way at some points, where the Gaussian nearest to it would have no end."""
         slope = torch.autograd.functional.jacobian(energy, point)
         bend = torch.autograd.functional.hessian(energy, point)
-        values, vectors = torch.linalg.eigh((bend + bend.mT) / 2)
-        precision = (vectors * values.clamp(min=LEAST_PRECISION)) @ vectors.mT
+        root = torch.eye(len(point), dtype=bend.dtype) if least is None else torch.linalg.cholesky(least)
+        scaled = torch.linalg.solve_triangular(root, (bend + bend.mT) / 2, upper=False)
+        scaled = torch.linalg.solve_triangular(root, scaled.mT, upper=False)
+        values, vectors = torch.linalg.eigh((scaled + scaled.mT) / 2)
+        across = root @ vectors
+        precision = (across * values.clamp(min=LEAST_PRECISION if least is None else 1.0)) @ across.mT
         return cls(precision, precision @ point - slope)
 
     def energies(self, draws: Tensor) -> Tensor:
@@ -184,9 +190,13 @@ def drawn(
     energy: Energy,
     about: Tensor,
     generator: torch.Generator,
+    least: Tensor | None = None,
 ) -> Tensor:
-    """Draws of a belief, from a gradient at a point with the covariance of its error, and draws of the curvature."""
-    prior, size, count = LocalPrior.at(energy, about), len(about), len(curvatures)
+    """Draws of a belief, from a gradient at a point with the covariance of its error, and draws of the curvature.
+
+    least   precision of the prior in any direction, for where draws begin
+    """
+    prior, size, count = LocalPrior.at(energy, about, least), len(about), len(curvatures)
     pulled = curvatures @ point - gradient  # H theta_hat
     through = torch.linalg.solve(curvatures + errors, curvatures)  # (H + errors)^-1 H
     told = curvatures @ through

@@ -45,6 +45,7 @@ from confide.devices import HOST
 from confide.methods._trace import LocalPrior
 from confide.methods.base import Problem
 from confide.models.priors import Prior
+from confide.models.program_inputs import used_numbers
 from confide.models.program_sharpness import information, taken_by_clips
 from confide.models.programs import Program, ProgramLikelihood
 from confide.sources.queries import GradientQuery, Loss, Release
@@ -81,6 +82,7 @@ TRUST = 0.1
 OF_THE_PRIOR = 100
 """Draws that tell how wide it is."""
 _LEAST: WeakKeyDictionary[Program, Tensor] = WeakKeyDictionary()
+_USED: WeakKeyDictionary[Program, Tensor] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,11 @@ class Local:
             return None
         return cls(root, root if met is None else root @ met, bend)
 
+    def own_axes(self) -> Tensor:
+        """Along which the program itself expects a record, with its share of the prior, to tell one."""
+        found: Tensor = torch.linalg.inv(self.expected).mT
+        return found
+
     def told_along(self, axes: Tensor, records: int) -> Tensor:
         """What a record is expected to tell along these axes, without the prior."""
         along = axes.mT @ self.root
@@ -212,6 +219,25 @@ def least_precision(program: Program) -> Tensor:
     return found
 
 
+def told_of(problem: Problem, axes: Tensor) -> Tensor | None:
+    """Projector onto what records can tell along R at all; None where that is everything.
+
+    A score is R^T s, where s is nought for numbers that are in priors of others alone: all else along R is noise.
+    """
+    program, likelihood = problem.module, problem.likelihood
+    assert isinstance(program, Program)
+    assert isinstance(likelihood, ProgramLikelihood)
+    used = _USED.get(program)
+    if used is None:
+        assert likelihood.form is not None
+        used = _USED[program] = used_numbers(program, *likelihood.form[:2])
+    if bool(used.all()):
+        return None
+    across, _ = torch.linalg.qr(axes.to(HOST, torch.float64)[used].mT)
+    found: Tensor = across @ across.mT
+    return found
+
+
 def axes_of(here: Local, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """R, and how far a step may go."""
     axes, reach = torch.linalg.inv(here.root).mT, FARTHEST_MOVE / here.prior.diagonal().sqrt()
@@ -227,8 +253,10 @@ def query_of(problem: Problem, axes: Tensor, pace: Pace) -> GradientQuery:
 
 
 def of_records(problem: Problem, axes: Tensor, release: Release, pace: Pace) -> Tensor:
-    """R^T grad of the records' negative log-likelihood, as it was released."""
-    return release.sum[: len(axes)] * (problem.records / (release.expected_batch * pace.factor))
+    """R^T grad of the records' negative log-likelihood, as it was released, as far as they can tell it."""
+    slope = release.sum[: len(axes)] * (problem.records / (release.expected_batch * pace.factor))
+    onto = told_of(problem, axes)
+    return slope if onto is None else onto.to(slope.dtype) @ slope
 
 
 def of_prior(problem: Problem, own: Prior, axes: Tensor) -> Tensor:
@@ -252,10 +280,13 @@ class TakenByClip:
         return torch.diag(((DOUBT + unlike) * records * self.scores).square())
 
 
-def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequence[float]) -> TakenByClip | None:
+def cut_of(
+    problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequence[float], axes: Tensor | None = None
+) -> TakenByClip | None:
     """Of the clip that adds least: noise grows with it, and what is taken shrinks. None where that is not known.
 
-    Scores of records along R are taken to be like those of the program along axes of its own: R is where they agree.
+    axes   along which scores of the program are like those of records along R. None: those of its own, where R is to be
+           where the two agree
     """
     program, likelihood = problem.module, problem.likelihood
     assert isinstance(program, Program)
@@ -264,8 +295,8 @@ def cut_of(problem: Problem, here: Local, pace: Pace, at: Tensor, clips: Sequenc
     if likelihood.form is None or min(clips) > UNCUT * math.sqrt(size):
         return None
     try:
-        axes = torch.linalg.inv(here.expected).mT
-        found = taken_by_clips(program, at, likelihood.form, axes, clips, pace.share)
+        along = here.own_axes() if axes is None else axes
+        found = taken_by_clips(program, at, likelihood.form, along, clips, pace.share)
     except Exception:  # whatever the program does not like at this vector
         return None
     if found is None:

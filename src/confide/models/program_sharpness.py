@@ -15,14 +15,14 @@ records stand for F.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from confide.data.trees import Tree, map_tensors, rows_of, size_of
-from confide.models.programs import Program, hessian_of, logs_of, scores_of
+from confide.models.programs import Program, hessian_of, logs_at, logs_of, scores_of
 
 Form: TypeAlias = tuple[Tree, Tensor, int | None]
 DRAWS = 20
@@ -38,14 +38,19 @@ SMALLEST_AND_LARGEST = (-14.0, 7.0)
 """Logarithms of a number that must be positive: a law may have its mass next to zero."""
 FARTHEST_LOGIT = 30.0
 """Of a number between zero and one, which may be next to either."""
-MOST_CLASSES, EXACTLY_ONE = 12, 1e-4
-"""Classes that nobody has declared; their chances leave nothing for another one."""
+MOST_CLASSES, EXACTLY_ONE = 12, 1e-6
+"""Classes that nobody has declared; their chances leave nothing for another one, not even what counts of a low rate do,
+whose law has more of them at other parameters."""
+ROUNDED = 100.0
+"""Smallest steps of the program's own type, by which its chances may miss one."""
 NEARLY_ONE = 0.05
 """What sums over such points miss of a law that they cover; a wrong range is off by more."""
 LEAST_OF_A_PART = 0.2
-"""Of the information about the best known number of a parameter: less for others makes their steps longer."""
+"""Of the information about the best known number of a parameter, for those that no made-up input meets."""
 SHARPEST = 1e6
 """Beyond this a chain of any length would stand still."""
+MOST_CELLS, FEWEST = 4000, 16
+"""Inputs times values of y at which a bend is looked at, and inputs at least."""
 SOME = 32
 """Inputs at which draws of the prior are looked at: of these there are many."""
 FEW = 2
@@ -77,15 +82,16 @@ def information(program: Program, position: Tensor, x: Tree, y: Tensor, classes:
     """F without a clip, at one vector; None where it is not finite.
 
     Made-up inputs are few, so that directions which none of them meets would seem to be unknown to all records: what
-    pairs of numbers have in common is believed as far as there are more inputs than numbers, and no number of a
-    parameter is held for much less known than the others of the same one, such as the effect of another group.
+    pairs of numbers have in common is believed as far as there are more inputs than numbers, and a number that none of
+    them meets, such as the effect of another group, is held for not much less known than others of its parameter. One
+    that they meet and say little of is little known, such as the width of a class that is rare.
     """
     with torch.no_grad():
         found = _information(program, position, x, y, classes, math.inf)
     for part in program.parts:
         known = found.diagonal()[part.where]
         if len(known):
-            known.clamp_(min=float(known.max()) * LEAST_OF_A_PART)
+            known[known == 0] = float(known.max()) * LEAST_OF_A_PART
     doubt = 0.5 * min(1.0, len(found) / size_of(x))
     held = (1 - doubt) * found + doubt * torch.diag(found.diagonal())
     return held if bool(torch.isfinite(held).all()) else None
@@ -97,30 +103,82 @@ def taken_by_clips(
     """What each of these clips takes of scores along the axes, and of their products, on average, by the program's own
     law of y: means of (c - 1) s and of (c - 1) s s^T. None where that law is not known.
 
-    Whole scores are nought on average, at the law's own parameters. A record answers with its score s and with
-    share * s s^T, which are clipped together.
+    Whole scores are nought on average, at the law's own parameters.
     """
     with torch.no_grad():
         found = _scores(program, position, *form)
     if found is None:
         return None
-    scores, chances = found
-    along = (scores @ axes.double()).flatten(0, 1)
+    along = (found.scores @ axes.double()).flatten(0, 1)
     long = along.norm(dim=1)
-    answer = long * (1 + (share * long).square()).sqrt()
     means = []
     for clip in clips:
         # What a clip takes, not what it leaves: sums over points miss little of that.
-        lost = ((clip / answer).clamp(max=1) - 1) * chances.flatten() / size_of(form[0])
+        lost = (_kept(long, clip, share) - 1) * found.chances.flatten() / size_of(form[0])
         weighted = along * lost[:, None]
         means.append((weighted.sum(0), weighted.mT @ along))
     return means if all(bool(torch.isfinite(one).all()) for pair in means for one in pair) else None
 
 
-def _scores(
-    program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None
-) -> tuple[Tensor, Tensor] | None:
-    """Scores at made-up inputs and all values of y, with the chances of these; None where the values are not found."""
+def bend_of(
+    program: Program, position: Tensor, form: Form, axes: Tensor, clip: float, share: float, ways: Tensor
+) -> tuple[Callable[[Tensor], Tensor], Tensor] | None:
+    """What is not seen by a line through a vector, if records are asked some way from it and the truth is away from it.
+
+    A clipped score a = c s along the axes, at u + R w, has a mean of sum over y of p(y | u + R d, x) a, over the inputs
+    and the ways w. First, as a function of d: by how much that is off E[c s] + E[c s s^T] d at w = 0, for one record.
+    Second: by how much the mean of c s s^T over the ways is off that at w = 0. None where the law of y is not known;
+    raises where the program does not run for many inputs at once.
+
+    ways   (points, numbers), whose mean is nought
+    """
+    x, y, classes = form
+    here, wide = position.double(), axes.double()
+    with torch.no_grad():
+        table = _scores(program, position, x, y, classes)
+        if table is None:
+            return None
+        inputs = min(size_of(x), max(FEWEST, MOST_CELLS // len(table.values)))
+        x, chances = rows_of(x, slice(0, inputs)), table.chances[:inputs]
+        mean, line, _ = _means(table.scores[:inputs] @ wide, chances, clip, share)
+        asked, products = torch.zeros_like(table.scores[:inputs]), torch.zeros_like(line)
+        for way in ways:
+            scores = scores_of(program, (here + wide @ way).to(position.dtype), x, table.values)[0].double()
+            _, some, clipped = _means(torch.where((chances > 0)[..., None], scores, 0.0) @ wide, chances, clip, share)
+            asked, products = asked + clipped / len(ways), products + some / len(ways)
+
+    def off(d: Tensor) -> Tensor:
+        said = logs_at(program, (here + wide @ d).to(position.dtype), x, table.values).double().exp() * table.widths
+        found: Tensor = torch.einsum("xy,xya->a", said, asked) / inputs - mean - line @ d
+        return found
+
+    return off, products - line
+
+
+def _means(along: Tensor, chances: Tensor, clip: float, share: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of clipped scores c s and of c s s^T, (inputs, values, numbers); and c s itself."""
+    clipped = along * _kept(along.norm(dim=2), clip, share)[..., None]
+    products = torch.einsum("xy,xya,xyb->ab", chances, clipped, along)
+    return torch.einsum("xy,xya->a", chances, clipped) / len(along), products / len(along), clipped
+
+
+def _kept(long: Tensor, clip: float, share: float) -> Tensor:
+    """Of scores of this length: a record answers with its score s and with share * s s^T, clipped together."""
+    answer = long * (1 + (share * long).square()).sqrt()
+    return (clip / answer).clamp(max=1)
+
+
+class ScoreTable(NamedTuple):
+    """Scores at made-up inputs and all values of y, the chances of these, the values and how far they reach."""
+
+    scores: Tensor
+    chances: Tensor
+    values: Tensor
+    widths: Tensor
+
+
+def _scores(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None) -> ScoreTable | None:
+    """None where the values that y can take are not found."""
     first = map_tensors(lambda tensor: tensor[0], rows_of(x, slice(0, 1)))
     for values, widths, error in _ranges(classes):
         targets = values.to(y.dtype)
@@ -132,19 +190,20 @@ def _scores(
             continue
         if _adds_up(said, widths, error):
             chances = said.double().exp() * widths
-            return torch.where((chances > 0)[..., None], scores.double(), 0.0), chances
+            return ScoreTable(torch.where((chances > 0)[..., None], scores.double(), 0.0), chances, targets, widths)
     return None
 
 
 def _adds_up(said: Tensor, widths: Tensor, error: float) -> bool:
-    return bool((((said.double().exp() * widths).sum(1) - 1).abs() < error).all())
+    most = error + ROUNDED * torch.finfo(said.dtype).eps
+    return bool((((said.double().exp() * widths).sum(1) - 1).abs() < most).all())
 
 
 def _information(program: Program, position: Tensor, x: Tree, y: Tensor, classes: int | None, clip: float) -> Tensor:
     """F at one vector; of second derivatives, without their signs, where the values of y are not found."""
     found = _scores(program, position, x, y, classes)
     if found is not None:
-        scores, chances = found
+        scores, chances = found.scores, found.chances
         factors = (clip / scores.norm(dim=2)).clamp(max=1) if math.isfinite(clip) else 1.0
         weighted = (scores * (chances * factors).sqrt()[..., None]).flatten(0, 1)
         return weighted.mT @ weighted / size_of(x)

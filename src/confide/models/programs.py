@@ -275,6 +275,34 @@ def logs_of(program: Program, position: Tensor, x: Any, y: Tensor) -> Tensor:
     return found
 
 
+def logs_at(program: Program, position: Tensor, x: Tree, y: Tensor) -> Tensor:
+    """log p(y | u, x) for every input and every y, as a function of u; all at once, or it raises."""
+
+    def said(values: Values, x: Any, y: Tensor) -> Tensor:
+        return program.log_likelihood(values, x, y).reshape(())
+
+    of_targets = torch.func.vmap(said, in_dims=(None, None, 0))
+    with _unchecked():
+        found: Tensor = torch.func.vmap(of_targets, in_dims=(None, 0, None))(program.constrained(position), x, y)
+    return found
+
+
+def used_names(program: Program, x: Any, y: Tensor) -> set[str]:
+    """Names of the parameters that the log-likelihood of one record is a function of, where the program stands."""
+    with _unchecked(), torch.enable_grad():
+        values = program.constrained(program.unconstrained.detach())
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        found = program.log_likelihood(leaves, x, y).sum()
+        slopes = torch.autograd.grad(found, list(leaves.values()), allow_unused=True)
+    return {name for name, slope in zip(leaves, slopes, strict=True) if slope is not None}
+
+
+def said_of(program: Program, x: Any, y: Tensor) -> Tensor:
+    """log p(y | u, x) of one record where the program stands."""
+    with _unchecked(), torch.no_grad():
+        return program.log_likelihood(program.constrained(program.unconstrained), x, y)
+
+
 def hessian_of(program: Program, position: Tensor, x: Any, y: Tensor) -> Tensor:
     """d^2 log p(y | u, x) / d u^2 of one record."""
 

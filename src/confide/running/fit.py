@@ -30,6 +30,7 @@ from confide.models.additive import AdditiveNetwork
 from confide.models.flat import check_initialised, flatten_, is_half, put_back_, uncompiled, widened_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import recipe_of
+from confide.models.program_inputs import with_ids
 from confide.models.program_sharpness import sharpness
 from confide.models.programs import Program, ProgramLikelihood
 from confide.models.tabular import TabularNetwork
@@ -364,6 +365,7 @@ def explained(module: nn.Module, data: Source, plan: Plan, likelihood: Likelihoo
     form = data.form() if isinstance(module, Program) and likelihood is None else None
     if form is None or not isinstance(module, Program):
         return likelihood
+    form = with_ids(module, *form), form[1]
     classes, clip = data.schema.class_count, max(mechanism.clip for mechanism, _ in plan.blocks)
     return ProgramLikelihood(sharpness(module, *form, classes, clip), (*form, classes))
 
