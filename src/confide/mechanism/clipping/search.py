@@ -11,6 +11,7 @@ and those are searched whole; what it finds by computed names in installed packa
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -51,6 +52,13 @@ class Kind:
     """The class of an object, or of a class: no reason to believe that another object of it is made."""
 
     value: type
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What somebody gave to a function that was made for him: a decorator of a package holds the user's own code."""
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,10 @@ class Search:
                 self.spaces.append(one)
                 if self._is_open(one):
                     yield _Reached(one.value)
+            elif isinstance(one, Given):
+                # what a package's function holds may run where that may
+                held = found.name if theirs and type(one.value) is types.FunctionType else None
+                yield _Reached(one.value, found.ours, data, near, held)
             else:
                 kept_kind = isinstance(one, Kind)
                 yield _Reached(one.value if kept_kind else one, ours, data, near, inside, kept_kind)
@@ -213,9 +225,12 @@ class Search:
         for base in kind.__mro__:
             if base not in self.inherited and is_known(base):
                 self.inherited.add(base)
-                own = [(name, one) for name, one in vars(base).items() if isinstance(one, types.FunctionType)]
+                if package_of(base) in sys.stdlib_module_names:  # other functions of the library call them
+                    found += self.running.asked(vars(base))
+                own = [(name, getattr(one, "__func__", one)) for name, one in vars(base).items()]
                 for name, one in own:
-                    found += self.running.beside(name, one.__code__)
+                    if isinstance(one, types.FunctionType):
+                        found += self.running.beside(name, one.__code__)
         return found
 
     def keeps(self, text: str) -> None:
