@@ -19,13 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from confide.errors import Refusal
+from confide.evaluate.private import _Questions
 from confide.mechanism.clipping import apart, sealed
 from confide.mechanism.clipping.one_by_one import why_apart
 from confide.mechanism.clipping.search import Search
-from tests.mechanism.clipping.mixers import Net
+from confide.models.likelihoods import Categorical
+from confide.models.predictive import ClassPredictive
+from confide.posteriors.draws import Draws
+from tests.mechanism.clipping.mixers import CLASSES, Net
 from tests.mechanism.clipping.test_unsealable import influence
 
 pytestmark = [
@@ -190,6 +194,24 @@ def test_a_search_that_forgets_who_calls_is_caught(monkeypatch: pytest.MonkeyPat
     """Planted: functions of a base class ask for nothing."""
     monkeypatch.setattr(Search, "_inherited", lambda self, kind: [])
     assert not why_apart(Given(Prepared).double())
+
+
+class Likely(Categorical):
+    """What a likelihood does beside its loss, confide asks for from code that nobody looks through."""
+
+    def predictive(self, outputs: Tensor, weights: Tensor) -> ClassPredictive:
+        return super().predictive(outputs * trace(outputs), weights)
+
+
+def test_what_confide_asks_of_a_likelihood_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module = Net(lambda self, x: x)
+    draws = nn.utils.parameters_to_vector(module.parameters()).detach()[None]
+    posterior = Draws(module, Likely(CLASSES), draws, torch.ones(1), {})
+    query = _Questions(("accuracy",), 5.0, 1.0, False).query(posterior)
+    assert "recursionlimit" in why_apart(query.function)
+    monkeypatch.setattr(Search, "_asked_by_confide", lambda self, kind: [])  # planted
+    assert not why_apart(query.function)
 
 
 class Loaded(Net):

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from confide.errors import Refusal
 from confide.mechanism.clipping.may_run import ANY, ATTRIBUTES, AskedNames, makers, making
@@ -35,6 +36,8 @@ from confide.mechanism.clipping.unsealable import (
 
 # Beyond this many places a search takes longer than anybody would wait for at every step.
 MOST_PLACES = 2_000_000
+# What confide asks of an object by name, from code of its own that nobody looks through: of a likelihood, a posterior.
+ASKED_BY_CONFIDE = (frozenset({"loss", "predictive"}), frozenset({"predict"}))
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 
 
@@ -210,8 +213,19 @@ class Search:
                 return self.running.hear(value.__code__, own)
             self.running.wait(str(found.name), found, own)
         elif isinstance(value, type) and not is_known(value):
-            return [*self._inherited(value), *(self._made(value, found) if not found.kind else ())]
+            return [
+                *self._inherited(value),
+                *self._asked_by_confide(value),
+                *(self._made(value, found) if not found.kind else ()),
+            ]
         return []
+
+    def _asked_by_confide(self, kind: type) -> list[_Reached]:
+        if issubclass(kind, nn.Module):
+            return []
+        of_kind = frozenset[str]().union(*(vars(base) for base in kind.__mro__))
+        names = frozenset[str]().union(*(names for names in ASKED_BY_CONFIDE if names <= of_kind))
+        return self.running.asked(names)
 
     def _made(self, kind: type, found: _Reached) -> list[_Reached]:
         if found.name is None or self.running.may_run(making(found.name), False):
