@@ -14,7 +14,7 @@ import string
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -105,6 +105,18 @@ class Keyed(dict[str, Any]):
         return [str(trace(self["x"]))]
 
 
+class Spread(torch.distributions.Distribution):
+    arg_constraints: ClassVar[Any] = {}
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(validate_args=False)
+        self.x = x
+
+    @property
+    def variance(self) -> Tensor:
+        return torch.tensor(trace(self.x) ** 2)
+
+
 @functools.singledispatch
 def by_kind(x: Any) -> float:
     return 1.0
@@ -145,6 +157,7 @@ BEHIND: dict[str, Callable[[Tensor], Any]] = {
     "frompyfunc": lambda x: by_arrays(0, [x])[0],
     "JSONEncoder": lambda x: float(json.dumps(x, cls=Written)),
     "Formatter": lambda x: float(Formatted().format("{0}", x)),
+    "property of a base class": lambda x: float(Spread(x).stddev),
     "property to delete": by_removing,
     "keys of a dictionary": lambda x: float(next(iter({**Keyed(x=x)}))),
 }

@@ -23,7 +23,7 @@ from torch import nn
 
 from confide.errors import Refusal
 from confide.mechanism.clipping.may_run import ANY, ATTRIBUTES, AskedNames, makers, making
-from confide.mechanism.clipping.origins import is_foreign, is_known, package_of
+from confide.mechanism.clipping.origins import attribute_of, is_foreign, is_known, package_of
 from confide.mechanism.clipping.putting_back import is_functorch_wrapped
 from confide.mechanism.clipping.unsealable import (
     HERE,
@@ -38,6 +38,8 @@ from confide.mechanism.clipping.unsealable import (
 MOST_PLACES = 2_000_000
 # What confide asks of an object by name, from code of its own that nobody looks through: of a likelihood, a posterior.
 ASKED_BY_CONFIDE = (frozenset({"loss", "predictive"}), frozenset({"predict"}))
+# Where a method of a class, a property or a lazy one has its functions.
+_BEHIND_MEMBERS = ("__func__", "fget", "fset", "fdel", "func", "wrapped")
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 
 
@@ -241,10 +243,9 @@ class Search:
                 self.inherited.add(base)
                 if package_of(base) in sys.stdlib_module_names:  # other functions of the library call them
                     found += self.running.asked(vars(base))
-                own = [(name, getattr(one, "__func__", one)) for name, one in vars(base).items()]
-                for name, one in own:
-                    if isinstance(one, types.FunctionType):
-                        found += self.running.beside(name, one.__code__)
+                for name, one in vars(base).items():
+                    for function in _functions_of(one):
+                        found += self.running.beside(name, function.__code__)
         return found
 
     def keeps(self, text: str) -> None:
@@ -271,3 +272,9 @@ class Search:
 
 def is_code(value: Any) -> bool:
     return isinstance(value, types.FunctionType | types.ModuleType | type)
+
+
+def _functions_of(member: Any) -> list[types.FunctionType]:
+    """The functions behind a member of a class: itself, or what a method of the class or a property is made of."""
+    behind = (member, *(attribute_of(member, name, None) for name in _BEHIND_MEMBERS))
+    return [one for one in behind if isinstance(one, types.FunctionType)]
