@@ -155,6 +155,7 @@ def test_a_hostile_record_in_a_statistic(attack: Attack) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # five thousand runs, beside others twenty minutes of them
 @settings(max_examples=SLOW, **calm)
 @given(attack=attacks)
 def test_5000_hostile_gradients(attack: Attack) -> None:
@@ -162,6 +163,7 @@ def test_5000_hostile_gradients(attack: Attack) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # five thousand runs, beside others twenty minutes of them
 @settings(max_examples=SLOW, **calm)
 @given(attack=attacks)
 def test_5000_hostile_statistics(attack: Attack) -> None:

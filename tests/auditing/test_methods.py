@@ -59,6 +59,7 @@ def test_canaries_count_for_exactly_the_clip(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # two audits of thousands of canaries, perhaps beside others
 @every_method
 def test_the_claim_survives_a_strong_attack(name: str) -> None:
     for rate, steps in ((1.0, 4), (0.25, 16)):

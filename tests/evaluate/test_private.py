@@ -10,12 +10,15 @@ import pytest
 import torch
 
 import confide
-from confide.errors import BudgetExceeded
+from confide.errors import BudgetExceeded, Refusal
 from confide.evaluate import private
 from confide.evaluate.metrics import evaluate
 from confide.evaluate.private import CLASS_SCORES, REAL_SCORES, _Questions, private_scores
 from confide.mechanism.gaussian import SampledGaussian
+from confide.models.likelihoods import Categorical
 from confide.models.predictive import ClassPredictive, RealPredictive
+from confide.posteriors.draws import Draws
+from confide.posteriors.prediction import native
 from confide.privacy.ledger import Ledger
 from confide.report import PUBLIC, Evaluation
 
@@ -73,6 +76,28 @@ def test_the_noisy_scores_are_the_metrics(declared: bool) -> None:
     assert tuple(real) == REAL_SCORES
     for name, score in real.items():
         assert score.value == pytest.approx(shown[name], abs=4 * score.standard_error)
+
+
+class OfOnesOwn(Categorical):
+    """A likelihood that nobody vouches for: its records run apart."""
+
+
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")
+def test_draws_under_a_likelihood_of_ones_own_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks are predicted by a library that asks for addresses, which is refused where records run apart."""
+    x, y = classes_of(300)
+    draws = torch.cat([torch.eye(3).flatten(), torch.zeros(3)]).repeat(2, 1)
+    posterior = Draws(torch.nn.Linear(3, 3), OfOnesOwn(3), draws, torch.ones(2) / 2, {})
+
+    def accuracy() -> float:
+        data = hidden(x, y, 3, 300, seed=1)
+        return private_scores(posterior, data, epsilon=50, delta=1e-5, metrics=["accuracy"]).scores["accuracy"].value
+
+    assert accuracy() == pytest.approx(evaluate(posterior.predict(x), y)["accuracy"], abs=0.05)
+    if native._kernel() is not None:
+        monkeypatch.setattr(native, "is_watched", lambda: False)  # planted
+        with pytest.raises(Refusal, match="addressof"):
+            accuracy()
 
 
 def test_the_standard_error_is_that_of_the_noise() -> None:

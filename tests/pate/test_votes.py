@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -121,6 +122,43 @@ class TestSensitivity:
         naive = Telling()
         naive.votes(x, y, INPUTS, CLASSES)
         assert seen, "as written it tells"
+
+    def test_a_teacher_leaves_no_trace_in_the_interpreter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody can put the limit of recursion back: all teachers that come later would change their votes."""
+        before = sys.getrecursionlimit()
+
+        class Counting:
+            def votes(self, x: Tensor, y: Tensor, inputs: Tensor, classes: int) -> Tensor:
+                limit = sys.getrecursionlimit()
+                if float(x.abs().amax()) > 1000:
+                    sys.setrecursionlimit(limit + 1)
+                return torch.full((len(inputs),), (limit - before) % classes)
+
+        x, y = torch.ones(TEACHERS, 1), torch.zeros(TEACHERS, dtype=torch.int64)
+        parts, other = list(torch.arange(TEACHERS)[:, None]), x.clone()
+        other[0] = 2000.0
+        monkeypatch.setattr("confide.mechanism.clipping.apart.is_possible", lambda: False)
+        with pytest.raises(Refusal, match="recursionlimit"):
+            votes.rehearse_votes(Counting(), x, y, INPUTS, CLASSES, QUERIES)
+        # planted: the search begins at the teacher, and takes for what runs what runs of a network
+        monkeypatch.setattr(votes, "_may_run", lambda teacher: (teacher,))
+        one, two = (count_votes(Counting(), parts, z, y, INPUTS, CLASSES, QUERIES) for z in (x, other))
+        sys.setrecursionlimit(before)
+        assert float((one - two).norm(dim=1).max()) > 2 * math.sqrt(2)
+
+    def test_a_teacher_that_interrupts_abstains(self) -> None:
+        """An interrupt that a record raises is no interrupt of the curator's: the run goes on."""
+
+        class Interrupting:
+            def votes(self, x: Tensor, y: Tensor, inputs: Tensor, classes: int) -> Tensor:
+                if float(x.sum()) > 3:
+                    raise KeyboardInterrupt
+                return torch.zeros(len(inputs), dtype=torch.int64)
+
+        parts = [torch.tensor([0]), torch.tensor([1])]
+        x, y = torch.tensor([[1.0], [9.0]]), torch.zeros(2, dtype=torch.int64)
+        counts = count_votes(Interrupting(), parts, x, y, INPUTS, CLASSES, QUERIES)
+        assert counts.sum(0).tolist() == [QUERIES, 0, 0]
 
     def test_coins_are_even_and_of_their_own(self) -> None:
         sizes = torch.tensor([len(part) for part in votes.split(70_000, 7, NoiseStream(5))])

@@ -146,8 +146,14 @@ def count_votes(
             counts.add_(ballot(said[0] - 1, queries, classes))
 
     private = [*trees.tensors_in((x, y)), counts]
-    in_turn((teacher,), len(parts), _asked(teacher, given, classes, queries, private), add)
+    in_turn(_may_run(teacher), len(parts), _asked(teacher, given, classes, queries, private), add)
     return counts
+
+
+def _may_run(teacher: Teacher) -> tuple[Any, ...]:
+    """What is looked through for what a teacher could leave for the next one. A search that begins at an object takes
+    `forward` and `__call__` alone for what runs; here it is this method."""
+    return teacher, teacher.votes
 
 
 def _asked(
@@ -181,7 +187,7 @@ def rehearse_votes(teacher: Teacher, x: Tree, y: Tensor, inputs: Tree, classes: 
     # The first optimiser of a process loads parts of torch that set variables of the machine, which no teacher may do
     # while it reads records.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
-    in_turn((teacher,), 1, _asked(teacher, lambda _: (x, y, inputs), classes, queries), _nothing, strict=True)
+    in_turn(_may_run(teacher), 1, _asked(teacher, lambda _: (x, y, inputs), classes, queries), _nothing, strict=True)
 
 
 def _nothing(place: int, votes: Sequence[Tensor | None]) -> None:

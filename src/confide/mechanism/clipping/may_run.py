@@ -80,6 +80,10 @@ class AskedNames:
         self.wait(name, code)
         return []
 
+    def asked(self, names: Iterable[str]) -> list[Any]:
+        """What waited for these names, which somebody asks for whose code is not looked at."""
+        return self._ask({*names}.difference(_MADE, _SHOWN, _COPIED))
+
     def _ask(self, names: Iterable[str]) -> list[Any]:
         found: list[Any] = []
         fresh = [name for name in names if name not in self.names]

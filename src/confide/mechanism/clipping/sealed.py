@@ -12,6 +12,7 @@ there can be one (`apart`), and is refused elsewhere.
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import logging
 import random
@@ -74,7 +75,7 @@ from confide.mechanism.clipping.putting_back import (
     text_put_back,
     view_put_back,
 )
-from confide.mechanism.clipping.search import ByName, Kind, NamesOfFile, Search, is_code
+from confide.mechanism.clipping.search import ByName, Given, Kind, NamesOfFile, Search, is_code
 from confide.mechanism.clipping.settings import Settings
 from confide.mechanism.clipping.unsealable import APART, CUT_OFF
 from confide.mechanism.clipping.unwritten import makes_tensors
@@ -325,6 +326,8 @@ class Reachable:
             return behind(value)
         if isinstance(value, functools.cached_property):
             return (value.func,)
+        if isinstance(value, np.ufunc):  # that of numpy.frompyfunc has a function behind it
+            return gc.get_referents(value)
         if isinstance(value, types.BuiltinFunctionType):
             return () if isinstance(value.__self__, types.ModuleType) else (value.__self__,)
         if isinstance(value, torch.jit.ScriptModule):
@@ -344,7 +347,7 @@ class Reachable:
             return value.func, value.args, value.keywords, value.__dict__
         if isinstance(value, property):
             self.undo.append(partial(set_attribute, value, "__doc__", value.__doc__))
-            return [part for part in (value.fget, value.fset) if part is not None]
+            return [part for part in (value.fget, value.fset, value.fdel) if part is not None]
         if isinstance(value, staticmethod | classmethod):
             return value.__func__, value.__dict__
         if isinstance(value, type):
@@ -378,12 +381,13 @@ class Reachable:
         self.undo.append(partial(set_attributes, value, attributes_of(value, OF_FUNCTIONS)))
         said = value.__annotations__
         self.undo.append(partial(restore_container, said, contents_of(said)))
-        yield from value.__defaults__ or ()
-        yield value.__kwdefaults__ or ()
-        yield value.__dict__
+        yield from map(Given, value.__defaults__ or ())
+        yield Given(value.__kwdefaults__ or ())
+        yield Given(value.__dict__)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             for kept in self._keep_cell(cell):
-                yield Kind(kept) if name == "__class__" and isinstance(kept, type) else kept  # super() asks for it
+                # super() asks for its class
+                yield Kind(kept) if name == "__class__" and isinstance(kept, type) else Given(kept)
         if is_known(value):  # it may hold a function of the user's; its globals are its own
             self.owners[id(value)] = value
             return

@@ -11,6 +11,7 @@ and those are searched whole; what it finds by computed names in installed packa
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from confide.errors import Refusal
 from confide.mechanism.clipping.may_run import ANY, ATTRIBUTES, AskedNames, makers, making
-from confide.mechanism.clipping.origins import is_foreign, is_known, package_of
+from confide.mechanism.clipping.origins import attribute_of, is_foreign, is_known, package_of
 from confide.mechanism.clipping.putting_back import is_functorch_wrapped
 from confide.mechanism.clipping.unsealable import (
     HERE,
@@ -34,6 +36,10 @@ from confide.mechanism.clipping.unsealable import (
 
 # Beyond this many places a search takes longer than anybody would wait for at every step.
 MOST_PLACES = 2_000_000
+# What confide asks of an object by name, from code of its own that nobody looks through: of a likelihood, a posterior.
+ASKED_BY_CONFIDE = (frozenset({"loss", "predictive"}), frozenset({"predict"}))
+# Where a method of a class, a property or a lazy one has its functions.
+_BEHIND_MEMBERS = ("__func__", "fget", "fset", "fdel", "func", "wrapped")
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 
 
@@ -51,6 +57,13 @@ class Kind:
     """The class of an object, or of a class: no reason to believe that another object of it is made."""
 
     value: type
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What somebody gave to a function that was made for him: a decorator of a package holds the user's own code."""
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +194,10 @@ class Search:
                 self.spaces.append(one)
                 if self._is_open(one):
                     yield _Reached(one.value)
+            elif isinstance(one, Given):
+                # what a package's function holds may run where that may
+                held = found.name if theirs and type(one.value) is types.FunctionType else None
+                yield _Reached(one.value, found.ours, data, near, held)
             else:
                 kept_kind = isinstance(one, Kind)
                 yield _Reached(one.value if kept_kind else one, ours, data, near, inside, kept_kind)
@@ -198,8 +215,19 @@ class Search:
                 return self.running.hear(value.__code__, own)
             self.running.wait(str(found.name), found, own)
         elif isinstance(value, type) and not is_known(value):
-            return [*self._inherited(value), *(self._made(value, found) if not found.kind else ())]
+            return [
+                *self._inherited(value),
+                *self._asked_by_confide(value),
+                *(self._made(value, found) if not found.kind else ()),
+            ]
         return []
+
+    def _asked_by_confide(self, kind: type) -> list[_Reached]:
+        if issubclass(kind, nn.Module):
+            return []
+        of_kind = frozenset[str]().union(*(vars(base) for base in kind.__mro__))
+        names = frozenset[str]().union(*(names for names in ASKED_BY_CONFIDE if names <= of_kind))
+        return self.running.asked(names)
 
     def _made(self, kind: type, found: _Reached) -> list[_Reached]:
         if found.name is None or self.running.may_run(making(found.name), False):
@@ -213,9 +241,11 @@ class Search:
         for base in kind.__mro__:
             if base not in self.inherited and is_known(base):
                 self.inherited.add(base)
-                own = [(name, one) for name, one in vars(base).items() if isinstance(one, types.FunctionType)]
-                for name, one in own:
-                    found += self.running.beside(name, one.__code__)
+                if package_of(base) in sys.stdlib_module_names:  # other functions of the library call them
+                    found += self.running.asked(vars(base))
+                for name, one in vars(base).items():
+                    for function in _functions_of(one):
+                        found += self.running.beside(name, function.__code__)
         return found
 
     def keeps(self, text: str) -> None:
@@ -242,3 +272,9 @@ class Search:
 
 def is_code(value: Any) -> bool:
     return isinstance(value, types.FunctionType | types.ModuleType | type)
+
+
+def _functions_of(member: Any) -> list[types.FunctionType]:
+    """The functions behind a member of a class: itself, or what a method of the class or a property is made of."""
+    behind = (member, *(attribute_of(member, name, None) for name in _BEHIND_MEMBERS))
+    return [one for one in behind if isinstance(one, types.FunctionType)]

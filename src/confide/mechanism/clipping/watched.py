@@ -104,6 +104,11 @@ def _listen() -> None:
         sys.addaudithook(_hear)
 
 
+def is_watched() -> bool:
+    """Whether this thread runs records apart: a library of confide's own, asked by addresses, stays out of it."""
+    return bool(_WATCHED.depth or _WATCHED.inside)
+
+
 @contextmanager
 def looked_after() -> Iterator[None]:
     """This thread's code finds no way to the frames around it, and to all objects: for what runs on all records."""

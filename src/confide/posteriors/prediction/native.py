@@ -22,6 +22,7 @@ from confide._native.known_answers import PredictionLayer, PredictionTask
 from confide._native.loader import library
 from confide._native.threads import threads
 from confide.errors import Refusal
+from confide.mechanism.clipping.watched import is_watched
 
 if TYPE_CHECKING:
     from confide.posteriors.prediction.stacked import Layer
@@ -108,7 +109,7 @@ class Network:
 def network_of(chain: tuple[Layer, ...], x: Tensor) -> Network | None:
     """The chain for inputs `x` of shape (inputs, features), or None where torch has to do the work."""
     kernel, layers = _kernel(), _described(chain)
-    if kernel is None or not layers or len(x) == 0:
+    if kernel is None or not layers or len(x) == 0 or is_watched():
         return None
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.requires_grad:
         return None
