@@ -15,7 +15,17 @@ from confide.mechanism.clipping.anatomy import Anatomy, Examined
 from confide.mechanism.clipping.backward import propagate
 from confide.mechanism.clipping.made_up import MadeUpBatch, MakeBatch, kept_generators
 from confide.mechanism.clipping.muted import muted
-from confide.mechanism.clipping.places import SMALL, Even, brief, even_places, pool_of, products_alike, threads_of
+from confide.mechanism.clipping.once import ProductsOnce
+from confide.mechanism.clipping.places import (
+    SMALL,
+    Even,
+    brief,
+    even_places,
+    is_huge,
+    pool_of,
+    products_alike,
+    threads_of,
+)
 from confide.mechanism.clipping.proven import is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Loss, Pass, isolated_pass, proven_pass
 from confide.mechanism.clipping.workspace import Workspace
@@ -63,9 +73,14 @@ class Looked:
     pool: MadeUpBatch
     chance: Tensor
     proven: bool = True
+    once: bool = False  # a product that is the same again is not made again
 
     def even(self) -> Even:
         held = self.examined.record_bytes
+        if is_huge(held) and not self.once:
+            found = replace(self, once=True).even()
+            if found.alike:
+                return found
         small = max(self.anatomy.size, held) <= SMALL
         opaque = small and not self.proven  # what user's code does between layers is not seen
         found = even_places(self.numbers, held, small, opaque)
@@ -102,7 +117,8 @@ class Looked:
                     products = chain.contributions(self.loss, x, y, space, len(index))
                 return [brief(side.clone()) for _, one in products for side in (one.left, one.right)]
             one_pass = proven_pass if self.examined.way == "proven" else isolated_pass
-            return _seen(one_pass(self.module, self.anatomy, self.loss, x, y), len(index))
+            with ProductsOnce(len(index), list(self.module.parameters())) if self.once else nullcontext():
+                return _seen(one_pass(self.module, self.anatomy, self.loss, x, y), len(index))
 
 
 def _seen(run: Pass, records: int) -> list[Tensor]:
