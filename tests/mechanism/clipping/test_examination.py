@@ -42,7 +42,7 @@ class Blocks(nn.Module):
 def as_if_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure, "LARGE", -1)
     monkeypatch.setattr(coverage, "WORTH_IT", -1)
-    monkeypatch.setattr(even_networks, "is_huge", lambda held: True)
+    monkeypatch.setattr(even_networks, "WORTH_IT", -1)
 
 
 def error(module: nn.Module) -> float:
@@ -136,9 +136,12 @@ class Made(TorchDispatchMode):
         return found
 
 
-def through(module: nn.Module, x: Tensor, made: Made) -> Tensor:
-    with made, ProductsOnce(COPIES, list(module.parameters())):
-        found: Tensor = module(x)
+def through(module: nn.Module, x: Tensor, made: Made, *records: list[int]) -> Tensor:
+    """What comes of the last of several passes of these records."""
+    products = ProductsOnce(list(module.parameters()))
+    for index in records or ([0] * len(x),):
+        with made, products.passing(torch.tensor(index)):
+            found: Tensor = module(x[index] if records else x)
     return found
 
 
@@ -165,8 +168,19 @@ def test_a_product_that_rounds_by_place_is_seen(copies: Tensor, monkeypatch: pyt
     wide = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH), nn.Linear(WIDTH, WIDTH))
     for spoilt in range(3):
         assert not alike(through(wide, copies, Made(spoilt)))
-    monkeypatch.setattr(ProductsOnce, "_copied", lambda self, one: True)  # the broken variant: nobody looks
+    honest = ProductsOnce._given_alike  # the broken variant: nobody looks
+    monkeypatch.setattr(ProductsOnce, "_given_alike", lambda self, *given: honest(self, *given) or True)
+    monkeypatch.setattr(ProductsOnce, "_as_before", lambda self, given: True)
     assert alike(through(nn.Sequential(wide[0], wide[3]), copies, Made(0)))
+
+
+def test_other_records_in_another_order() -> None:
+    module, x = Blocks(), torch.randn(COPIES, WIDTH, generator=torch.Generator().manual_seed(2))
+    order, other = [0, 1, 2, 3], [3, 1, 0, 0]
+    known, made = through(module, x, Made(), order), Made()
+    assert torch.equal(through(module, x, made, order, other), known[other])
+    assert made.count == 2
+    assert not torch.equal(through(module, x, Made(spoilt=1), order, other), known[other])
 
 
 def test_what_is_no_copy_is_made(copies: Tensor) -> None:

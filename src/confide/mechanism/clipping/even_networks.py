@@ -21,7 +21,6 @@ from confide.mechanism.clipping.places import (
     Even,
     brief,
     even_places,
-    is_huge,
     pool_of,
     products_alike,
     threads_of,
@@ -32,6 +31,8 @@ from confide.mechanism.clipping.workspace import Workspace
 
 BYTES = 8  # of one number, at most
 BUDGET = 64 << 20  # bytes of workspace, of which a pass that is looked at needs little
+WORTH_IT = 1 << 20
+"""Weights of a network of which equal products are made once."""
 _KNOWN: dict[Any, Even] = {}
 """Of proven modules and losses: what runs is known by their words and shapes."""
 
@@ -73,12 +74,12 @@ class Looked:
     pool: MadeUpBatch
     chance: Tensor
     proven: bool = True
-    once: bool = False  # a product that is the same again is not made again
+    once: ProductsOnce | None = None
 
     def even(self) -> Even:
         held = self.examined.record_bytes
-        if is_huge(held) and not self.once:
-            found = replace(self, once=True).even()
+        if self.anatomy.size > WORTH_IT and self.once is None:
+            found = replace(self, once=ProductsOnce(list(self.module.parameters()))).even()
             if found.alike:
                 return found
         small = max(self.anatomy.size, held) <= SMALL
@@ -117,7 +118,7 @@ class Looked:
                     products = chain.contributions(self.loss, x, y, space, len(index))
                 return [brief(side.clone()) for _, one in products for side in (one.left, one.right)]
             one_pass = proven_pass if self.examined.way == "proven" else isolated_pass
-            with ProductsOnce(len(index), list(self.module.parameters())) if self.once else nullcontext():
+            with self.once.passing(index) if self.once else nullcontext():
                 return _seen(one_pass(self.module, self.anatomy, self.loss, x, y), len(index))
 
 

@@ -1,16 +1,22 @@
-"""Products that are made once where a large network would make the same one many times, on copies of one record.
+"""Products that are made once where a large network would make the same one many times, on made-up records.
 
 Whether a product gives a record the same numbers at every place follows from its shapes, not from its numbers: in what
-order it is added up, and who gets which rows. So a network whose layers repeat, as those of transformers do, needs
-each kind of product once in a pass that is looked at (`even_networks`). A product is left out only if its inputs are
-seen to be equal copies, bit by bit, and if the same operation, on the same shapes, in the same layout and alignment,
-was seen in this pass to make equal copies of equal copies. All else runs: functions of single numbers, whatever has
-other inputs, and whatever follows a product that made unequal ones.
+order it is added up, and who gets which rows. So of the products of a pass that is looked at (`even_networks`) one of
+each kind is made; a kind is an operation on the same shapes, in the same layout and alignment. In the place of the
+others the record is given what the first of them gave it, in another order, so that what comes next meets other
+numbers at the same places. That is done only
+
+    if the product that was made in this pass gave every record, bit by bit, what it had been given at all other places
+    if every record comes with the inputs, bit by bit, that it has had in this product at all other places
+
+All else runs: functions of single numbers, whatever comes after a difference, and what follows a product that made one.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,8 +29,6 @@ PRODUCTS = frozenset(
 )
 LINE = 64
 """Bytes of a line of the cache: where in it a tensor begins may decide in which parts it is read."""
-
-
 _AT_WORK = threading.local()
 
 
@@ -35,51 +39,78 @@ def at_work() -> int:
 
 
 class ProductsOnce(TorchDispatchMode):
-    """For a pass of so many copies of one record."""
+    """For passes of one network; `shared` are its parameters."""
 
-    def __init__(self, copies: int, shared: list[Tensor]) -> None:
+    def __init__(self, shared: Sequence[Tensor]) -> None:
         super().__init__()
-        self.copies = copies
         self.shared = {one.untyped_storage().data_ptr() for one in shared}
-        self.made: dict[Any, list[Any]] = {}  # by what was asked: of one copy, and how often it was asked again
+        self.given: dict[Any, int] = {}  # by product, its input and record: a code of that
+        self.made: dict[Any, dict[int, Tensor]] = {}  # by kind: what a record got
+        self.index: list[int] = []  # the records of this pass
+        self.seen: dict[Any, int] = {}  # kinds of which this pass has made one, and how many were not made since
+        self.number = 0
 
-    def __enter__(self) -> Any:
+    @contextmanager
+    def passing(self, index: Tensor) -> Iterator[None]:
+        """A pass of these records, by number."""
+        self.index, self.seen, self.number = index.tolist(), {}, 0
         _AT_WORK.passes = at_work() + 1
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        _AT_WORK.passes -= 1
-        super().__exit__(*error)
+        try:
+            with self:
+                yield
+        finally:
+            _AT_WORK.passes -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in PRODUCTS or kwargs or not all(self._fits(one) for one in args if isinstance(one, Tensor)):
+        if func not in PRODUCTS or kwargs:
             return func(*args, **(kwargs or {}))
-        asked = (func, *(_form(one) if isinstance(one, Tensor) else repr(one) for one in args))
-        if asked in self.made:
-            return self._again(asked)
-        found = func(*args)
-        if self._copied(found):
-            self.made[asked] = [found[: len(found) // self.copies].clone(), 0]
+        self.number += 1
+        kind = (func, *(self._form(one) if isinstance(one, Tensor) else repr(one) for one in args))
+        if not self._as_before(args):
+            return func(*args)
+        if kind in self.seen:
+            return self._again(kind)
+        found: Tensor = func(*args)
+        if len(found) % len(self.index) == 0 and self._given_alike(kind, found):
+            self.seen[kind] = 0
         return found
 
-    def _fits(self, one: Tensor) -> bool:
-        """A weight, or copies."""
-        return one.untyped_storage().data_ptr() in self.shared or self._copied(one)
+    def _is_shared(self, one: Tensor) -> bool:
+        return one.untyped_storage().data_ptr() in self.shared
 
-    def _copied(self, one: Tensor) -> bool:
-        if one.dim() < 2 or len(one) % self.copies or not one.numel():
-            return False
-        first, *others = one.detach().chunk(self.copies)
-        return all(torch.equal(first, other) for other in others)
+    def _form(self, one: Tensor) -> Any:
+        """Without the number of records, which are the first part of the first axis."""
+        shape = one.shape if self._is_shared(one) else (len(one) / len(self.index), *one.shape[1:])
+        return shape, one.stride(), one.dtype, one.data_ptr() % LINE
 
-    def _again(self, asked: Any) -> Tensor:
-        """Copies of the same numbers in another order, so that what comes next meets others at the same places."""
-        kept = self.made[asked]
-        kept[1] += 1
-        one: Tensor = kept[0]
-        turned = one.flatten().roll(LINE * kept[1] + 1).view(one.shape)
-        return turned.repeat(self.copies, *[1] * (one.dim() - 1))
+    def _as_before(self, args: Any) -> bool:
+        """Whether what is no weight has its records first, and each of them what it had here at other places."""
+        for place, one in enumerate(args):
+            if not isinstance(one, Tensor) or self._is_shared(one):
+                continue
+            if one.dim() < 2 or not one.numel() or len(one) % len(self.index):
+                return False
+            first: dict[int, Tensor] = {}
+            for record, block in zip(self.index, one.detach().chunk(len(self.index)), strict=True):
+                if record in first:
+                    if not torch.equal(first[record], block):
+                        return False
+                    continue
+                first[record] = block
+                code = hash(block.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+                if self.given.setdefault((self.number, place, record), code) != code:
+                    return False
+        return True
 
+    def _given_alike(self, kind: Any, found: Tensor) -> bool:
+        kept = self.made.setdefault(kind, {})
+        return all(
+            torch.equal(kept.setdefault(record, block), block)
+            for record, block in zip(self.index, found.clone().chunk(len(self.index)), strict=True)
+        )
 
-def _form(one: Tensor) -> Any:
-    return one.shape, one.stride(), one.dtype, one.data_ptr() % LINE
+    def _again(self, kind: Any) -> Tensor:
+        self.seen[kind] += 1
+        turn, kept = LINE * self.seen[kind] + 1, self.made[kind]
+        turned = {record: kept[record].flatten().roll(turn).view_as(kept[record]) for record in set(self.index)}
+        return torch.cat([turned[record] for record in self.index])
