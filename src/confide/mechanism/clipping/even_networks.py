@@ -21,6 +21,7 @@ from confide.mechanism.clipping.places import (
     Even,
     brief,
     even_places,
+    is_huge,
     pool_of,
     products_alike,
     threads_of,
@@ -31,8 +32,9 @@ from confide.mechanism.clipping.workspace import Workspace
 
 BYTES = 8  # of one number, at most
 BUDGET = 64 << 20  # bytes of workspace, of which a pass that is looked at needs little
-WORTH_IT = 1 << 20
-"""Weights of a network of which equal products are made once."""
+WORTH_IT = 1 << 24
+"""Weights of a network of which equal products are made once; so are those of one whose records are huge. Of others
+products take less time than to look whether they are equal."""
 _KNOWN: dict[Any, Even] = {}
 """Of proven modules and losses: what runs is known by their words and shapes."""
 
@@ -78,7 +80,7 @@ class Looked:
 
     def even(self) -> Even:
         held = self.examined.record_bytes
-        if self.anatomy.size > WORTH_IT and self.once is None:
+        if self.once is None and (self.anatomy.size > WORTH_IT or is_huge(held)):
             found = replace(self, once=ProductsOnce(list(self.module.parameters()))).even()
             if found.alike:
                 return found
