@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from confide.data.trees import form_of, map_tensors, numbers_of, rows_of, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Examined
 from confide.mechanism.clipping.backward import propagate
+from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.made_up import MadeUpBatch, MakeBatch, kept_generators
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.once import ProductsOnce
@@ -54,15 +55,20 @@ def even_batches(module: nn.Module, anatomy: Anatomy, loss: Loss, examined: Exam
     )
     try:
         with muted() if examined.quiet else nullcontext():
-            found = looked.even()
-            if not found.alike and looked.drew():
+            try:
+                found = looked.even()
+            except _Draws:
                 with _without_masks(module):
-                    found = looked.even()
+                    found = replace(looked, masked=False).even()
     except Exception:  # made-up records that it does not like
         found = Even(alike=False)
     if key is not None:
         _KNOWN[key] = found
     return found
+
+
+class _Draws(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
+    """The network draws something, such as a mask for every record."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +83,15 @@ class Looked:
     chance: Tensor
     proven: bool = True
     once: ProductsOnce | None = None
+    masked: bool = True
 
     def even(self) -> Even:
         held = self.examined.record_bytes
         if self.once is None and (self.anatomy.size > WORTH_IT or is_huge(held)):
-            found = replace(self, once=ProductsOnce(list(self.module.parameters()))).even()
-            if found.alike:
-                return found
+            with suppress(NotIsolable):  # an operation that nobody can look into
+                found = replace(self, once=ProductsOnce(list(self.module.parameters()))).even()
+                if found.alike:
+                    return found
         small = max(self.anatomy.size, held) <= SMALL
         opaque = small and not self.proven  # what user's code does between layers is not seen
         found = even_places(self.numbers, held, small, opaque)
@@ -103,7 +111,7 @@ class Looked:
         )
 
     def drew(self) -> bool:
-        """Whether the last pass drew something, such as a mask for every record."""
+        """Whether the last pass drew something."""
         return not torch.equal(torch.get_rng_state(), self.chance)
 
     def numbers(self, index: Tensor) -> list[Tensor]:
@@ -121,7 +129,10 @@ class Looked:
                 return [brief(side.clone()) for _, one in products for side in (one.left, one.right)]
             one_pass = proven_pass if self.examined.way == "proven" else isolated_pass
             with self.once.passing(index) if self.once else nullcontext():
-                return _seen(one_pass(self.module, self.anatomy, self.loss, x, y), len(index))
+                run = one_pass(self.module, self.anatomy, self.loss, x, y)
+                if self.masked and self.drew():
+                    raise _Draws
+                return _seen(run, len(index))
 
 
 def _seen(run: Pass, records: int) -> list[Tensor]:
