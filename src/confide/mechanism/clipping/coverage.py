@@ -29,7 +29,7 @@ WORTH_IT = 1 << 20
 
 
 @dataclass
-class Group:
+class Touched:
     """Parameters that the same calls touch, and what has come of them."""
 
     parameters: set[int]
@@ -93,13 +93,13 @@ class Coverage:
             group.members[number] = members
             self._count(group)
 
-    def _count(self, group: Group) -> None:
+    def _count(self, group: Touched) -> None:
         group.due -= 1
         if not group.due:
             self._compare(group)
 
     @torch.no_grad()
-    def _compare(self, group: Group) -> None:
+    def _compare(self, group: Touched) -> None:
         shapes = {index: self.anatomy.parameters[index] for index in group.parameters}
         sums = {index: torch.zeros_like(one, memory_format=torch.contiguous_format) for index, one in shapes.items()}
         members = [one for number in sorted(group.members) for one in group.members[number]]
@@ -137,13 +137,13 @@ class Coverage:
         return [sorted(parameters)[place] for parameters in (group.parameters, *group.alike)]
 
 
-def _groups(calls: Sequence[frozenset[int]], parameters: int) -> list[Group]:
+def _groups(calls: Sequence[frozenset[int]], parameters: int) -> list[Touched]:
     """Of calls that share a parameter; a parameter that no call touches is a group of its own."""
     home = {index: {index} for index in range(parameters)}
     for touched in calls:
         joined = set().union(*(home[index] for index in touched))
         home.update(dict.fromkeys(joined, joined))
-    groups = {id(members): Group(members, set(), len(members)) for members in home.values()}
+    groups = {id(members): Touched(members, set(), len(members)) for members in home.values()}
     for number, touched in enumerate(calls):
         for index in list(touched)[:1]:
             group = groups[id(home[index])]
@@ -152,9 +152,9 @@ def _groups(calls: Sequence[frozenset[int]], parameters: int) -> list[Group]:
     return list(groups.values())
 
 
-def _one_of_each(groups: Sequence[Group], kinds: Sequence[Any]) -> list[Group]:
+def _one_of_each(groups: Sequence[Touched], kinds: Sequence[Any]) -> list[Touched]:
     """Of groups that do the same thing the first; of all whose calls nobody can tell, each."""
-    found: dict[Any, Group] = {}
+    found: dict[Any, Touched] = {}
     for group in groups:
         what = tuple(kinds[number] for number in sorted(group.calls))
         first = found.setdefault(what if what and None not in what else id(group), group)

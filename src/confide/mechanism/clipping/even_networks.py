@@ -57,7 +57,7 @@ def even_batches(module: nn.Module, anatomy: Anatomy, loss: Loss, examined: Exam
         with muted() if examined.quiet else nullcontext():
             try:
                 found = looked.even()
-            except _Draws:
+            except _DrawsMasks:
                 with _without_masks(module):
                     found = replace(looked, masked=False).even()
     except Exception:  # made-up records that it does not like
@@ -67,7 +67,7 @@ def even_batches(module: nn.Module, anatomy: Anatomy, loss: Loss, examined: Exam
     return found
 
 
-class _Draws(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
+class _DrawsMasks(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
     """The network draws something, such as a mask for every record."""
 
 
@@ -131,7 +131,7 @@ class Looked:
             with self.once.passing(index) if self.once else nullcontext():
                 run = one_pass(self.module, self.anatomy, self.loss, x, y)
                 if self.masked and self.drew():
-                    raise _Draws
+                    raise _DrawsMasks
                 return _seen(run, len(index))
 
 
