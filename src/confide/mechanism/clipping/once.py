@@ -42,7 +42,7 @@ class ProductsOnce(TorchDispatchMode):
     """For passes of one network; `shared` are its parameters."""
 
     def __init__(self, shared: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.shared = {one.untyped_storage().data_ptr() for one in shared}
         self.given: dict[Any, int] = {}  # by product, its input and record: a code of that
         self.made: dict[Any, dict[int, Tensor]] = {}  # by kind: what a record got
