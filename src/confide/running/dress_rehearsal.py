@@ -95,7 +95,7 @@ def _run(method: Method, problem: Problem) -> Posterior:
 def _noise_alone(query: Query, mechanism: SampledGaussian, generator: torch.Generator) -> Release:
     """What an empty batch gives."""
     std = mechanism.noise_std if math.isfinite(mechanism.noise_std) else 0.0
-    total = torch.randn(query.size, generator=generator, dtype=torch.float64).mul_(std).to(query.dtype)
+    total = torch.randn(query.size, generator=generator, dtype=query.dtype).mul_(std)
     return Release(total, mechanism.noise_std, mechanism.event(), mechanism.expected_batch)
 
 
@@ -105,16 +105,18 @@ def _used(posterior: Posterior, cast: Cast, x: Any) -> None:
     # A posterior of a method of one's own may be made for files alone, and a program for its parameters alone.
     silent = isinstance(cast.module, Program) and cast.module.predict is None
     predicts = isinstance(posterior, Posterior) and not silent
-    said, again = (
-        _tried("module, likelihood", own, "predict", lambda: _said(posterior, x)) if predicts else [] for _ in range(2)
-    )
+
+    def said() -> list[Tensor]:
+        return _tried("module, likelihood", own, "predict", lambda: _said(posterior, x)) if predicts else []
+
+    before = said()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / POSTERIOR
         _tried("method", cast.method.name, "save its posterior", lambda: posterior.save(path))
         loaded = _tried("module, likelihood", own, "be loaded again", lambda: _loaded(path, posterior, cast))
         later = "predict after it was loaded"
         found = _tried("module, likelihood", own, later, lambda: _said(loaded, x)) if predicts else []
-    if _same(said, again) and not _same(said, found):
+    if not _same(before, found) and _same(before, said()):
         raise Refusal(
             f"module, likelihood: {own} predicts something else after it was saved and loaded, so it keeps something "
             "outside of its parameters and buffers; register that as a buffer, and nothing was charged"

@@ -20,15 +20,15 @@ Edges: TypeAlias = Sequence[GradientEdge | None]
 Take: TypeAlias = Callable[[int, Sequence[Tensor | None]], None]
 
 
-def propagate(losses: Tensor, calls: Sequence[Edges], copies: Mapping[int, Tensor], take: Take) -> dict[int, Tensor]:
+def propagate(losses: Tensor, calls: Sequence[Edges], leaves: Mapping[int, Tensor], take: Take) -> dict[int, Tensor]:
     """One backward of the summed losses: `take` is given the number of every call and the gradients of its outputs,
-    None where the losses do not depend on one; the gradients of the copies come back.
+    None where the losses do not depend on one; the gradients of the leaves come back.
 
     A call with one output is given its gradient at once, one with several when all are there for certain: at the end.
     """
     found: list[list[Tensor | None]] = [[None] * len(edges) for edges in calls]
     nodes = {edge.node for edges in calls for edge in edges if edge is not None}
-    ends = _ends(losses, nodes | {get_gradient_edge(copy).node for copy in copies.values()}) & nodes
+    ends = _ends(losses, nodes | {get_gradient_edge(leaf).node for leaf in leaves.values()}) & nodes
     last: list[tuple[int, int]] = []
     passed: list[tuple[Node, Callable[[Any], None]]] = []
 
@@ -44,18 +44,18 @@ def propagate(losses: Tensor, calls: Sequence[Edges], copies: Mapping[int, Tenso
                 last.append((number, position))
             elif edge is not None:
                 passed.append((edge.node, partial(hear, number, position, edge.output_nr)))
-    wanted: list[Any] = [*(calls[number][position] for number, position in last), *copies.values()]
+    wanted: list[Any] = [*(calls[number][position] for number, position in last), *leaves.values()]
     with _heard(passed):
         gradients = torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True)
     for (number, position), gradient in zip(last, gradients, strict=False):
         found[number][position] = gradient
-    at_copies = zip(copies, gradients[len(last) :], strict=True)
+    at_leaves = zip(leaves, gradients[len(last) :], strict=True)
     heard = {number for number, edges in enumerate(calls) if len(edges) == 1 and (number, 0) not in set(last)}
     for number in range(len(calls)):
         if number not in heard:
             take(number, found[number])
             found[number] = []
-    return {index: gradient for index, gradient in at_copies if gradient is not None}
+    return {index: gradient for index, gradient in at_leaves if gradient is not None}
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,15 +13,29 @@ from torch import Tensor, nn
 from confide.data.trees import form_of, map_tensors, numbers_of, rows_of, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Examined
 from confide.mechanism.clipping.backward import propagate
+from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.made_up import MadeUpBatch, MakeBatch, kept_generators
 from confide.mechanism.clipping.muted import muted
-from confide.mechanism.clipping.places import SMALL, Even, brief, even_places, pool_of, products_alike, threads_of
+from confide.mechanism.clipping.once import ProductsOnce
+from confide.mechanism.clipping.places import (
+    SMALL,
+    Even,
+    brief,
+    even_places,
+    is_huge,
+    pool_of,
+    products_alike,
+    threads_of,
+)
 from confide.mechanism.clipping.proven import is_proven, is_proven_loss
 from confide.mechanism.clipping.running import Loss, Pass, isolated_pass, proven_pass
 from confide.mechanism.clipping.workspace import Workspace
 
 BYTES = 8  # of one number, at most
 BUDGET = 64 << 20  # bytes of workspace, of which a pass that is looked at needs little
+WORTH_IT = 1 << 24
+"""Weights of a network of which equal products are made once; so are those of one whose records are huge. Of others
+products take less time than to look whether they are equal."""
 _KNOWN: dict[Any, Even] = {}
 """Of proven modules and losses: what runs is known by their words and shapes."""
 
@@ -41,15 +55,20 @@ def even_batches(module: nn.Module, anatomy: Anatomy, loss: Loss, examined: Exam
     )
     try:
         with muted() if examined.quiet else nullcontext():
-            found = looked.even()
-            if not found.alike and looked.drew():
+            try:
+                found = looked.even()
+            except _DrawsMasks:
                 with _without_masks(module):
-                    found = looked.even()
+                    found = replace(looked, masked=False).even()
     except Exception:  # made-up records that it does not like
         found = Even(alike=False)
     if key is not None:
         _KNOWN[key] = found
     return found
+
+
+class _DrawsMasks(Exception):  # noqa: N818 - a way to turn, not an error that anybody sees
+    """The network draws something, such as a mask for every record."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +82,16 @@ class Looked:
     pool: MadeUpBatch
     chance: Tensor
     proven: bool = True
+    once: ProductsOnce | None = None
+    masked: bool = True
 
     def even(self) -> Even:
         held = self.examined.record_bytes
+        if self.once is None and (self.anatomy.size > WORTH_IT or is_huge(held)):
+            with suppress(NotIsolable):  # an operation that nobody can look into
+                found = replace(self, once=ProductsOnce(list(self.module.parameters()))).even()
+                if found.alike:
+                    return found
         small = max(self.anatomy.size, held) <= SMALL
         opaque = small and not self.proven  # what user's code does between layers is not seen
         found = even_places(self.numbers, held, small, opaque)
@@ -85,7 +111,7 @@ class Looked:
         )
 
     def drew(self) -> bool:
-        """Whether the last pass drew something, such as a mask for every record."""
+        """Whether the last pass drew something."""
         return not torch.equal(torch.get_rng_state(), self.chance)
 
     def numbers(self, index: Tensor) -> list[Tensor]:
@@ -102,7 +128,11 @@ class Looked:
                     products = chain.contributions(self.loss, x, y, space, len(index))
                 return [brief(side.clone()) for _, one in products for side in (one.left, one.right)]
             one_pass = proven_pass if self.examined.way == "proven" else isolated_pass
-            return _seen(one_pass(self.module, self.anatomy, self.loss, x, y), len(index))
+            with self.once.passing(index) if self.once else nullcontext():
+                run = one_pass(self.module, self.anatomy, self.loss, x, y)
+                if self.masked and self.drew():
+                    raise _DrawsMasks
+                return _seen(run, len(index))
 
 
 def _seen(run: Pass, records: int) -> list[Tensor]:

@@ -42,6 +42,7 @@ from confide.data.trees import map_tensors
 from confide.devices import generators
 from confide.mechanism.clipping.batching import INSTEAD
 from confide.mechanism.clipping.intact import uncompiled
+from confide.mechanism.clipping.once import at_work
 from confide.mechanism.clipping.places import SHORT, tell_of_uneven
 from confide.mechanism.clipping.watched import looked_after
 
@@ -303,7 +304,7 @@ class _Guard(TorchFunctionMode):
 
     def _passed(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
         self._check_arguments(function, args)
-        if torch._C._len_torch_dispatch_stack() or profiled() is not self.profiled:
+        if torch._C._len_torch_dispatch_stack() != at_work() or profiled() is not self.profiled:
             raise NotIsolable("enters a mode that sees whole stacks")
         if kwargs is None:
             kwargs = {}

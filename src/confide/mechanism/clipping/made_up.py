@@ -18,7 +18,7 @@ from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.attributes import Attributes
 from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 
-FEW, MORE = 3, 4  # More than one neighbour, and another number, so that a batch size that leaks in shows.
+FEW = 3  # More than one neighbour.
 PIECE = 1 << 16  # numbers that are drawn at a time
 SMALL = 0.1  # of the usual size of a parameter
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -139,15 +139,15 @@ def _moved(values: Tensor) -> Callable[[], object]:
 def _small_moved(piece: Tensor, size: float) -> tuple[Any, Tensor]:
     """Where the piece had small values, one bit for each, and which they were."""
     small = piece.abs() < SMALL * size
-    values = piece[small]
-    piece[small] = values + torch.randn(values.shape).to(values) * size
+    values = piece.masked_select(small)
+    piece.masked_scatter_(small, values + torch.randn(values.shape).to(values) * size)
     return np.packbits(small.cpu().numpy()), values
 
 
 def _put_back(pieces: Sequence[Tensor], kept: Sequence[tuple[Any, Tensor]]) -> None:
     for piece, (places, values) in zip(pieces, kept, strict=True):
         small = torch.from_numpy(np.unpackbits(places, count=piece.numel())).view(piece.shape)
-        piece[small.to(piece.device, torch.bool)] = values
+        piece.masked_scatter_(small.to(piece.device, torch.bool), values)
 
 
 @contextmanager

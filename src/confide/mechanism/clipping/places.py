@@ -78,10 +78,11 @@ def pool_of(record_bytes: int) -> int:
     held = max(1, record_bytes)
     if MOST_ROWS * held <= FEWEST_HELD:
         return even_size(min(POOL, max(MOST_ROWS, HELD // held)), MOST_ROWS)
-    return 1 if _is_huge(held) else even_size(FEWEST_HELD // held)
+    return 1 if is_huge(held) else even_size(FEWEST_HELD // held)
 
 
-def _is_huge(record_bytes: int) -> bool:
+def is_huge(record_bytes: int) -> bool:
+    """Whether copies of one record are tried, which has tens of thousands of numbers for every layer."""
     return FEWEST * record_bytes > FEWEST_HELD
 
 
@@ -121,7 +122,7 @@ def _alike(numbers: Numbers, rows: int, record_bytes: int, threads: int) -> bool
     held = max(1, record_bytes)
     most = max(min(FEWEST, FEWEST_HELD // held), fewest_rows(held), rows, HELD // held)
     first = torch.arange(even_size(min(POOL, most - most % FOUR), rows))
-    pool = 1 if _is_huge(held) else len(first)
+    pool = 1 if is_huge(held) else len(first)
     found = numbers(first % pool)
     known = [one[:pool] for one in found]
     if pool < len(first) and not _same(known, found, first % pool):

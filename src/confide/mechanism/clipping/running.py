@@ -77,16 +77,6 @@ class Pass:
     def entries(self) -> list[TapedCall]:
         return self.tape.entries
 
-    def gradients(self) -> tuple[list[list[Tensor | None]], dict[int, Tensor]]:
-        """The gradient of the summed losses at every recorded output and every copy; the graph is kept."""
-        edges = [edge for entry in self.entries for edge in entry.edges if edge is not None]
-        wanted: list[Any] = [*edges, *self.copies.values()]
-        start = torch.ones_like(self.losses)
-        found = iter(torch.autograd.grad(self.losses, wanted, start, retain_graph=True, allow_unused=True))
-        at_outputs = [[None if edge is None else next(found) for edge in entry.edges] for entry in self.entries]
-        at_copies = {index: gradient for index in self.copies if (gradient := next(found)) is not None}
-        return at_outputs, at_copies
-
     def unseen(self) -> frozenset[int]:
         """Parameters that the losses depend on in a way that no recorded call accounts for."""
         known = {id(parameter): index for index, parameter in enumerate(self.tape.anatomy.parameters)}

@@ -16,21 +16,22 @@ from __future__ import annotations
 import traceback
 import warnings
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import tensors_in
+from confide.data.trees import rows_of, tensors_in
 from confide.errors import SpeedWarning, UnclippableError
 from confide.mechanism.clipping import apart, one_by_one
 from confide.mechanism.clipping.anatomy import Anatomy, Examined, anatomy_of
+from confide.mechanism.clipping.backward import propagate
 from confide.mechanism.clipping.calls import Found
 from confide.mechanism.clipping.chain import LayerChain, chain_of
 from confide.mechanism.clipping.collection import no_collection
-from confide.mechanism.clipping.coverage import missed_parameters
+from confide.mechanism.clipping.coverage import Coverage, kind_of
 from confide.mechanism.clipping.even_networks import even_batches
 from confide.mechanism.clipping.isolation import NotIsolable
 from confide.mechanism.clipping.made_up import FEW, Chosen, MadeUpBatch, choose_batch, undisturbed
@@ -51,6 +52,7 @@ from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.workspace import Workspace, give_back
 
 WORTH_IT = 1 << 20  # Weights of a network whose examination leaves gaps that are felt.
+LARGE, FEWEST = 1 << 24, 2  # Weights of a network whose gradients are looked at with fewer records, and how many.
 BUDGET = 64 << 20  # Bytes for an examination, which holds a few made-up records only.
 MIXES = "records are mixed; every record must pass through the module on its own (use GroupNorm for BatchNorm)"
 
@@ -63,13 +65,16 @@ class Question:
     loss: Loss
     chosen: Chosen
     outside: Reachable
+    most: int = FEW
+    alone: list[Tensor] = field(default_factory=list)  # the losses of the few, each of which saw no other
 
     def batch(self, records: int, other: bool) -> MadeUpBatch:
         return self.chosen.batch(records, other)
 
     @property
     def few(self) -> MadeUpBatch:
-        return self.batch(FEW, False)
+        few = self.batch(FEW, False)
+        return few if self.most >= FEW else MadeUpBatch(*rows_of((few.x, few.y), slice(self.most)))
 
 
 def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> tuple[Anatomy, Examined]:
@@ -109,13 +114,18 @@ def _examined(
         return _lasting(module, anatomy, loss, x, y, outside)
     with undisturbed(module):
         try:
-            asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside)
+            most = FEWEST if anatomy.size > LARGE else FEW
+            asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside, most)
             if not all(proven):
-                _check_meaning(asked, anatomy)
+                if anatomy.size <= LARGE:
+                    _check_meaning(asked, anatomy)
                 outside.restore()
             examined = _proven(asked, anatomy) if proven[0] and not outside.makes_tensors else None
             if examined is None:
                 anatomy, examined = _isolated(asked, anatomy)
+            if not all(proven) and anatomy.size > LARGE and not _means_the_same(asked):
+                _check_meaning(asked, anatomy)
+                outside.restore()
             _tidy(anatomy)
             return anatomy, replace(examined, even=even_batches(module, anatomy, loss, examined, asked.batch))
         finally:
@@ -139,7 +149,7 @@ def _proven(asked: Question, anatomy: Anatomy) -> Examined | None:
     held = _record_bytes(run)
     if _missed(run, anatomy):
         return None
-    return Examined("proven", _chain(asked, anatomy, run), held)
+    return Examined("proven", _chain(asked, anatomy), held)
 
 
 def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
@@ -180,6 +190,7 @@ def _covered(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
     few = asked.few
     while True:
         run = isolated_pass(asked.module, anatomy, asked.loss, few.x, few.y)
+        asked.alone[:] = [run.losses.detach()]
         held = _record_bytes(run)
         missed = run.unseen() or _missed(run, anatomy)
         if missed <= anatomy.escaped:
@@ -249,22 +260,27 @@ def _record_bytes(run: Pass) -> int:
 
 
 def _missed(run: Pass, anatomy: Anatomy) -> frozenset[int]:
-    """Parameters whose gradients the recorded calls and the copies do not account for; the calls are used up."""
+    """Parameters whose gradients the recorded calls and the copies do not account for; the pass is used up."""
     if not run.losses.requires_grad:
         return frozenset()
-    at_outputs, at_copies = run.gradients()
-    _tidy(anatomy)
     space = Workspace()
     space.begin(BUDGET)
+    calls, slots = [entry.edges for entry in run.entries], [entry.slot for entry in run.entries]
+    kinds = [kind_of(entry.slot, (entry.inputs, entry.keywords)) for entry in run.entries]
     found = Found(run.tape, space)
-    with torch.no_grad():
-        for number, gradients in enumerate(at_outputs):
-            found.take(number, gradients)
-        contributions = found.contributions(at_copies)
-    return missed_parameters(run.losses, anatomy, contributions, space, run.copies)
+    coverage = Coverage(anatomy, slots, space, run.copies, kinds, found.norms)
+
+    def take(number: int, gradients: Sequence[Tensor | None]) -> None:
+        found.take(number, gradients)
+        coverage.taken(number, found.made[number])
+        found.made[number] = []
+
+    with torch.no_grad(), coverage.hearing():
+        propagate(run.losses, calls, run.copies | coverage.parameters, take)
+    return coverage.missed()
 
 
-def _chain(asked: Question, anatomy: Anatomy, run: Pass) -> LayerChain | None:
+def _chain(asked: Question, anatomy: Anatomy) -> LayerChain | None:
     """The short way for fully connected networks, where it gives the same gradients."""
     chain, few = chain_of(asked.module, anatomy), asked.few
     if chain is None or not chain.fits(few.x):
@@ -276,7 +292,24 @@ def _chain(asked: Question, anatomy: Anatomy, run: Pass) -> LayerChain | None:
             found = chain.contributions(asked.loss, few.x, few.y, space, records_of(few.x))
     except Exception:  # a loss that wants more of the output than its values
         return None
-    return None if missed_parameters(run.losses, anatomy, found, space, {}) else chain
+    run = proven_pass(asked.module, anatomy, asked.loss, few.x, few.y, leaves=False)
+    coverage = Coverage(anatomy, [slot for slot, _ in found], space, {})
+    for number, member in enumerate(found):
+        coverage.taken(number, [member])
+    with coverage.hearing():
+        torch.autograd.grad(run.losses.sum(), list(coverage.parameters.values()), allow_unused=True)
+    return None if coverage.missed() else chain
+
+
+def _means_the_same(asked: Question) -> bool:
+    """Whether records that could not see each other had the losses that they have among others: then none has another
+    one for its neighbours' sake, and the module need not run once more."""
+    return any(_close(alone, asked.chosen.losses[: len(alone)]) for alone in asked.alone)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    rounding = 64 * torch.finfo(one.dtype).eps
+    return torch.allclose(one, other.to(one.dtype), rtol=rounding, atol=rounding, equal_nan=True)
 
 
 def _check_meaning(asked: Question, anatomy: Anatomy) -> None:
@@ -288,12 +321,8 @@ def _check_meaning(asked: Question, anatomy: Anatomy) -> None:
         with torch.no_grad(), kept_generators(asked.module):
             return per_record_losses(asked.module, asked.loss, few.x, few.y, anatomy.draws)
 
-    def close(one: Tensor, other: Tensor) -> bool:
-        rounding = 64 * torch.finfo(one.dtype).eps
-        return torch.allclose(one, other, rtol=rounding, atol=rounding, equal_nan=True)
-
-    if close(asked.chosen.losses[1:], losses(True)[1:]):
+    if _close(asked.chosen.losses[1:], losses(True)[1:]):
         return
     before, again, after = losses(False), losses(False), losses(True)
-    if close(before, again) and not close(before[1:], after[1:]):  # else noise from elsewhere than torch, or state
+    if _close(before, again) and not _close(before[1:], after[1:]):  # else noise from elsewhere than torch, or state
         raise UnclippableError(f"module: {MIXES}")
