@@ -110,9 +110,7 @@ def _laws(outcomes: Outcomes, points: Tensor) -> Tensor:
     return torch.softmax(torch.nan_to_num(torch.cat(parts) + outcomes.widths.log(), nan=NEVER), 2)
 
 
-def _covariance(
-    problem: Problem, heard: tuple[Heard, ...], answers: Tensor, laws: Tensor, weights: Tensor
-) -> Tensor:
+def _covariance(problem: Problem, heard: tuple[Heard, ...], answers: Tensor, laws: Tensor, weights: Tensor) -> Tensor:
     """Of what is released about the means that the program says, where records come from vectors of these weights.
 
     Records are the same in all generations, and so is what a few made-up inputs miss; batches and noise are not.

@@ -185,9 +185,7 @@ def outcomes_of(program: Program, positions: Tensor, form: Form) -> Outcomes | N
     return Outcomes(program, rows_of(x, slice(0, inputs)), *found)
 
 
-def _adds_up_at(
-    program: Program, position: Tensor, x: Any, targets: Tensor, widths: Tensor, error: float
-) -> bool:
+def _adds_up_at(program: Program, position: Tensor, x: Any, targets: Tensor, widths: Tensor, error: float) -> bool:
     try:
         said = logs_of(program, position.to(program.unconstrained.dtype), x, targets)
     except (IndexError, RuntimeError, ValueError):  # no such value
