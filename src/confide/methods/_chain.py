@@ -13,7 +13,7 @@ from confide.devices import HOST, normals
 from confide.errors import Refusal
 from confide.methods._heard import Heard, heard_draws, most_in_their_midst
 from confide.methods._scouts import GENERATIONS, Scouts, each_generation, sent_out
-from confide.methods._told import Told, belief_of, far_off, met_anew, prior_draws
+from confide.methods._told import SURE_WAY, Told, belief_of, far_off, met_anew, prior_draws
 from confide.methods._whitened import (
     UNCUT,
     WIDER,
@@ -227,14 +227,14 @@ class Chain(Method):
             return self.collected(problem, state, {**own, **facts})
         belief = belief_of(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
         dtype, worth = problem.position.dtype, self._pace(problem).worth
-        if belief.one_peak:
+        doubted = not belief.one_peak or belief.way > SURE_WAY
+        heard = heard_draws(problem, state.heard) if doubted else None
+        if belief.one_peak and heard is None:
             draws, warning = belief.draws.to(dtype), RESTS_ON if belief.cut_known else CLIP_UNKNOWN
             drawn_of = f"the belief that releases give: the chain itself is worth {worth:.1f} draws"
         else:
-            found, (drawn_of, meaning) = heard_draws(problem, state.heard), OF_SCOUTS
-            if found is None:
-                found, (drawn_of, meaning) = prior_draws(problem, len(belief.draws)), OF_THE_PRIOR
-            draws = found.to(dtype)
+            drawn_of, meaning = OF_THE_PRIOR if heard is None else OF_SCOUTS
+            draws = (prior_draws(problem, len(belief.draws)) if heard is None else heard).to(dtype)
             warning = NO_PEAK.format(belief.way, belief.excess, belief.unlike, belief.bends, belief.steady, meaning)
         about = {
             "warning": warning,

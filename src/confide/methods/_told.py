@@ -21,8 +21,9 @@ from confide.sources.queries import Release
 
 FAR = 4.0
 """Deviations of what noise explains: a mean slope beyond them is the way to a peak that is not here."""
-LARGEST_WAY = 1.25
-"""Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
+LARGEST_WAY, SURE_WAY = 2.0, 1.25
+"""Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there. Beyond
+the second it is believed only where scouts were told nothing that could stand in its place."""
 LARGEST_EXCESS = 1.5
 """Slopes that scatter by more than this many times their known noise are not those of a line, unless they are few: the
 mean of m squares is one within a few times the root of 2 / m."""
