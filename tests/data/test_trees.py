@@ -72,6 +72,38 @@ def test_a_table_with_fewer_rows_than_ids_is_one_sentence_before_the_charge() ->
     confide.fit(confide.methods.SGLD(), Kinds(), data, plan)
 
 
+class ByLength(torch.nn.Module):
+    """Divides a record's sum by its declared length, which an assertion wants to be above zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(3, 2)
+
+    def forward(self, values: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        if (length < 1).any():
+            raise ValueError("a length below one")
+        return self.head(values) / length[:, None]
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "said"),
+    [
+        (torch.nn.Linear(5, 2), torch.zeros(8, 3), r"RuntimeError \(mat1 and mat2 shapes"),
+        (ByLength(), (torch.zeros(8, 3), torch.ones(8, dtype=torch.long)), r"ValueError \(a length below one"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning")  # a branch on values
+def test_what_a_network_raises_about_made_up_records_is_one_sentence_before_the_charge(
+    module: torch.nn.Module, x: Any, said: str
+) -> None:
+    plan = confide.plan(records=8, batch=4, steps=1, epsilon=10.0, delta=1e-2)
+    data = confide.PrivateData(x, torch.zeros(8, dtype=torch.long), schema=Schema(records=8, classes=2))
+    with pytest.raises(Refusal, match=rf"module, likelihood: raised {said}.* nothing was charged$") as refused:
+        confide.fit(confide.methods.SGLD(), module, data, plan)
+    assert refused.value.__cause__ is not None
+    assert not data.ledger.entries()
+
+
 def test_a_plain_tensor_is_the_simplest_tree() -> None:
     for tree in (torch.arange(6).reshape(3, 2), (torch.arange(3), torch.ones(3, 2)), {"a": torch.zeros(3)}):
         assert trees.size_of(tree) == 3

@@ -137,7 +137,9 @@ def test_without_haste_it_stands_still_and_says_so(monkeypatch: pytest.MonkeyPat
     assert float(still.named_draws()["slope"].std()) > 0.7, "and no narrow interval around what is wrong"
 
 
-@pytest.mark.parametrize("wrong", [{"way": 2.1}, {"excess": 3.1}, {"steady": 0.4}, {"unlike": 1.1}])
+@pytest.mark.parametrize(
+    "wrong", [{"way": 2.1}, {"excess": 3.1}, {"steady": 0.4}, {"unlike": 1.1}, {"unlike": 0.3, "bends": 0.2}]
+)
 def test_a_belief_is_told_only_where_a_line_explains_it(wrong: dict[str, float]) -> None:
     good = ToldBelief(torch.zeros(1, 1), 0.1, 1.0, 1.0, 1.0, 0.1, cut_known=True)
     assert good.one_peak

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,3 +122,37 @@ def test_the_older_weight_norm_is_refused_in_one_sentence() -> None:
     with pytest.raises(Refusal, match=r"0\.weight was computed .*parametrizations\.weight_norm"):
         confide.fit(confide.methods.SGLD(), module, data, small_plan(case, steps=3))
     assert not data.ledger.entries()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch calls both of them old
+@pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, torch.zeros(2, 4))])
+def test_scripted_and_traced_networks_are_refused_in_one_sentence(made: Callable[[nn.Module], nn.Module]) -> None:
+    """torch's copies of them have no parameters to move."""
+    case = classification()
+    for module in (made(network()), nn.Sequential(made(network()[:2]), network()[2])):
+        data = case.data()
+        with pytest.raises(Refusal, match=r"scripted or traced.*give the module that it was made from"):
+            confide.fit(confide.methods.SGLD(), module, data, small_plan(case, steps=3))
+        assert not data.ledger.entries()
+
+
+@pytest.mark.parametrize("method", [confide.methods.SGLD(), confide.methods.BBP(), confide.methods.MCDropout()])
+def test_batch_normalisation_given_in_evaluation_stays_frozen_through_a_fit(method: Any, tmp_path: Path) -> None:
+    """In training it would mix records, and is refused; a fit puts everything else in training."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8)
+    norm.running_mean.copy_(torch.randn(8))
+    module = nn.Sequential(nn.Linear(4, 8), norm, nn.Dropout(0.2), nn.Linear(8, 3))
+    case = classification()
+    with pytest.raises(Refusal, match="group_normed"):
+        confide.fit(method, module, case.data(), small_plan(case, steps=3))
+    norm.eval()
+    before = norm.running_mean.clone()
+    posterior = confide.fit(method, module, case.data(), small_plan(case, steps=3)).posterior
+    kept = [values for name, values in posterior.module.named_buffers() if name.endswith("running_mean")]
+    assert torch.equal(kept[0], before)
+    together, alone = posterior.summary(case.x[:6]).centre, posterior.summary(case.x[:1]).centre
+    torch.testing.assert_close(together[:1], alone, atol=1e-4, rtol=1e-4)
+    posterior.save(tmp_path / "frozen.safetensors")
+    again = confide.load_posterior(tmp_path / "frozen.safetensors", module)
+    torch.testing.assert_close(again.summary(case.x[:6]).centre, together)

@@ -26,6 +26,8 @@ from confide.errors import Refusal
 Tree: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 _SHORT = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.bool)
 """Whole numbers that a plain array of features may be stored in; 64 bits are ids."""
+LONGEST_ERROR = 240
+"""Characters of what a network raised that stand in a sentence about it; the whole is chained to that."""
 ROWS_AT_ONCE = 1 << 16
 """Records that are looked at together, so that tensors on a disk never are in memory as a whole."""
 
@@ -277,15 +279,26 @@ def made_up(tree: Tree, inputs: Sequence[tuple[str, Input]], records: int = 2) -
 
 
 @contextmanager
-def known_ids(inputs: Sequence[tuple[str, Input]]) -> Iterator[None]:
-    """A table with fewer rows than declared ids, asked about made-up records, is one sentence."""
+def about_made_up(inputs: Sequence[tuple[str, Input]]) -> Iterator[None]:
+    """What a network cannot do with made-up records is one sentence, with a way out, before anything is charged."""
+    said = [f"{name} has ids below {one.sizes}" for name, one in inputs if one.vocabulary]
     try:
         yield
-    except IndexError as error:
-        said = [f"{name} has ids below {one.sizes}" for name, one in inputs if one.vocabulary]
-        if not said:
-            raise
+    except (Refusal, Warning, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, IndexError) and said:
+            raise Refusal(
+                f"module: {error}, asked about the highest ids that the schema declares ({'; '.join(said)}); declare "
+                "as many as its tables have rows, Input(vocabulary=(4, 3)) for columns with tables of their own"
+            ) from error
         raise Refusal(
-            f"module: {error}, asked about the highest ids that the schema declares ({'; '.join(said)}); declare "
-            "as many as its tables have rows, Input(vocabulary=(4, 3)) for columns with tables of their own"
+            f"module, likelihood: raised {type(error).__name__} ({_in_short(error)}) on made-up records, which have "
+            "the form of the data, at the lowest and the highest numbers that the schema declares (undeclared: zero); "
+            "mend what it does with those, nothing was charged"
         ) from error
+
+
+def _in_short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= LONGEST_ERROR else text[: LONGEST_ERROR - 3] + "..."

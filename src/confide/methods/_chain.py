@@ -11,8 +11,9 @@ from torch import Tensor
 
 from confide.devices import HOST, normals
 from confide.errors import Refusal
+from confide.methods._heard import Heard, heard_draws, most_in_their_midst
 from confide.methods._scouts import GENERATIONS, Scouts, each_generation, sent_out
-from confide.methods._told import Told, belief_of, far_off, met_anew, prior_draws
+from confide.methods._told import SURE_WAY, Told, belief_of, far_off, met_anew, prior_draws
 from confide.methods._whitened import (
     UNCUT,
     WIDER,
@@ -41,9 +42,15 @@ FEWEST_TOLD = 8
 NO_PEAK = (
     "What was released does not tell of one peak (a belief would lie {:.1f} of its deviations from where was asked, "
     "slopes scatter {:.1f} times as much as their noise, their products are off by {:.0%} of what the program expects, "
-    "and {:.0%} of the belief is where the program is as sharp as in its midst): draws are those of the prior, and say "
-    "nothing of the records. Use more steps, a larger budget, or start values nearer to the truth."
+    "scores bend by {:.1f} in it, and {:.0%} of it is where the program is as sharp as in its midst): draws are those "
+    "of {}. Use more steps, a larger budget, or start values nearer to the truth."
 )
+OF_SCOUTS = (
+    "what scouts were told: releases do not tell of one peak",
+    "what the first releases say about vectors of the prior, which is less than a peak would",
+)
+OF_THE_PRIOR = ("the prior: releases do not tell of one peak", "the prior, and say nothing of the records")
+"""Whose draws they are, and what that means, where there is no peak."""
 RESTS_ON = (
     "The belief rests on one peak, and on inputs like those that were made up within the declared bounds; where either "
     "fails, intervals of parameters hold the truth less often than they say."
@@ -66,6 +73,7 @@ class ChainState:
     met           what records tell beyond what made-up inputs have led to expect (`_told`)
     haste         of the pace while the peak is far: what was told since the last look leaves no doubt that it is
     scouts        vectors that are asked about before the chain of a program begins (`_scouts`)
+    heard         what they were told, for a chain that does not arrive (`_heard`)
     """
 
     step: int = 0
@@ -79,6 +87,7 @@ class ChainState:
     met: Tensor | None = field(default=None, repr=False)
     haste: float = 1.0
     scouts: Scouts | None = None
+    heard: tuple[Heard, ...] = field(default=(), repr=False)
 
 
 StateType = TypeVar("StateType", bound=ChainState)
@@ -140,8 +149,10 @@ class Chain(Method):
             return replace(state, scouts=scouts)
         if state.step + 1 < each * GENERATIONS:
             return replace(state, scouts=scouts.drawn_anew(problem))
-        problem.position.copy_(scouts.midst())
-        return self._aligned(problem, replace(state, scouts=None))
+        heard = scouts.all_heard()
+        found = heard_draws(problem, heard)
+        problem.position.copy_(scouts.midst() if found is None else most_in_their_midst(found))
+        return self._aligned(problem, replace(state, scouts=None, heard=heard))
 
     def _aligned(self, problem: Problem, state: StateType) -> StateType:
         """With the axes of a program at its present position, where steps follow from public rules."""
@@ -216,13 +227,15 @@ class Chain(Method):
             return self.collected(problem, state, {**own, **facts})
         belief = belief_of(problem, self.prior, state.axes, state.told, self._pace(problem, state), state.met)
         dtype, worth = problem.position.dtype, self._pace(problem).worth
-        if belief.one_peak:
+        doubted = not belief.one_peak or belief.way > SURE_WAY
+        heard = heard_draws(problem, state.heard) if doubted else None
+        if belief.one_peak and heard is None:
             draws, warning = belief.draws.to(dtype), RESTS_ON if belief.cut_known else CLIP_UNKNOWN
             drawn_of = f"the belief that releases give: the chain itself is worth {worth:.1f} draws"
         else:
-            draws = prior_draws(problem, len(belief.draws)).to(dtype)
-            warning = NO_PEAK.format(belief.way, belief.excess, belief.unlike, belief.steady)
-            drawn_of = "the prior: releases do not tell of one peak"
+            drawn_of, meaning = OF_THE_PRIOR if heard is None else OF_SCOUTS
+            draws = (prior_draws(problem, len(belief.draws)) if heard is None else heard).to(dtype)
+            warning = NO_PEAK.format(belief.way, belief.excess, belief.unlike, belief.bends, belief.steady, meaning)
         about = {
             "warning": warning,
             **own,

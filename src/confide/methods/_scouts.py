@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from confide.devices import HOST
+from confide.methods._heard import Heard
 from confide.methods._told import prior_draws
 from confide.methods._whitened import Scaled
 from confide.methods.base import Problem
@@ -43,12 +44,13 @@ LONGEST = math.sqrt(COUNT) / 2
 
 @dataclass(frozen=True)
 class Scouts:
-    """Vectors, the sum of what was released of their losses, and the variance of its noise."""
+    """Vectors, the sum of what was released of their losses, the variance of its noise, and generations before them."""
 
     vectors: Tensor = field(repr=False)
     losses: Tensor = field(repr=False)
     noise: float = 0.0
     asked: int = 0
+    heard: tuple[Heard, ...] = ()
 
     def query(self, problem: Problem) -> GradientQuery:
         asked = problem.scouted(len(self.vectors))
@@ -76,7 +78,11 @@ class Scouts:
         noise = torch.randn(count, BEST, generator=generator, dtype=torch.float64) @ roots
         vectors = mean + math.sqrt(1 - OWN) * (chosen - mean) + math.sqrt(OWN) * noise
         vectors[0] = best[0]
-        return Scouts(vectors, torch.zeros_like(self.losses))
+        return Scouts(vectors, torch.zeros_like(self.losses), heard=self.all_heard())
+
+    def all_heard(self) -> tuple[Heard, ...]:
+        """With this generation."""
+        return (*self.heard, Heard(self.vectors, self.losses / self.asked, self.noise / self.asked**2, self.asked))
 
     def midst(self) -> Tensor:
         """Where the chain begins: at the first of all, its own start, as long as nothing was found."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from confide.devices import HOST
 from confide.layers.programs import packed_matrix, unpacked
-from confide.methods._bends import Bend, bent
+from confide.methods._bends import STRAIGHT, Bend, bent
 from confide.methods._trace import curvatures_of, drawn
-from confide.methods._whitened import TRUST, UNCUT, Local, Pace, TakenByClip, cut_of, least_precision, told_of
+from confide.methods._whitened import DOUBT, TRUST, UNCUT, Local, Pace, TakenByClip, cut_of, least_precision, told_of
 from confide.methods.base import Problem
 from confide.models.priors import Prior
 from confide.models.program_sharpness import bend_of
@@ -21,13 +21,17 @@ from confide.sources.queries import Release
 
 FAR = 4.0
 """Deviations of what noise explains: a mean slope beyond them is the way to a peak that is not here."""
-LARGEST_WAY = 2.0
-"""Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there."""
+LARGEST_WAY, SURE_WAY = 2.0, 1.25
+"""Of a belief, in its deviations: one that lies further from where was asked rests on a line nobody saw there. Beyond
+the second it is believed only where scouts were told nothing that could stand in its place."""
 LARGEST_EXCESS = 1.5
 """Slopes that scatter by more than this many times their known noise are not those of a line, unless they are few: the
 mean of m squares is one within a few times the root of 2 / m."""
 LARGEST_UNLIKE = 1.0
 """Products of scores that are off by all of what the program expects: records scatter twice as much, or no peak."""
+LARGEST_UNLIKE_BENT = DOUBT
+"""Where scores bend, which is the program's word about vectors at which nobody was asked: its word about those where
+they were must be as good as it is about inputs."""
 PROBED, LEAST_STEADY = 16, 0.5
 """Draws of a belief at which the program's information is looked at, and the share at which it must be alike."""
 LEAST_OF_PRIOR = 0.1
@@ -93,7 +97,8 @@ class ToldBelief:
     def one_peak(self) -> bool:
         """Whether a line through the slopes is all that there is to it, as far as that can be seen."""
         near = self.way <= LARGEST_WAY and self.excess <= self.most_excess
-        return near and self.steady >= LEAST_STEADY and self.unlike <= LARGEST_UNLIKE
+        alike = self.unlike <= (LARGEST_UNLIKE_BENT if self.bends > STRAIGHT else LARGEST_UNLIKE)
+        return near and alike and self.steady >= LEAST_STEADY
 
 
 def belief_of(problem: Problem, own: Prior, axes: Tensor, told: Told, pace: Pace, met: Tensor | None) -> ToldBelief:

@@ -10,6 +10,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from confide.devices import device_of
@@ -25,6 +26,11 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """A copy in which nothing is compiled: records run through the layers one tape, or one vmap, at a time, which
     torch.compile would only trace again for minutes. The parameters are the same."""
     module = getattr(module, "_orig_mod", module)
+    if any(isinstance(layer, torch.jit.ScriptModule) for layer in module.modules()):
+        raise Refusal(
+            f"module: {type(module).__name__} is scripted or traced, of which torch makes no copy with parameters of "
+            "its own; give the module that it was made from"
+        )
     try:
         own = copy.deepcopy(module)
     except RuntimeError:
@@ -74,6 +80,15 @@ def check_initialised(module: nn.Module) -> None:
             f"module: {', '.join(waiting[:3])} has no shape yet; call the module once on made-up records of the right "
             "shape, such as module(torch.zeros(1, features))"
         )
+
+
+def training_(module: nn.Module) -> nn.Module:
+    """In training, but for batch normalisations that were given in evaluation: these stay frozen, and mix nothing."""
+    frozen = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and not layer.training]
+    module.train()
+    for layer in frozen:
+        layer.eval()
+    return module
 
 
 def is_half(dtype: torch.dtype) -> bool:

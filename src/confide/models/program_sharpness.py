@@ -155,6 +155,44 @@ def bend_of(
     return off, products - line
 
 
+class Outcomes(NamedTuple):
+    """A few made-up inputs, the values that y can take there, and how far each of them reaches."""
+
+    program: Program
+    x: Tree
+    values: Tensor
+    widths: Tensor
+
+    def logs(self, position: Tensor) -> Tensor:
+        """log p(y | u, x), (inputs, values), as a function of u."""
+        return logs_at(self.program, position.to(self.program.unconstrained.dtype), self.x, self.values).double()
+
+
+def outcomes_of(program: Program, positions: Tensor, form: Form) -> Outcomes | None:
+    """Of the values of y that add up at most of these vectors: at one alone a wide law of numbers adds up over counts
+    as well. None where none do at half of them."""
+    x, y, classes = form
+    first = map_tensors(lambda tensor: tensor[0], rows_of(x, slice(0, 1)))
+    found, most = None, len(positions) / 2
+    for values, widths, error in _ranges(classes):
+        targets = values.to(y.dtype)
+        good = sum(_adds_up_at(program, position, first, targets, widths, error) for position in positions)
+        if good > most:
+            found, most = (targets, widths), good
+    if found is None:
+        return None
+    inputs = min(size_of(x), max(FEWEST, MOST_CELLS // len(found[0])))
+    return Outcomes(program, rows_of(x, slice(0, inputs)), *found)
+
+
+def _adds_up_at(program: Program, position: Tensor, x: Any, targets: Tensor, widths: Tensor, error: float) -> bool:
+    try:
+        said = logs_of(program, position.to(program.unconstrained.dtype), x, targets)
+    except (IndexError, RuntimeError, ValueError):  # no such value
+        return False
+    return _adds_up(said[None], widths, error)
+
+
 def _means(along: Tensor, chances: Tensor, clip: float, share: float) -> tuple[Tensor, Tensor, Tensor]:
     """Of clipped scores c s and of c s s^T, (inputs, values, numbers); and c s itself."""
     clipped = along * _kept(along.norm(dim=2), clip, share)[..., None]

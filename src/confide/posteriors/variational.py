@@ -17,7 +17,7 @@ from confide.devices import moved
 from confide.layers.bayesian import draw_
 from confide.layers.conversion import with_shared_dropout
 from confide.layers.dropout import SharedDropout
-from confide.models.flat import flatten_, named_slices
+from confide.models.flat import flatten_, named_slices, training_
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
 from confide.models.programs import named_draws
@@ -193,7 +193,7 @@ class DropoutNetwork(Shown):
 
     def _one_by_one(self, x: Tree) -> Iterator[Block]:
         """Masks that are not weights: the network runs once for each of them."""
-        network = copy.deepcopy(self.module).train()
+        network = training_(copy.deepcopy(self.module))
         position = flatten_(network)
         position.copy_(self.weights)
         generator = torch.Generator().manual_seed(PREDICTION_SEED)

@@ -27,7 +27,7 @@ from confide.mechanism.clipping.places import TOO_LATE, UNEVEN, assumed_of_place
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem, check_method
 from confide.models.additive import AdditiveNetwork
-from confide.models.flat import check_initialised, flatten_, is_half, put_back_, uncompiled, widened_
+from confide.models.flat import check_initialised, flatten_, is_half, put_back_, training_, uncompiled, widened_
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from confide.models.networks import recipe_of
 from confide.models.program_inputs import with_ids
@@ -331,7 +331,7 @@ def make_problem(
     if len(clips) > 1 and not method.follows_clip:
         raise Refusal(f"clips={sorted(clips)}: {method.name} has one unit for all steps; give a plan with one clip")
     where = computes_for(device_of(module))
-    own = method.prepare(uncompiled(module).to(HOST)).train()  # what a method puts in is made on the host
+    own = training_(method.prepare(uncompiled(module).to(HOST)))  # what a method puts in is made on the host
     own.to(HOST if method.on_host else where if device is None else device)
     if device is not None or method.on_host:  # nothing is evaluated with it but what a posterior is made of
         widened_(own)

@@ -292,7 +292,7 @@ class PrivateData:
                 part.asked,
                 part.records(part.features(x, rehearsal=True), partial(trees.rows_of, x, slice(None))),
             )
-        with trees.known_ids(self.schema.inputs):
+        with trees.about_made_up(self.schema.inputs):
             add_answers(query, (x, y, None), trial, total, rehearsal=True)
 
     def answer(
