@@ -4,7 +4,8 @@ A table sets the paper's figure beside ours, with the sound epsilon of our run a
 measured over several seeds is a `PaperMeasure`: mean and standard deviation. Results are written after every
 experiment, so that a long run that is stopped loses nothing that was finished.
 
-A run that is no result (quick, or on stand-ins) says so in every table, figure, row and file: `Context.stamp`.
+A run that is no result (quick, on stand-ins, or on other records under the name of a published set) says so in every
+table, figure, row and file: `Context.stamp`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from confide.data import catalogue
 from confide.errors import Refusal
 from confide.papers.parts import Parts, Value
 from confide.running.processes import in_processes
@@ -120,6 +122,8 @@ class Context:
         told = ["quick run: few seeds, short settings"] if self.quick else []
         told += ["stand-ins in place of the papers' data sets"] if self.data is None else []
         told += ["the noise was seeded"] if self.noise_seed is not None else []
+        others = () if self.data is None else catalogue.differing(self.data)
+        told += [f"other records than the published ones in {', '.join(others)}"] if others else []
         return f"Not a result ({'; '.join(told)})." if told else ""
 
 
