@@ -8,7 +8,8 @@ does not state: those rows have the noise that is sound for them. Figure 5 chang
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,13 +99,23 @@ def run_printed(context: Context, name: str) -> PaperOutcome:
         (
             f"{_told(setting)}, seeds {_seeds(context)}. {_measured_on(data, held)}",
             "AC, zCDP: the sigma that the paper states for epsilon 1, of which its noise is 2 C sigma. Sound: noise by "
-            "PLD, add/remove. Rounds are read as steps, and gradients as means over the batch. Rates that fall as 1 / "
-            "t add up to few first rates however many passes follow, so that private rows hardly learn under this "
-            "reading, whatever their noise.",
+            "PLD, add/remove. Rounds are read as steps, and gradients as means over the batch. "
+            f"{_reach(setting, rows)}",
             *data.notes,
         ),
     )
     return PaperOutcome((table,), (_figure(name, curves),))
+
+
+def _reach(setting: PrintedSetting, rows: Sequence[tuple[Cell, ...]]) -> str:
+    """How far falling rates carry private rows, and where those ended."""
+    steps = round(setting.passes / setting.share)
+    rates = math.fsum(step**-DECAY for step in range(1, steps + 1))
+    means = [cell.mean for rule, _, cell, _ in rows if rule != OPEN and isinstance(cell, PaperMeasure)]
+    return (
+        f"The rates of {steps} steps that fall as 1 / t^{DECAY:g} add up to {rates:.3g} first rates: private rows end "
+        f"between {min(means):.3f} and {max(means):.3f}."
+    )
 
 
 def _asked(name: str, context: Context) -> dict[str, dict[str, Any]]:
