@@ -73,6 +73,8 @@ def test_notes_of_networks_follow_their_sizes(monkeypatch: pytest.MonkeyPatch) -
     assert "81 weights and 2000 records of wine_red" in dp_sep._noise_note([given], QUICK)
     monkeypatch.setattr(fits, "hidden_units", lambda name, context: 20)
     assert "161 weights" in dp_sep._noise_note([given], QUICK)
+    monkeypatch.setattr(fits, "PRINTED_CLIP", 7.5)
+    assert "clipped to 7.5 " in dp_sep._as_printed_note()
     monkeypatch.setattr(fits, "VARIATIONAL_EPOCHS", 11)
     assert "11 passes" in dp_sep._about(given, QUICK)
     assert fits._before("DP-VI", given, QUICK) == f"batch {fits.batch_of(given)}, clip {fits.CLIP:g}, 11 passes"
