@@ -4,8 +4,8 @@ A table sets the paper's figure beside ours, with the sound epsilon of our run a
 measured over several seeds is a `PaperMeasure`: mean and standard deviation. Results are written after every
 experiment, so that a long run that is stopped loses nothing that was finished.
 
-A run that is no result (quick, on stand-ins, or on other records under the name of a published set) says so in every
-table, figure, row and file: `Context.stamp`.
+A run that is no result (quick, on stand-ins, or on files that are called like the published ones and differ) says so
+in every table, figure, row and file: `Context.stamp`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Context:
         told += ["stand-ins in place of the papers' data sets"] if self.data is None else []
         told += ["the noise was seeded"] if self.noise_seed is not None else []
         others = () if self.data is None else catalogue.differing(self.data)
-        told += [f"other records than the published ones in {', '.join(others)}"] if others else []
+        told += [f"files that differ from the copies that results are made on: {', '.join(others)}"] if others else []
         return f"Not a result ({'; '.join(told)})." if told else ""
 
 
