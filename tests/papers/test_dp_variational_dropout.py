@@ -17,6 +17,7 @@ from confide.papers.base import Context, Finished, PaperMeasure
 from confide.papers.dp_variational_dropout import printed, trials
 from confide.papers.dp_variational_dropout.fits import INK, DropoutSetting, dropped, pixels, pruned
 from confide.papers.dp_variational_dropout.rules import RULES, RUNS
+from confide.papers.protocol import ASSUMED_PUBLIC
 from confide.papers.sets import Set
 from confide.posteriors.variational import DiagonalGaussian
 
@@ -175,6 +176,7 @@ def test_the_divergence_drops_weights(finished: Runs) -> None:
     assert isinstance(without, PaperMeasure)
     assert isinstance(with_divergence, PaperMeasure)
     assert with_divergence.mean > without.mean
+    assert ASSUMED_PUBLIC in " ".join(table.notes)
 
 
 def test_pixels_are_encoded_by_public_constants() -> None:

@@ -269,6 +269,7 @@ def run_sparsity(context: Context) -> PaperOutcome:
         "Variational dropout at epsilon 1 on the network of the accuracy table. The log-uniform prior pulls a weight "
         "to zero the harder the nearer it is; weight 1 of its divergence is the evidence lower bound. The paper states "
         "no sparsity.",
+        f"Settings: {_told(base)}. Those of the full run are what that table's trials lie around: {ASSUMED_PUBLIC}.",
         *data.notes,
     )
     columns = ("variant", "paper", "ours", "sound epsilon", "dropped", "accuracy without them", "ECE")
