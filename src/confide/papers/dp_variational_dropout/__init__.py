@@ -139,10 +139,10 @@ def run_digits(context: Context) -> PaperOutcome:
     data = pixels("digits", context)
     deviation = math.sqrt(0.07 * 0.93 / len(data.y_test))
     notes = (
-        f"At {data.records} records the noise of T steps on the mean gradient adds up to about C sqrt(T) / "
-        f"({data.records} mu) of a rate per coordinate, with mu the budget in Gaussian terms, C the clip and T the "
-        f"steps that trials lie around: {'; '.join(_noise_amounts(data, context))}. A hidden layer has more "
-        "coordinates, and all of them are noised.",
+        f"At {data.records} records the noise in each of T steps on the mean gradient is about C sqrt(T) / "
+        f"({data.records} mu) per coordinate, with mu the budget in Gaussian terms, and the clip C and the steps that "
+        f"trials lie around: {'; '.join(_noise_amounts(data, context))}. A hidden layer has more coordinates, and all "
+        "of them are noised.",
         f"{len(data.y_test)} test records, so an accuracy of 0.93 has a standard error of {deviation:.3f}. "
         f"scikit-learn's logistic regression, not private, reaches {_not_private(data):.3f} on the test part.",
         DIVERGENCE_NOTE,
