@@ -43,11 +43,20 @@ class PaperMeasure:
         return statistics.fmean(self.values)
 
     @property
+    def finite(self) -> bool:
+        """Whether no run fell apart."""
+        return all(math.isfinite(value) for value in self.values)
+
+    @property
     def deviation(self) -> float | None:
         """Sample standard deviation; None for a single seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        if len(self.values) < 2:
+            return None
+        return statistics.stdev(self.values) if self.finite else math.nan
 
     def __str__(self) -> str:
+        if not self.finite:
+            return "not finite"
         if self.deviation is None:
             return f"{self.mean:.{self.digits}f}"
         return f"{self.mean:.{self.digits}f} ± {self.deviation:.{self.digits}f}"
@@ -407,13 +416,8 @@ def table_values(table: PaperTable) -> dict[str, Any]:
 def _cell_value(cell: Cell) -> Any:
     if isinstance(cell, PaperMeasure):
         values = [value if math.isfinite(value) else None for value in cell.values]
-        finite = all(math.isfinite(value) for value in cell.values)
-        return {
-            "values": values,
-            "digits": cell.digits,
-            "mean": cell.mean if finite else None,
-            "deviation": cell.deviation if finite else None,
-        }
+        mean, deviation = (cell.mean, cell.deviation) if cell.finite else (None, None)
+        return {"values": values, "digits": cell.digits, "mean": mean, "deviation": deviation}
     return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
