@@ -333,7 +333,7 @@ PAPER = Paper(
                 f"printed-{name}",
                 f"as printed on {name}, both composition rules, learning curves (figures 1, 2, 4)",
                 partial(run_printed, name=name),
-                minutes=60 if name == "mnist" else 2,
+                minutes=80 if name == "mnist" else 3,
                 quick=name == "digits",
             )
             for name in PRINTED
