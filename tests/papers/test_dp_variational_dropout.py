@@ -16,7 +16,7 @@ from confide.papers import base
 from confide.papers.base import Context, Finished, PaperMeasure
 from confide.papers.dp_variational_dropout import printed, trials
 from confide.papers.dp_variational_dropout.fits import INK, DropoutSetting, dropped, pixels, pruned
-from confide.papers.dp_variational_dropout.rules import RULES, RUNS
+from confide.papers.dp_variational_dropout.rules import RULES, RUNS, advanced_noise
 from confide.papers.protocol import ASSUMED_PUBLIC
 from confide.papers.sets import Set
 from confide.posteriors.variational import DiagonalGaussian
@@ -128,7 +128,7 @@ def test_every_curve_of_a_full_run_is_drawn_apart() -> None:
 def test_noise_of_advanced_composition_keeps_its_epsilon() -> None:
     for name, paper_run in (("mnist", RUNS[0]), ("digits", RUNS[1])):
         for epsilon in printed.AC_EPSILONS:
-            z = printed.advanced_noise(name, epsilon)
+            z = advanced_noise(name, epsilon)
             spent = sound_epsilon([GaussianEvent(z, "poisson", paper_run.rate, paper_run.steps)], 1e-5)
             assert spent < epsilon, "advanced composition is sound and wastes some"
 
