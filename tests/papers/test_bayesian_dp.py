@@ -19,6 +19,7 @@ from confide.methods.sgld import SGLD
 from confide.papers import base, drawing, sets
 from confide.papers.base import Context, PaperMeasure, PaperOutcome, PaperTable
 from confide.papers.bayesian_dp import examples, images, rules, tables, trials
+from confide.papers.protocol import ASSUMED_PUBLIC
 from confide.privacy.accountants.pld import PLD
 from confide.privacy.events import GaussianEvent
 from confide.sources.private_data import PrivateData
@@ -213,6 +214,7 @@ class TestParts:
         (table,) = outcome("images-cnn").tables
         printed, sound = table.rows
         assert number(printed[2]) > number(sound[2]) - 5 > 60
+        assert ASSUMED_PUBLIC in " ".join(table.notes)
         assert number(printed[table.columns.index("DP by PLD")]) > 100
         assert number(sound[table.columns.index("DP by PLD")]) <= 2.18
 

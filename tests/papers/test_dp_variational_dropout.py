@@ -16,9 +16,12 @@ from confide.papers import base
 from confide.papers.base import Context, Finished, PaperMeasure
 from confide.papers.dp_variational_dropout import printed, trials
 from confide.papers.dp_variational_dropout.fits import INK, DropoutSetting, dropped, pixels, pruned
-from confide.papers.dp_variational_dropout.rules import RULES, RUNS
+from confide.papers.dp_variational_dropout.rules import RULES, RUNS, advanced_noise
+from confide.papers.protocol import ASSUMED_PUBLIC
 from confide.papers.sets import Set
 from confide.posteriors.variational import DiagonalGaussian
+from confide.privacy.accountants import sound_epsilon
+from confide.privacy.events import GaussianEvent
 
 CONTEXT = Context(quick=True, seeds=(0,), noise_seed=1)
 
@@ -95,7 +98,8 @@ def test_as_printed(finished: Runs) -> None:
     """Both rules, sound noise and the run without noise, each with its curve; less noise costs more."""
     outcome = finished["printed-digits"].outcome
     rows = {str(row[0]): row for row in outcome.tables[0].rows}
-    assert set(rows) == {"AC", "zCDP", "sound, epsilon 1", "not private"}
+    assert set(rows) == {"AC", "zCDP", "AC, sound, epsilon 10", "sound, epsilon 1", "not private"}
+    assert float(rows["AC, sound, epsilon 10"][3]) <= 10  # type: ignore[arg-type]
     assert float(rows["AC"][3]) < float(rows["zCDP"][3]) < float(rows["not private"][3])  # type: ignore[arg-type]
     assert rows["not private"][1] == 0.9535
     assert rows["AC"][1] == 0.9139
@@ -107,8 +111,26 @@ def test_the_papers_sigma_is_half_of_a_noise_multiplier() -> None:
     asked = printed._asked("mnist", Context())
     assert asked["zCDP"] == {"noise_multiplier": 2 * 2.68}
     assert asked["AC"] == {"noise_multiplier": 2 * 8.24}
-    assert {name for name in asked if "sound" in name} == {f"sound, epsilon {e:g}" for e in (10, 1, 0.1)}
+    assert {name for name in asked if name.startswith("sound")} == {f"sound, epsilon {e:g}" for e in (10, 1, 0.1)}
     assert set(asked) == set(printed.STATED["mnist"])
+
+
+def test_every_curve_of_a_full_run_is_drawn_apart() -> None:
+    """Catches more curves than there are colours."""
+    from matplotlib.figure import Figure as Canvas
+
+    canvas = Canvas()
+    printed._figure("mnist", dict.fromkeys(printed.STATED["mnist"], ((1.0, 0.5), (2.0, 0.6)))).draw(canvas)
+    lines = [(line.get_color(), line.get_linestyle()) for line in canvas.axes[0].lines]
+    assert len(lines) == len(set(lines)) == len(printed.STATED["mnist"])
+
+
+def test_noise_of_advanced_composition_keeps_its_epsilon() -> None:
+    for name, paper_run in (("mnist", RUNS[0]), ("digits", RUNS[1])):
+        for epsilon in printed.AC_EPSILONS:
+            z = advanced_noise(name, epsilon)
+            spent = sound_epsilon([GaussianEvent(z, "poisson", paper_run.rate, paper_run.steps)], 1e-5)
+            assert spent < epsilon, "advanced composition is sound and wastes some"
 
 
 @pytest.mark.slow
@@ -175,6 +197,7 @@ def test_the_divergence_drops_weights(finished: Runs) -> None:
     assert isinstance(without, PaperMeasure)
     assert isinstance(with_divergence, PaperMeasure)
     assert with_divergence.mean > without.mean
+    assert ASSUMED_PUBLIC in " ".join(table.notes)
 
 
 def test_pixels_are_encoded_by_public_constants() -> None:

@@ -60,6 +60,18 @@ def test_an_unknown_experiment_names_those_that_exist() -> None:
         _paper().chosen(("third",))
 
 
+@pytest.mark.parametrize("values", [(math.nan, 1.0), (math.inf, 1.0), (math.nan,)])
+def test_a_seed_that_fell_apart_does_not_end_the_run(values: tuple[float, ...], tmp_path: Path) -> None:
+    """Catches a deviation of what is no number, which took the experiments after it along."""
+    rows = (("one", PaperMeasure(values), math.nan),)
+    outcome = PaperOutcome((PaperTable("T", ("row", "ours", "other"), rows),))
+    paper = Paper("p", "t", "c", (Experiment("one", "a table", lambda context: outcome),))
+    list(base.run(paper, Context(quick=True, seeds=(0, 1)), tmp_path))
+    assert "not finite" in (tmp_path / "tables.md").read_text()
+    found = json.loads((tmp_path / "results.json").read_text())["experiments"][0]["tables"][0]["rows"][0]
+    assert (found[1]["mean"], found[2]) == (None, None)
+
+
 @pytest.mark.parametrize("name", ["mnist", "adult", "abalone"])
 def test_stand_ins_say_that_they_are(name: str) -> None:
     found = sets.load(name, Context(quick=True))

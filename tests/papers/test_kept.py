@@ -100,6 +100,16 @@ class TestKeeping:
             kept.keep(PAPER, Context(data=tmp_path), finished, tmp_path, ORIGIN)
         assert not list(tmp_path.rglob("*.json"))
 
+    def test_other_records_under_a_published_name_cannot_enter(self, tmp_path: Path) -> None:
+        """Catches a full run on a small or made-up file that is called as the published one is."""
+        (tmp_path / "wine_red.csv.gz").write_bytes(b"made up")
+        context = Context(data=tmp_path)
+        assert "copies that results are made on: wine_red.csv.gz" in context.stamp
+        with pytest.raises(Refusal, match="files that differ"):
+            kept.check_keeping(context)
+        (finished,) = base.run(PAPER, context)
+        assert finished.outcome.tables[0].stamp == context.stamp
+
     def test_a_stamped_file_is_refused_by_the_page(self, tmp_path: Path) -> None:
         (finished,) = base.run(PAPER, Context(quick=True))
         stamped = [base.table_values(table) for table in finished.outcome.tables]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 
 from confide import papers
 from confide.papers import dp_sep, mnist_best, protocol, sets
-from confide.papers.base import Context
+from confide.papers import dp_variational_dropout as variational
+from confide.papers.base import Context, PaperMeasure
 from confide.papers.dp_sep import fits
 from confide.papers.dp_sgmcmc import adult, teachers
+from confide.papers.dp_variational_dropout import printed
 
 QUICK = Context(quick=True, seeds=(0,), noise_seed=1)
 SIZES = "records|images|epochs|passes|steps|seeds|splits|teachers|units|draws|simulations|queries|clusters"
@@ -70,9 +73,30 @@ def test_notes_of_networks_follow_their_sizes(monkeypatch: pytest.MonkeyPatch) -
     assert "81 weights and 2000 records of wine_red" in dp_sep._noise_note([given], QUICK)
     monkeypatch.setattr(fits, "hidden_units", lambda name, context: 20)
     assert "161 weights" in dp_sep._noise_note([given], QUICK)
+    monkeypatch.setattr(fits, "PRINTED_CLIP", 7.5)
+    assert "clipped to 7.5 " in dp_sep._as_printed_note()
     monkeypatch.setattr(fits, "VARIATIONAL_EPOCHS", 11)
     assert "11 passes" in dp_sep._about(given, QUICK)
     assert fits._before("DP-VI", given, QUICK) == f"batch {fits.batch_of(given)}, clip {fits.CLIP:g}, 11 passes"
+
+
+def test_notes_of_falling_rates_follow_the_run() -> None:
+    """Catches a sentence about private rows that stands there whatever came out."""
+    setting = printed.PrintedSetting(10, 0.1, 1.0, 0.05)
+    rows = [("AC", 0.9, PaperMeasure((0.25, 0.75)), 1.0), (printed.OPEN, 0.9, PaperMeasure((0.95,)), math.inf)]
+    told = printed._reach(setting, [*rows, ("zCDP", 0.9, PaperMeasure((0.9,)), 1.0)])
+    assert "10 steps that fall as 1 / t^1 add up to 2.93 first rates" in told
+    assert told.endswith("private rows end between 0.500 and 0.900.")
+
+
+def test_notes_of_digits_follow_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, full = variational.pixels("digits", QUICK), replace(QUICK, quick=False)
+    before = variational._noise_amounts(data, full)
+    assert [one.split()[3] for one in before] == ["10", "1", "0.1"]
+    doubled = {epsilon: replace(one, clip=100 * one.clip) for epsilon, one in variational.SETTINGS["digits"].items()}
+    monkeypatch.setattr(variational, "SETTINGS", {"digits": doubled})
+    for one, other in zip(before, variational._noise_amounts(data, full), strict=True):
+        assert float(other.split()[0]) == pytest.approx(100 * float(one.split()[0]), rel=0.1)
 
 
 def test_notes_of_the_linear_classifier_follow_its_setting() -> None:

@@ -17,6 +17,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,13 @@ def load(name: str, directory: str | Path | None = None, *, verify: bool = False
     read = load_dataset(train, entry.schema.target, test=test, schema=entry.schema)
     pairs = splits(name, directory, verify=verify) if entry.has_splits else ()
     return DataSet(name, read.train, read.test, entry.schema.for_table(read.train), pairs)
+
+
+@cache
+def differing(directory: Path) -> tuple[str, ...]:
+    """The files of a directory that have a published name and are not the copy that the benchmarks were run on."""
+    found = [(name, directory / name) for name in _SHA256 if (directory / name).is_file()]
+    return tuple(name for name, path in found if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256[name])
 
 
 def splits(name: str, directory: str | Path | None = None, *, verify: bool = False) -> tuple[tuple[Array, Array], ...]:

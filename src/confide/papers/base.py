@@ -4,7 +4,8 @@ A table sets the paper's figure beside ours, with the sound epsilon of our run a
 measured over several seeds is a `PaperMeasure`: mean and standard deviation. Results are written after every
 experiment, so that a long run that is stopped loses nothing that was finished.
 
-A run that is no result (quick, or on stand-ins) says so in every table, figure, row and file: `Context.stamp`.
+A run that is no result (quick, on stand-ins, or on files that are called like the published ones and differ) says so
+in every table, figure, row and file: `Context.stamp`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from confide.data import catalogue
 from confide.errors import Refusal
 from confide.papers.parts import Parts, Value
 from confide.running.processes import in_processes
@@ -41,11 +43,20 @@ class PaperMeasure:
         return statistics.fmean(self.values)
 
     @property
+    def finite(self) -> bool:
+        """Whether no run fell apart."""
+        return all(math.isfinite(value) for value in self.values)
+
+    @property
     def deviation(self) -> float | None:
         """Sample standard deviation; None for a single seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
+        if len(self.values) < 2:
+            return None
+        return statistics.stdev(self.values) if self.finite else math.nan
 
     def __str__(self) -> str:
+        if not self.finite:
+            return "not finite"
         if self.deviation is None:
             return f"{self.mean:.{self.digits}f}"
         return f"{self.mean:.{self.digits}f} ± {self.deviation:.{self.digits}f}"
@@ -120,6 +131,8 @@ class Context:
         told = ["quick run: few seeds, short settings"] if self.quick else []
         told += ["stand-ins in place of the papers' data sets"] if self.data is None else []
         told += ["the noise was seeded"] if self.noise_seed is not None else []
+        others = () if self.data is None else catalogue.differing(self.data)
+        told += [f"files that differ from the copies that results are made on: {', '.join(others)}"] if others else []
         return f"Not a result ({'; '.join(told)})." if told else ""
 
 
@@ -403,13 +416,8 @@ def table_values(table: PaperTable) -> dict[str, Any]:
 def _cell_value(cell: Cell) -> Any:
     if isinstance(cell, PaperMeasure):
         values = [value if math.isfinite(value) else None for value in cell.values]
-        finite = all(math.isfinite(value) for value in cell.values)
-        return {
-            "values": values,
-            "digits": cell.digits,
-            "mean": cell.mean if finite else None,
-            "deviation": cell.deviation if finite else None,
-        }
+        mean, deviation = (cell.mean, cell.deviation) if cell.finite else (None, None)
+        return {"values": values, "digits": cell.digits, "mean": mean, "deviation": deviation}
     return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 

@@ -101,6 +101,12 @@ def _event(paper_run: PaperRun, noise_multiplier: float) -> GaussianEvent:
     return GaussianEvent(noise_multiplier, "poisson", paper_run.rate, paper_run.steps)
 
 
+def advanced_noise(name: str, epsilon: float) -> float:
+    """The noise multiplier that advanced composition asks for at a data set's rate and steps."""
+    (paper_run,) = (one for one in RUNS if one.name == name.upper())
+    return _noise(paper_run, AdvancedComposition(), epsilon)
+
+
 def _noise(paper_run: PaperRun, accountant: Accountant, epsilon: float) -> float:
     # Composing thousands of steps by PLD is the only costly price; calibration has a fast path for it.
     own = None if isinstance(accountant, PLD) else accountant
