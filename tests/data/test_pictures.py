@@ -46,6 +46,15 @@ def test_colour_alone_tells_two_pictures_apart() -> None:
     assert float((made(one) - made(other)).norm()) > 1
 
 
+def test_a_tint_of_the_whole_picture_is_told() -> None:
+    """Catches contrasts that are told without their mean alone: these differ by a tint and by nothing else."""
+    pictures = 0.3 + 0.2 * _pictures((1, 16, 16), rows=40).expand(-1, 3, -1, -1)
+    red, blue = (torch.tensor(colour)[:, None, None] for colour in ((0.1, 0.0, -0.1), (-0.1, 0.0, 0.1)))
+    made = PictureFeatures(3, 16, 16)
+    apart = (made(pictures + red) - made(pictures + blue)).mean(0)
+    assert float(apart.norm()) > 0.1 * LENGTH
+
+
 def test_one_record_does_not_touch_another() -> None:
     made = PictureFeatures(3, 20, 13)
     pictures = _pictures((3, 20, 13), rows=40)
@@ -65,6 +74,10 @@ def test_what_is_a_picture() -> None:
     assert not is_picture(None)
     assert image_shape((32, 40, 3)) == (3, 32, 40)
     assert image_shape((3, 32, 40)) == (3, 32, 40)
+    assert image_shape((1, 28, 28)) == image_shape((28, 28, 1)) == (1, 28, 28)
+    assert image_shape((24, 20, 2)) == image_shape((2, 24, 20)) == (2, 24, 20)
+    assert image_shape((16, 16, 5)) == (5, 16, 16)
+    assert image_shape((4, 16, 3)) == (3, 4, 16)
 
 
 def test_the_encoder_gives_the_same_features_for_channels_first_and_last() -> None:

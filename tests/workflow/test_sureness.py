@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +43,24 @@ def test_a_power_is_found_and_what_it_says_is_right(power: float) -> None:
     assert errors[0] < 0.02
     if power != 1:
         assert errors[1] > 2 * errors[0]
+
+
+@pytest.mark.parametrize("spread", [1.0, 2.0, 4.0])
+def test_what_lies_between_the_slopes_is_read_off_to_a_thousandth_of_the_records(spread: float) -> None:
+    """With many records it decides: an octave apart (the broken variant) they are off by .005 and bend good fits."""
+    generator = torch.Generator().manual_seed(4)
+    logits = spread * torch.randn(4000, CLASSES, generator=generator).double()
+    y, levels = torch.zeros(4000, 1, dtype=torch.long), torch.zeros(CLASSES).double()
+    law: Any = lambda slope, power=1.0: stretched(slope * logits, levels, power)  # noqa: E731
+    rows = sureness.told_by(law, y, levels)[:, : 3 * sureness.TOLD].reshape(4000, 3, -1).mean(0)
+    rows = rows / sureness.weights()[0] / torch.tensor(sureness.FLOOR_WEIGHTS)[:, None]
+    usual = law(sureness.SURENESS[sureness.USUAL]).amax(1, keepdim=True)
+    shares = torch.cat(sureness._sure_shares(usual), 1)
+    for slope in (0.65, 0.75, 0.95, 1.0, 1.1, 1.4, 2.0):
+        parts = sureness._pieces(torch.tensor([math.log(slope)], dtype=torch.float64))[0]
+        read = rows[:, 1 : len(sureness.SURENESS)] @ parts
+        exact = (shares * (law(slope).amax(1, keepdim=True) - usual)).mean(0)
+        assert float((read - exact).abs().max()) < 1e-3
 
 
 def test_noise_alone_stretches_nothing() -> None:

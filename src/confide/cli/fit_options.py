@@ -23,8 +23,8 @@ Train = Annotated[
     str,
     typer.Argument(
         metavar="TRAIN",
-        help="A file (.csv, .csv.gz, .parquet, .npz), an embedded set (digits, diabetes), or a benchmark's name "
-        "with --data.",
+        help="A file (.csv, .csv.gz, .parquet, .npz), a folder of pictures, an embedded set (digits, diabetes), "
+        "or a benchmark's name with --data.",
         show_default=False,
     ),
 ]
@@ -32,8 +32,8 @@ Trains = Annotated[
     list[str],
     typer.Argument(
         metavar="TRAIN",
-        help="A file (.csv, .csv.gz, .parquet, .npz), an embedded set (digits, diabetes), or a benchmark's name "
-        "with --data. Several .parquet files are one table.",
+        help="A file (.csv, .csv.gz, .parquet, .npz), a folder of pictures, an embedded set (digits, diabetes), "
+        "or a benchmark's name with --data. Several .parquet files are one table.",
         show_default=False,
     ),
 ]
@@ -99,8 +99,8 @@ MethodName = Annotated[
         "--method",
         metavar="NAME",
         help=f"The method; the list stands below. auto is the public rule: additive or tabular, "
-        f"{rules.LINEAR} for a linear model, {rules.SAMPLER} for other networks, more than two classes of more than "
-        f"{rules.MOST_COLUMNS} columns, and where batches or steps are given.",
+        f"{rules.PICTURES} for pictures, {rules.LINEAR} for a linear model, {rules.SAMPLER} for other networks, more "
+        f"than two classes of more than {rules.MOST_COLUMNS} columns, and where batches or steps are given.",
         rich_help_panel=RUN,
     ),
 ]

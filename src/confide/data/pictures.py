@@ -4,9 +4,10 @@
     size        a picture larger than LARGEST pixels is averaged down, one smaller than SMALLEST is enlarged
     channels    their mean, and for colours the contrasts between them: an orthogonal change of axes
     scattering  all coefficients of the mean, those of orders 0 and 1 of the contrasts (`scattering`)
-    scale       each group of channels to mean 0 and variance 1 over its coefficients (Wu and He, ECCV 2018), then all
-                of them together to one length: brightness and contrast of a picture are left out, and every record is
-                as long as any other, so that none is clipped more than another
+    scale       each group of channels to mean 0 and variance 1 over its coefficients (Wu and He, ECCV 2018)
+    tint        order 0 of the contrasts once more as it is: scaled like that, a picture that is red all over has no red
+    length      all of them together to one: brightness of a picture is left out, and every record is as long as any
+                other, so that none is clipped more than another
 
 No number here was learnt from a picture.
 """
@@ -36,6 +37,9 @@ GROUPS = 27
 FAINTEST = 1e-4
 """Variance of a contrast that is still normalised to 1. Rounding of whole numbers up to 255 leaves 1e-6 in what is
 meant to be grey."""
+BEND, TINT = 2.0, 3.0
+"""Of a tint c, between -1 and 1: it counts as TINT * sin(BEND * c), near a line where most pictures are. Without the
+factor it would be far below what scaled coefficients are, and learnt by large budgets alone; see docs/protocols.md."""
 LENGTH = 8.0
 """Of the features of every picture: a prior of scale 1 on weights then makes logits of about that size."""
 SCALES, ANGLES = 2, 8  # as in Oyallon and Mallat, CVPR 2015
@@ -59,8 +63,8 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """(h, w, 3) as image files have it, against (3, h, w) as networks want it."""
-    return shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4)
+    """(h, w, 3) as image files have it, against (3, h, w) as networks want it: pictures have few channels."""
+    return shape[2] < shape[0]
 
 
 @lru_cache(maxsize=8)
@@ -93,7 +97,7 @@ class PictureFeatures:
     def count(self) -> int:
         """Numbers of one picture."""
         places: int = math.prod(self.transform.places)
-        return places * (self.transform.channels + (self.shape[0] - 1) * self.contrast_channels)
+        return places * (self.transform.channels + (self.shape[0] - 1) * (self.contrast_channels + 1))
 
     @cached_property
     def contrasts(self) -> Tensor:
@@ -126,6 +130,7 @@ class PictureFeatures:
             coefficients = self.transform(off, orders=1)
             normed = F.group_norm(coefficients, self.contrast_channels, eps=FAINTEST)
             found.append(normed.reshape(len(pictures), -1))
+            found.append((TINT * (BEND * coefficients[:, 0]).sin()).reshape(len(pictures), -1))
         features = torch.cat(found, 1)
         scaled: Tensor = features * (LENGTH / features.norm(dim=1, keepdim=True).clamp(min=1e-6))
         return scaled

@@ -11,6 +11,7 @@ import numpy as np
 LARGEST, SMALLEST = 32, 16  # pixels of the longer side of what is scattered
 GROUPS = 27  # channels of the mean that are normalised together
 FAINTEST, SMALLEST_VARIANCE = 1e-4, 1e-10  # of a contrast, and of a group of the mean
+BEND, TINT = 2.0, 3.0  # of the contrasts as they are
 LENGTH = 8.0  # of the features of every picture
 SCALES, ANGLES = 2, 8  # as where the features were made for training
 BANDWIDTH, FREQUENCY = 0.8, 3 * math.pi / 4  # of a wavelet at scale 1
@@ -40,13 +41,15 @@ def _features(pictures: Any) -> Any:
         down, across = (_resized(a, b, larger) for a, b in zip((height, width), size, strict=True))
         pictures = down @ pictures @ across.T
     found = [_normed(_scattered(pictures.mean(1), 2), GROUPS, SMALLEST_VARIANCE)]
+    tints = []
     for place in range(1, channels):
         row = np.zeros(channels)
         row[:place], row[place] = 1.0, -place
         contrast = np.einsum("c,nchw->nhw", row / math.sqrt(place * (place + 1)), pictures)
         maps = _scattered(contrast, 1)
         found.append(_normed(maps, maps.shape[1], FAINTEST))
-    together = np.concatenate(found, 1)
+        tints.append(TINT * np.sin(BEND * maps[:, 0]).reshape(len(maps), -1))
+    together = np.concatenate([*found, *tints], 1)
     return together * (LENGTH / np.maximum(np.linalg.norm(together, axis=1, keepdims=True), 1e-6))
 
 
