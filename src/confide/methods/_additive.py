@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from confide.mechanism.clipping import Recordwise
 from confide.methods._additive_columns import MOMENTS, column_laws, moments
 from confide.methods._additive_levels import LEAST_WEIGHT, believed_shares
-from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, legible, normal_shares
+from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, fine, legible, normal_shares
 from confide.models.additive import (
     EVEN_SHARE,
     NUMBER,
@@ -30,7 +31,7 @@ from confide.models.additive import (
 )
 from confide.sources.queries import StatisticQuery
 
-Phase = Literal["scale", "together", "learn", "look"]
+Phase = Literal["scale", "together", "means", "learn", "look"]
 
 SCALE_SHARE = 0.06
 """Of all releases, and so of mu^2, goes to the histogram of all columns; looks at residuals cost the same each."""
@@ -59,21 +60,24 @@ class Schedule:
     phases: tuple[tuple[Phase, int], ...]
 
     @classmethod
-    def of(cls, steps: int, looks: int, together: bool = False) -> Schedule:
-        """looks      at residuals: 2 after a third of the steps and at the end, 1 the former alone, or 0
-        together   whether it is asked which columns move together, where there are looks"""
+    def of(cls, steps: int, looks: int, asked: Sequence[Phase] = ()) -> Schedule:
+        """looks   at residuals: 2 after a third of the steps and at the end, 1 the former alone, or 0
+        asked   after the histogram: where the middles of columns are, which columns move together"""
         share = max(1, round(SCALE_SHARE * steps))
         if steps < 3:
             return cls((("learn", steps),))
-        if not looks or steps < LEAST_STEPS:
-            return cls((("scale", share), ("learn", steps - share)))
-        left = steps - (1 + looks + together) * share
+        before: tuple[tuple[Phase, int], ...] = (("scale", share),)
+        if steps < LEAST_STEPS:
+            return cls((*before, ("learn", steps - share)))
+        before += tuple((phase, share) for phase in asked)
+        left = steps - (len(before) + looks) * share
+        if not looks:
+            return cls((*before, ("learn", left)))
         first = left // 3
         phases: tuple[tuple[Phase, int], ...] = (
-            ("scale", share), ("learn", first), ("look", share), ("learn", left - first), ("look", share)
+            ("learn", first), ("look", share), ("learn", left - first), ("look", share)
         )  # fmt: skip
-        asked: tuple[tuple[Phase, int], ...] = (("together", share),) if together else ()
-        return cls((*phases[:1], *asked, *phases[1 : 3 + looks]))
+        return cls((*before, *phases[: 2 + looks]))
 
     def at(self, step: int) -> tuple[Phase, int, int]:
         """The phase of a release, its place in the phase, and how many the phase has."""
@@ -233,10 +237,12 @@ def _column_shares(
 def answers_told(counts: Tensor, noise: float, records: float, classes: int | None) -> Tensor:
     """Shares of the classes, or of the bins of a number: those of a normal law where noise would drown single bins."""
     even = torch.full((len(counts),), 1 / len(counts), dtype=torch.float64)
-    if classes is None and not legible(noise, records):
-        return normal_shares(counts, noise, records)
     if classes is None:
-        return smoothed(counts[None], noise, records, even)[0]
+        law = normal_shares(counts, noise, records)
+        if not legible(noise, records) or not fine(noise, records, law):
+            return law
+        # Bounds may be a hundred times as wide as the target: an even share of them would seem to be most of its spread.
+        return (smoothed(counts[None], noise, records, even)[0] - EVEN_SHARE * even) / (1 - EVEN_SHARE)
     return even if math.isinf(noise) else believed_shares(counts / records, noise / records)[0]
 
 
@@ -260,14 +266,17 @@ def _empty() -> Tensor:
 
 def residuals(module: nn.Module, clip: float) -> StatisticQuery:
     """Of one record: the bin of its absolute residual, in norm the clip."""
-    borders = torch.tensor(EDGES, dtype=torch.float64)
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
-        distance = (module(x).reshape(-1).double() - y.reshape(-1).double()).abs()
+        bins = bin_of_residual(module(x).reshape(-1).double() - y.reshape(-1).double())
         rows = torch.zeros(len(x), len(EDGES) + 1, dtype=torch.float64)
-        return rows.scatter(1, torch.bucketize(distance, borders)[:, None], clip)
+        return rows.scatter(1, bins[:, None], clip)
 
     return StatisticQuery(Recordwise(answer, module), len(EDGES) + 1)
+
+
+def bin_of_residual(residual: Tensor) -> Tensor:
+    return torch.bucketize(residual.abs(), torch.tensor(EDGES, dtype=torch.float64))
 
 
 @cache
