@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from confide.methods import _additive_levels as levels
 from confide.methods import _additive_steps, _additive_target
 from confide.methods import additive as module
 from confide.methods._additive_columns import MOMENTS, column_laws, moments
+from confide.methods._additive_last_look import MEANS
 from confide.methods.additive import Additive
 from confide.models import networks
 from confide.models.additive import (
@@ -457,13 +459,14 @@ class TestBoundary:
         assert len(recorder.releases) == made.steps
         assert run.privacy.events == made.events()
         sizes = [len(release.sum) for release in recorder.releases]
-        assert sizes.count(len(parts.EDGES) + 1) == 2
+        assert sizes.count(len(parts.EDGES) + 1) == 1
+        assert sizes[-1] == len(parts.EDGES) + 1 + MEANS
         assert sizes[0] == parts.histogram_size(additive([0] * 5).recipe, _additive_target.TARGET_BINS)
 
     def test_the_schedule_is_public_and_complete(self) -> None:
         for steps in (*range(1, 40), 1000):
-            for looks, together in ((0, False), (1, False), (2, False), (1, True), (2, True)):
-                schedule = parts.Schedule.of(steps, looks, together)
+            for looks, asked in itertools.product((0, 1, 2), ((), ("means",), ("together",), ("means", "together"))):
+                schedule = parts.Schedule.of(steps, looks, asked)
                 assert sum(count for _, count in schedule.phases) == steps
                 assert schedule.learning >= 1
                 assert schedule.learnt(steps) == schedule.learning

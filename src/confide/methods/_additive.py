@@ -48,6 +48,9 @@ begin and need little, for a mean over all bins has eight times the noise of one
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """Of absolute residuals of a target scaled to [-1, 1], from a thousandth of its range up to all of it."""
 
+FAR = 3.5
+"""Deviations beyond which bins of residuals hold next to none: noise of all of them would be most of what is known of
+the 90 %, so that they count as far as they hold more than noise."""
 STEEP, USUAL_MOVE = 0.339, 0.2
 """By how much the share within the 90 % of a normal law grows with the logarithm of its scale; and by how much that
 logarithm differs, as a standard deviation, from one that is right for the 90 % of residuals that are not normal."""
@@ -241,8 +244,7 @@ def answers_told(counts: Tensor, noise: float, records: float, classes: int | No
         law = normal_shares(counts, noise, records)
         if not legible(noise, records) or not fine(noise, records, law):
             return law
-        # Bounds may be a hundred times as wide as the target: an even share of them would seem to be most of its spread.
-        return (smoothed(counts[None], noise, records, even)[0] - EVEN_SHARE * even) / (1 - EVEN_SHARE)
+        return smoothed(counts[None], noise, records, even)[0]
     return even if math.isinf(noise) else believed_shares(counts / records, noise / records)[0]
 
 
@@ -311,16 +313,19 @@ def _towards_ninety(counts: Tensor, noise: float, records: float, scale: float) 
     Counted from the far end, where few bins hold records. Between two edges the normal deviate of a share is about a
     line. What is found is shrunk by its error against the usual deviation of such a move.
     """
+    edges, wanted = torch.tensor(EDGES, dtype=torch.float64), NormalDist().inv_cdf(0.95)
+    far = int((edges < FAR * scale).sum()) + 1
+    held = REACH * noise * math.sqrt(max(0, len(counts) - far)) / max(1e-12, float(counts[far:].sum().abs()))
+    counts = torch.cat([counts[:far], max(0.0, 1 - held**2) * counts[far:]])
     beyond = counts.flip(0).cumsum(0).flip(0)[1:] / records  # of every edge
     deviates = torch.special.ndtri(1 - beyond.clamp(1e-4, 1 - 1e-4) / 2)
-    edges, wanted = torch.tensor(EDGES, dtype=torch.float64), NormalDist().inv_cdf(0.95)
     near = int((edges <= wanted * scale).sum())
     places = range(max(0, near - 3), min(near + 2, len(edges) - 1))  # twice as far and half as far
     place = next((place for place in reversed(places) if deviates[place] < wanted), places[0])
     steps = deviates[place + 1] - deviates[place]
     share = float(((wanted - deviates[place]) / steps).clamp(0, 1)) if steps > 0 else 0.5
     found = float(torch.lerp(edges[place], edges[place + 1], share)) / wanted
-    error = math.hypot(noise * math.sqrt(len(edges) - place), math.sqrt(0.09 * records)) / records / STEEP
+    error = math.hypot(noise * math.sqrt(max(1, far - 1 - place)), math.sqrt(0.09 * records)) / records / STEEP
     return math.log(found / scale) / (1 + (error / USUAL_MOVE) ** 2)
 
 

@@ -1,6 +1,6 @@
 """The last look at a number's residuals: how large they are, and whether what was learnt explains the target at all.
 
-The second is a line from what was learnt to the target, from five means over all records. Whatever went wrong before it,
+The second is a line from what was learnt to the target, from five means over all records. Whatever went wrong before,
 effects that say nothing come out as none of them, and a constant that was measured beside other weights is put right.
 """
 
@@ -14,20 +14,18 @@ from torch import Tensor
 
 from confide.mechanism.clipping import Recordwise
 from confide.methods._additive import EDGES, bin_of_residual
-from confide.models.additive import AdditiveNetwork
+from confide.models.additive import REACH, AdditiveNetwork
 from confide.sources.queries import StatisticQuery
 
-LINE_SHARE = 0.2
+LINE_SHARE = 0.1
 """Of the square of a record's norm in this look belongs to the line; to the bins of residuals the rest."""
 WIDEST = 2.5
 """Deviations from the constant that count at most, of the target and of what was learnt."""
-USUAL_SLOPE = 0.35
-"""By which the right multiple of what was learnt differs from 1 beforehand, as a standard deviation."""
-USUAL_LEVEL = 0.25
-"""Deviations of the target by which the constant is off beforehand."""
 MOST_EXPLAINED = 2.0
-"""Mean square of what was learnt, over that of the target, above which it cannot be meant: what explains a target varies
-less than the target itself. There means that are cut tell nothing of a line."""
+"""Mean square of what was learnt, over that of the target, above which it cannot be meant: what explains a target
+varies less than the target itself. There means that are cut tell nothing of a line."""
+USUAL = 0.3
+"""By which a level differs from 0, and a slope from 1, where something is wrong, as a standard deviation."""
 MEANS = 5
 LEAST_LEFT = 0.1
 """Part of the squares of residuals that a line leaves, at least."""
@@ -69,23 +67,25 @@ def parts_of(told: Tensor, noise: float) -> tuple[Tensor, float, Tensor, float]:
 def line_of(told: Tensor, noise: float) -> Line:
     """From the means over all records, each with that noise.
 
-    A slope is expected to be about 1 and a level about 0; both move as far as means tell more than noise.
+    A slope is 1 and a level 0 as far as means tell no more than noise: where nothing is wrong, looking costs nothing.
     """
     target, learnt = (float(one) * WIDEST for one in told[:2])
     own, product, square = (float(one) * WIDEST**2 for one in told[2:])
     error, errors = noise * WIDEST, noise * WIDEST**2
     if square > MOST_EXPLAINED * (max(own, 0.0) + 2 * errors) + 2 * errors:
-        return Line(_shrunk(target, error, USUAL_LEVEL), 0.0, 1.0)
+        return Line(_beyond(target, error), 0.0, 1.0)
     spread = max(square - learnt**2, 1e-6)
-    doubt = 2 * errors**2 + 2 * error**2 + 1e-12  # of product - spread, where the slope is about 1
-    gain = (USUAL_SLOPE * spread) ** 2 / ((USUAL_SLOPE * spread) ** 2 + doubt)
-    slope = min(max(1 + gain * (product - target * learnt - spread) / spread, 0.0), 1.0)
-    level = _shrunk(target - slope * learnt, math.sqrt(2) * error, USUAL_LEVEL)
+    missing = product - target * learnt - spread  # nothing, where the slope is 1
+    slope = 1 + _beyond(missing / spread, math.sqrt(2) * math.hypot(errors, error) / spread)
+    slope = min(max(slope, 0.0), 1.0)
+    level = _beyond(target - slope * learnt, math.sqrt(2) * error)
     before = own - 2 * product + square
-    after = before - (1 - slope) * ((1 + slope) * square - 2 * product) - level * (2 * (target - slope * learnt) - level)
+    after = before - (1 - slope) * ((1 + slope) * square - 2 * product)
+    after -= level * (2 * (target - slope * learnt) - level)
     kept = after / before if before > 4 * errors and after > 0 else 1.0
     return Line(level, slope, math.sqrt(min(max(kept, LEAST_LEFT), 1.0)))
 
 
-def _shrunk(found: float, error: float, usual: float) -> float:
-    return found * usual**2 / (usual**2 + error**2)
+def _beyond(found: float, error: float) -> float:
+    """What is more than noise of that size, and no larger than is likely."""
+    return found * max(0.0, 1 - (REACH * error / max(abs(found), 1e-300)) ** 2) / (1 + (error / USUAL) ** 2)

@@ -32,7 +32,7 @@ class AdditiveState:
     sums        of what the last steps have told of every weight, see `told`
     deviation   of the target around the network, for numbers
     before      position and gradient of the step before, for the curvature along the way
-    first       way from the origin and gradient of the first step
+    first       way from the origin of the first step, its gradient and the variance of its noise
     sharpest    curvature of the two steps before in units of the assumed one, at most
     waves_alike (numbers, waves, waves): correlations of every number's waves
     alike       the largest curvature so far that is no noise: how many columns move together, about

@@ -16,6 +16,9 @@ RATE, MOMENTUM, HORIZON = 0.3, 0.5, 4.8
 STABLE = 2.4
 """Rate times sharpest curvature that momentum bears with some room: the limit is 2 (1 + momentum)."""
 
+SURELY = 6.0
+"""Deviations of noise after which columns are said not to move together: a way that is mostly noise goes where they do
+not."""
 BEYOND = 1.5
 """How much sharper than what was met (see `steepness`) the sharpest direction may be: steps that are too long for it
 make it grow threefold and are then met in full, but residuals that are cut hide it once it is large."""
@@ -179,20 +182,18 @@ def sharpness(
 
 
 def along_the_way(first: tuple[Tensor, ...], sums: Tensor, curvature: Tensor) -> float:
-    """Curvature from the first step to where those were taken that count, over the assumed one, less two deviations of
-    noise.
+    """Curvature from the first step to where those were taken that count, over the assumed one, with SURELY deviations
+    of noise on top.
 
-    first   way from the origin, gradient, variance of its noise and what it has in common with the step that it made
-    sums    of the steps that count, see `told`
+    first   way from the origin, gradient and variance of its noise;  sums: of the steps that count, see `told`
     """
     weight = float(sums[0].max())
     way, change = ((one - before) * (curvature > 0) for one, before in zip(sums[1:] / weight, first[:2], strict=True))
     assumed = float((curvature * way.square()).sum())
     if assumed <= 0:
-        return 1.0
-    common, spread = (first[3] / (1 - MOMENTUM)).tolist()  # that step is followed by its momentum
-    doubt = 2 * math.hypot(math.sqrt(1 / weight + float(first[2])) * float(way.norm()), spread)
-    return max(1.0, (float((way * change).sum()) - common - doubt) / assumed)
+        return math.inf
+    noise = math.sqrt(1 / weight + float(first[2])) * float(way.norm())
+    return (float((way * change).sum()) + SURELY * noise) / assumed
 
 
 def steepness(before: tuple[Tensor, ...], gradient: Tensor, metric: StepMetric, assumed: float, noise: float) -> float:

@@ -15,8 +15,8 @@ numbers fill few bins, the fullest of which the narrowest law would explain best
 LEGIBLE = 0.05
 """Noise in the mean of a number, of half its declared range, up to which its bins are read one by one."""
 FINE = 0.3
-"""The same, of the deviation of the law that describes the number best: bins that are nothing but noise would seem to be
-the spread of a number that fills a hundredth of its range."""
+"""The same, of the deviation of the law that describes the number best: bins that are nothing but noise would seem to
+be the spread of a number that fills a hundredth of its range."""
 EXPECTED_MEAN, EXPECTED_SPREAD, SPREAD_DOUBT = 0.4, 0.3, 0.6
 """What a number is taken for before anything is known, in halves of its declared range: how far its mean may be from
 the middle, its deviation (a range of six or seven of them), and the deviation of the logarithm of that."""

@@ -143,7 +143,7 @@ def feature_correlations(recipe: AdditiveRecipe, alike: Tensor, between: Tensor)
     found[places[:, None], places] = between
     root, part = torch.eye(recipe.features, dtype=torch.float64), slice(1, 1 + numbers * waves)
     # By Gram and Schmidt, from the first wave on: of a number of five values the ninth wave is a sum of the first four.
-    # A number of two values has waves that are all the same, but for rounding.
+    # A number of few values has waves that are sums of others, as far as it is known where the values lie.
     values, vectors = torch.linalg.eigh(alike)
     room = vectors @ torch.diag_embed(values.clamp(min=1e-6)) @ vectors.mT
     scale = room.diagonal(dim1=1, dim2=2).rsqrt()

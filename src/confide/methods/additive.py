@@ -92,6 +92,8 @@ residuals are cut, and what a step says of a weight would depend on the way to i
 PINNED = 3.0
 """Weights are held back by the square of this times their final noise over what is expected of them: a step measures as
 much where little moves, and noise that is walked along is taken for curvature that is not there."""
+AS_ASSUMED = 1.25
+"""Curvature along the whole way, in units of the assumed one, up to which columns do not move together."""
 BEFORE = 1.5
 """Deviations of what is left at the first look that the target itself has, about."""
 USUAL_EFFECT, EXPLAINED = 0.5, 0.2
@@ -253,8 +255,8 @@ class Additive(Method):
         return constant, self._spread(problem, state)
 
     def _spread(self, problem: Problem, state: AdditiveState) -> float:
-        """Of a number, from the histogram and from the first look, which is the finer of the two: where bounds are wide,
-        the former is mostly noise."""
+        """Of a number, from the histogram and from the first look, which is the finer of the two: where bounds are
+        wide, the former is mostly noise."""
         return min(to_explain(problem, state.answers), BEFORE * state.looked)
 
     def _counted(
@@ -379,8 +381,8 @@ class Additive(Method):
         problem.position.copy_(((position - rate * velocity) / state.unit).flatten())
         state = replace(
             state, step=state.step + 1, velocity=velocity, sums=sums, sharpest=sharpest, alike=alike, steepest=steepest,
-            before=(position, gradient, shared := own_noise(noise, rate, metric)),
-            first=state.first or (away, gradient, torch.tensor(noise**2, dtype=torch.float64), shared),
+            before=(position, gradient, own_noise(noise, rate, metric)),
+            first=state.first or (away, gradient, torch.tensor(noise**2, dtype=torch.float64)),
         )  # fmt: skip
         return self._ready(problem, self._rested(problem, state, done))
 
@@ -476,9 +478,7 @@ class Additive(Method):
             return weighed_together(state, network_of(problem).recipe, curvature[0], *known)
         axes, alike = Axes.of(state.variances, state.waves_alike), self._alike(problem, state, curvature)
         curvature = curvature[:, :1] / state.variances[0] * axes.variances
-        found, noise = measured(
-            torch.cat([state.sums[:1], axes.along(state.sums[1:])]), curvature, alike, reached
-        )
+        found, noise = measured(torch.cat([state.sums[:1], axes.along(state.sums[1:])]), curvature, alike, reached)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         sampling = square * passed(problem) * free_part(len(found)) / curvature.clamp(min=1e-12)
         groups, usual, variance = network_of(problem).recipe.groups(), self._usual(problem, state), sampling + noise
@@ -493,14 +493,18 @@ class Additive(Method):
         return BelievedWeights(mean, doubt, scales, leverage)
 
     def _alike(self, problem: Problem, state: AdditiveState, curvature: Tensor) -> float:
-        """How many columns move together, about: along short ways, and of many columns along the whole way as well.
+        """How many columns move together, about, where it was not asked which.
 
         What holds weights near their start is undone by what steps measure. Along what columns have in common there is
-        less to undo, and the way from the start is long beside the noise of a step.
+        less to undo, by as many times as there are such columns, and nothing is learnt of that after the last step. So
+        of many columns it is taken for the middle between none and all of them, on a logarithmic scale, unless the
+        whole way shows that the curvature is the assumed one.
         """
         if state.loose is None or float(state.sums[0].max()) <= LEAST_WEIGHT:
             return state.alike
-        return max(state.alike, along_the_way(state.first, state.sums, curvature))
+        if along_the_way(state.first, state.sums, curvature) < AS_ASSUMED:
+            return state.alike
+        return max(state.alike, math.sqrt(len(network_of(problem).recipe.blocks)))
 
     def _shares(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor] | None:
         """Shares of the classes by all steps that count, and their deviations."""
