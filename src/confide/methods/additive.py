@@ -13,6 +13,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
     BelievedWeights,
+    Phase,
     Scale,
     Schedule,
     histogram,
@@ -239,8 +240,8 @@ class Additive(Method):
         steps, number = problem.plan.steps, isinstance(problem.likelihood, Gaussian)
         recipe, budget = network_of(problem).recipe, budget_of(problem) * math.sqrt(1 / problem.plan.steps)
         looks = (2 if self.noise == "learnt" else 1) if number else 0
-        means = middles_asked(recipe, budget)
-        return Schedule.of(steps, looks, ["means"] * means + ["together"] * (number and asked(recipe, budget)))
+        wanted: list[Phase] = ["means"] if middles_asked(recipe, budget) else []
+        return Schedule.of(steps, looks, [*wanted, "together"] if number and asked(recipe, budget) else wanted)
 
     def _looks(self, problem: Problem) -> bool:
         return self._schedule(problem).phases[-1][0] == "look"
@@ -278,8 +279,8 @@ class Additive(Method):
             doubt = noise / math.sqrt(share) / problem.records
             return replace(self._scaled(problem, scale, doubt), step=state.step)
         if phase == "together":
-            told = together_of(recipe, counts / problem.records, noise / problem.records, state.waves_alike)
-            return replace(state, together=told)
+            columns = together_of(recipe, counts / problem.records, noise / problem.records, state.waves_alike)
+            return replace(state, together=columns)
         if phase == "means":
             return self._centred(problem, state, counts / problem.records, noise / problem.records)
         line = Line()
