@@ -346,8 +346,8 @@ class TestStability:
         x = torch.rand(1500, 500, generator=generator) * (torch.rand(1500, 500, generator=generator) < 0.05) * 2 - 1
         y = (torch.rand(1500, generator=generator) < torch.sigmoid(4 * (x[:, :5] + 1).sum(1) - 1)).long()
         # 0.675 without learning; n mu is 200 and 2400, for 500 columns of which five say a little. What is held here is
-        # that it is not worse than what nothing would have been, as it was at 0.5 (.80 to .83). What is not known of 500
-        # columns' correlations costs .01 at 8, where .66 was reached before.
+        # that it is no worse than nothing, as it was at 0.5 (.80 to .83). What is not known of 500
+        # columns' correlations costs about .01 at 8, where less than .67 was held before.
         for epsilon, worst in ((0.5, 0.69), (8.0, 0.68)):
             found = fitted(x, y, additive([0] * 500, 1, waves=2), epsilon=epsilon).posterior
             assert log_loss(found, x, y) < worst

@@ -118,7 +118,9 @@ class Additive(Method):
     from the curvature that releases show along the way. Every step measures the weights: theta - g / H is where they
     belong, with the noise of that step alone, wherever steps have led. The posterior follows in closed form from the
     mean of these, weights of one column sharing a prior scale that is fitted; a column that says nothing beyond its
-    noise is shrunk away. Of a number one release more says which columns move together (`_additive_together`). Where a
+    noise is shrunk away. Of a number one release more says which columns move together (`_additive_together`), and the
+    last look at residuals also asks whether what was learnt explains the target (`_additive_last_look`). Of sixteen
+    columns or more one release says where the middles of all features are (`_additive_middles`). Where a
     budget is small, weights are held near their start, for steps that follow noise measure worse, and more of a
     record's norm belongs to the constant, so that odds over all records come out first.
 
