@@ -12,7 +12,7 @@ from torch import Tensor
 import confide
 from confide.data.schema import Schema
 from confide.methods import additive as module
-from confide.methods._additive_last_look import MEANS, Line, last_look, line_of, parts_of
+from confide.methods._additive_last_look import MEANS, TargetLine, last_look, line_of, parts_of
 from confide.methods._additive_middles import longest, loose_curvature, means, middles_of
 from confide.methods._additive_state import AdditiveState
 from confide.methods._additive_steps import along_the_way, largest_rate
@@ -159,7 +159,7 @@ def test_sparse_columns_do_not_run_away(epsilon: float) -> None:
 def test_without_the_rules_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: features are taken to be centred, and nobody looks at what was learnt."""
     monkeypatch.setattr(module, "middles_asked", lambda *_: False)
-    monkeypatch.setattr(module, "line_of", lambda *_: Line())
+    monkeypatch.setattr(module, "line_of", lambda *_: TargetLine())
     x, y = counts()
     assert max(rmse(fitted(x, y, epsilon), x, y) for epsilon in (0.3, 1.0)) > 1.5
 

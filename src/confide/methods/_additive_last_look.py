@@ -27,12 +27,13 @@ varies less than the target itself. There means that are cut tell nothing of a l
 USUAL = 0.3
 """By which a level differs from 0, and a slope from 1, where something is wrong, as a standard deviation."""
 MEANS = 5
+"""Of the target, of what was learnt, of both squares and of the product."""
 LEAST_LEFT = 0.1
 """Part of the squares of residuals that a line leaves, at least."""
 
 
 @dataclass(frozen=True)
-class Line:
+class TargetLine:
     """target = constant + level + slope effects, in the target's deviations; and what that leaves of residuals' own."""
 
     level: float = 0.0
@@ -64,7 +65,7 @@ def parts_of(told: Tensor, noise: float) -> tuple[Tensor, float, Tensor, float]:
     return told[:-MEANS] / bins, noise / bins, told[-MEANS:] / line, noise / line
 
 
-def line_of(told: Tensor, noise: float) -> Line:
+def line_of(told: Tensor, noise: float) -> TargetLine:
     """From the means over all records, each with that noise.
 
     A slope is 1 and a level 0 as far as means tell no more than noise: where nothing is wrong, looking costs nothing.
@@ -73,7 +74,7 @@ def line_of(told: Tensor, noise: float) -> Line:
     own, product, square = (float(one) * WIDEST**2 for one in told[2:])
     error, errors = noise * WIDEST, noise * WIDEST**2
     if square > MOST_EXPLAINED * (max(own, 0.0) + 2 * errors) + 2 * errors:
-        return Line(_beyond(target, error), 0.0, 1.0)
+        return TargetLine(_beyond(target, error), 0.0, 1.0)
     spread = max(square - learnt**2, 1e-6)
     missing = product - target * learnt - spread  # nothing, where the slope is 1
     slope = 1 + _beyond(missing / spread, math.sqrt(2) * math.hypot(errors, error) / spread)
@@ -83,7 +84,7 @@ def line_of(told: Tensor, noise: float) -> Line:
     after = before - (1 - slope) * ((1 + slope) * square - 2 * product)
     after -= level * (2 * (target - slope * learnt) - level)
     kept = after / before if before > 4 * errors and after > 0 else 1.0
-    return Line(level, slope, math.sqrt(min(max(kept, LEAST_LEFT), 1.0)))
+    return TargetLine(level, slope, math.sqrt(min(max(kept, LEAST_LEFT), 1.0)))
 
 
 def _beyond(found: float, error: float) -> float:

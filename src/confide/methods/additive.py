@@ -28,7 +28,7 @@ from confide.methods._additive import (
     target_share,
     told,
 )
-from confide.methods._additive_last_look import Line, last_look, line_of, parts_of
+from confide.methods._additive_last_look import TargetLine, last_look, line_of, parts_of
 from confide.methods._additive_levels import (
     LEAST_WEIGHT,
     constants_of,
@@ -285,7 +285,7 @@ class Additive(Method):
             return replace(state, together=columns)
         if phase == "means":
             return self._centred(problem, state, counts / problem.records, noise / problem.records)
-        line = Line()
+        line = TargetLine()
         if self._at_the_end(problem, state.step - 1):
             counts, noise, told, error = parts_of(counts, noise)
             line = line_of(told / problem.records, error / problem.records)
