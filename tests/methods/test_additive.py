@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from confide.methods import _additive_levels as levels
 from confide.methods import _additive_steps, _additive_target
 from confide.methods import additive as module
 from confide.methods._additive_columns import MOMENTS, column_laws, moments
+from confide.methods._additive_last_look import MEANS
 from confide.methods.additive import Additive
 from confide.models import networks
 from confide.models.additive import (
@@ -343,9 +345,10 @@ class TestStability:
         generator = torch.Generator().manual_seed(0)
         x = torch.rand(1500, 500, generator=generator) * (torch.rand(1500, 500, generator=generator) < 0.05) * 2 - 1
         y = (torch.rand(1500, generator=generator) < torch.sigmoid(4 * (x[:, :5] + 1).sum(1) - 1)).long()
-        # 0.675 without learning; n mu is 200 and 2400. At 0.5 it learns nothing yet and costs .80 to .83: what is held
-        # here is that it does not diverge, as one rate for any number of columns does.
-        for epsilon, worst in ((0.5, 0.90), (8.0, 0.67)):
+        # 0.675 without learning; n mu is 200 and 2400, for 500 columns of which five say a little. What is held here is
+        # that it is no worse than nothing, as it was at 0.5 (.80 to .83). What is not known of 500
+        # columns' correlations costs about .01 at 8, where less than .67 was held before.
+        for epsilon, worst in ((0.5, 0.69), (8.0, 0.68)):
             found = fitted(x, y, additive([0] * 500, 1, waves=2), epsilon=epsilon).posterior
             assert log_loss(found, x, y) < worst
 
@@ -457,13 +460,14 @@ class TestBoundary:
         assert len(recorder.releases) == made.steps
         assert run.privacy.events == made.events()
         sizes = [len(release.sum) for release in recorder.releases]
-        assert sizes.count(len(parts.EDGES) + 1) == 2
+        assert sizes.count(len(parts.EDGES) + 1) == 1
+        assert sizes[-1] == len(parts.EDGES) + 1 + MEANS
         assert sizes[0] == parts.histogram_size(additive([0] * 5).recipe, _additive_target.TARGET_BINS)
 
     def test_the_schedule_is_public_and_complete(self) -> None:
         for steps in (*range(1, 40), 1000):
-            for looks, together in ((0, False), (1, False), (2, False), (1, True), (2, True)):
-                schedule = parts.Schedule.of(steps, looks, together)
+            for looks, asked in itertools.product((0, 1, 2), ((), ("means",), ("together",), ("means", "together"))):
+                schedule = parts.Schedule.of(steps, looks, asked)
                 assert sum(count for _, count in schedule.phases) == steps
                 assert schedule.learning >= 1
                 assert schedule.learnt(steps) == schedule.learning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from confide.mechanism.clipping import Recordwise
 from confide.methods._additive_columns import MOMENTS, column_laws, moments
 from confide.methods._additive_levels import LEAST_WEIGHT, believed_shares
-from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, legible, normal_shares
+from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, fine, legible, normal_shares
 from confide.models.additive import (
     EVEN_SHARE,
     NUMBER,
@@ -30,7 +31,7 @@ from confide.models.additive import (
 )
 from confide.sources.queries import StatisticQuery
 
-Phase = Literal["scale", "together", "learn", "look"]
+Phase = Literal["scale", "together", "means", "learn", "look"]
 
 SCALE_SHARE = 0.06
 """Of all releases, and so of mu^2, goes to the histogram of all columns; looks at residuals cost the same each."""
@@ -47,6 +48,9 @@ begin and need little, for a mean over all bins has eight times the noise of one
 EDGES = tuple(2.0 * 2 ** (-step / 2) for step in range(20, -1, -1))
 """Of absolute residuals of a target scaled to [-1, 1], from a thousandth of its range up to all of it."""
 
+FAR = 3.5
+"""Deviations beyond which bins of residuals hold next to none: noise of all of them would be most of what is known of
+the 90 %, so that they count as far as they hold more than noise."""
 STEEP, USUAL_MOVE = 0.339, 0.2
 """By how much the share within the 90 % of a normal law grows with the logarithm of its scale; and by how much that
 logarithm differs, as a standard deviation, from one that is right for the 90 % of residuals that are not normal."""
@@ -59,21 +63,24 @@ class Schedule:
     phases: tuple[tuple[Phase, int], ...]
 
     @classmethod
-    def of(cls, steps: int, looks: int, together: bool = False) -> Schedule:
-        """looks      at residuals: 2 after a third of the steps and at the end, 1 the former alone, or 0
-        together   whether it is asked which columns move together, where there are looks"""
+    def of(cls, steps: int, looks: int, asked: Sequence[Phase] = ()) -> Schedule:
+        """looks   at residuals: 2 after a third of the steps and at the end, 1 the former alone, or 0
+        asked   after the histogram: where the middles of columns are, which columns move together"""
         share = max(1, round(SCALE_SHARE * steps))
         if steps < 3:
             return cls((("learn", steps),))
-        if not looks or steps < LEAST_STEPS:
-            return cls((("scale", share), ("learn", steps - share)))
-        left = steps - (1 + looks + together) * share
+        before: tuple[tuple[Phase, int], ...] = (("scale", share),)
+        if steps < LEAST_STEPS:
+            return cls((*before, ("learn", steps - share)))
+        before += tuple((phase, share) for phase in asked)
+        left = steps - (len(before) + looks) * share
+        if not looks:
+            return cls((*before, ("learn", left)))
         first = left // 3
         phases: tuple[tuple[Phase, int], ...] = (
-            ("scale", share), ("learn", first), ("look", share), ("learn", left - first), ("look", share)
+            ("learn", first), ("look", share), ("learn", left - first), ("look", share)
         )  # fmt: skip
-        asked: tuple[tuple[Phase, int], ...] = (("together", share),) if together else ()
-        return cls((*phases[:1], *asked, *phases[1 : 3 + looks]))
+        return cls((*before, *phases[: 2 + looks]))
 
     def at(self, step: int) -> tuple[Phase, int, int]:
         """The phase of a release, its place in the phase, and how many the phase has."""
@@ -233,9 +240,10 @@ def _column_shares(
 def answers_told(counts: Tensor, noise: float, records: float, classes: int | None) -> Tensor:
     """Shares of the classes, or of the bins of a number: those of a normal law where noise would drown single bins."""
     even = torch.full((len(counts),), 1 / len(counts), dtype=torch.float64)
-    if classes is None and not legible(noise, records):
-        return normal_shares(counts, noise, records)
     if classes is None:
+        law = normal_shares(counts, noise, records)
+        if not legible(noise, records) or not fine(noise, records, law):
+            return law
         return smoothed(counts[None], noise, records, even)[0]
     return even if math.isinf(noise) else believed_shares(counts / records, noise / records)[0]
 
@@ -260,14 +268,17 @@ def _empty() -> Tensor:
 
 def residuals(module: nn.Module, clip: float) -> StatisticQuery:
     """Of one record: the bin of its absolute residual, in norm the clip."""
-    borders = torch.tensor(EDGES, dtype=torch.float64)
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
-        distance = (module(x).reshape(-1).double() - y.reshape(-1).double()).abs()
+        bins = bin_of_residual(module(x).reshape(-1).double() - y.reshape(-1).double())
         rows = torch.zeros(len(x), len(EDGES) + 1, dtype=torch.float64)
-        return rows.scatter(1, torch.bucketize(distance, borders)[:, None], clip)
+        return rows.scatter(1, bins[:, None], clip)
 
     return StatisticQuery(Recordwise(answer, module), len(EDGES) + 1)
+
+
+def bin_of_residual(residual: Tensor) -> Tensor:
+    return torch.bucketize(residual.abs(), torch.tensor(EDGES, dtype=torch.float64))
 
 
 @cache
@@ -302,16 +313,19 @@ def _towards_ninety(counts: Tensor, noise: float, records: float, scale: float) 
     Counted from the far end, where few bins hold records. Between two edges the normal deviate of a share is about a
     line. What is found is shrunk by its error against the usual deviation of such a move.
     """
+    edges, wanted = torch.tensor(EDGES, dtype=torch.float64), NormalDist().inv_cdf(0.95)
+    far = int((edges < FAR * scale).sum()) + 1
+    held = REACH * noise * math.sqrt(max(0, len(counts) - far)) / max(1e-12, float(counts[far:].sum().abs()))
+    counts = torch.cat([counts[:far], max(0.0, 1 - held**2) * counts[far:]])
     beyond = counts.flip(0).cumsum(0).flip(0)[1:] / records  # of every edge
     deviates = torch.special.ndtri(1 - beyond.clamp(1e-4, 1 - 1e-4) / 2)
-    edges, wanted = torch.tensor(EDGES, dtype=torch.float64), NormalDist().inv_cdf(0.95)
     near = int((edges <= wanted * scale).sum())
     places = range(max(0, near - 3), min(near + 2, len(edges) - 1))  # twice as far and half as far
     place = next((place for place in reversed(places) if deviates[place] < wanted), places[0])
     steps = deviates[place + 1] - deviates[place]
     share = float(((wanted - deviates[place]) / steps).clamp(0, 1)) if steps > 0 else 0.5
     found = float(torch.lerp(edges[place], edges[place + 1], share)) / wanted
-    error = math.hypot(noise * math.sqrt(len(edges) - place), math.sqrt(0.09 * records)) / records / STEEP
+    error = math.hypot(noise * math.sqrt(max(1, far - 1 - place)), math.sqrt(0.09 * records)) / records / STEEP
     return math.log(found / scale) / (1 + (error / USUAL_MOVE) ** 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,11 +32,15 @@ class AdditiveState:
     sums        of what the last steps have told of every weight, see `told`
     deviation   of the target around the network, for numbers
     before      position and gradient of the step before, for the curvature along the way
+    first       way from the origin of the first step, its gradient and the variance of its noise
     sharpest    curvature of the two steps before in units of the assumed one, at most
     waves_alike (numbers, waves, waves): correlations of every number's waves
     alike       the largest curvature so far that is no noise: how many columns move together, about
     together    which columns move together, where it was asked
     steepest    the sharpest curvature that any way had a part in
+    loose       (features,): variances of what is unknown of the features' middles, where they were asked for
+    looked      deviation that the first look at residuals found
+    line        from what was learnt to the target, as the last look tells
     """
 
     step: int
@@ -52,11 +57,15 @@ class AdditiveState:
     sums: Tensor = field(repr=False)
     waves_alike: Tensor = field(repr=False)
     before: tuple[Tensor, ...] = field(default=(), repr=False)
+    first: tuple[Tensor, ...] = field(default=(), repr=False)
     sharpest: tuple[float, ...] = ()
     alike: float = 1.0
     together: Together | None = field(default=None, repr=False)
     steepest: float = 1.0
     gathered: Tensor | None = field(default=None, repr=False)
+    loose: Tensor | None = field(default=None, repr=False)
+    looked: float = math.inf
+    line: tuple[float, float] = (0.0, 1.0)
 
 
 def origin_of(state: AdditiveState) -> Tensor:

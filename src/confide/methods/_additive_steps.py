@@ -16,6 +16,9 @@ RATE, MOMENTUM, HORIZON = 0.3, 0.5, 4.8
 STABLE = 2.4
 """Rate times sharpest curvature that momentum bears with some room: the limit is 2 (1 + momentum)."""
 
+SURELY = 6.0
+"""Deviations of noise after which columns are said not to move together: a way that is mostly noise goes where they do
+not."""
 BEYOND = 1.5
 """How much sharper than what was met (see `steepness`) the sharpest direction may be: steps that are too long for it
 make it grow threefold and are then met in full, but residuals that are cut hide it once it is large."""
@@ -178,6 +181,21 @@ def sharpness(
     return (*sharpest, found + doubt)[-2:], max(alike, found - doubt)
 
 
+def along_the_way(first: tuple[Tensor, ...], sums: Tensor, curvature: Tensor) -> float:
+    """Curvature from the first step to where those were taken that count, over the assumed one, with SURELY deviations
+    of noise on top.
+
+    first   way from the origin, gradient and variance of its noise;  sums: of the steps that count, see `told`
+    """
+    weight = float(sums[0].max())
+    way, change = ((one - before) * (curvature > 0) for one, before in zip(sums[1:] / weight, first[:2], strict=True))
+    assumed = float((curvature * way.square()).sum())
+    if assumed <= 0:
+        return math.inf
+    noise = math.sqrt(1 / weight + float(first[2])) * float(way.norm())
+    return (float((way * change).sum()) + SURELY * noise) / assumed
+
+
 def steepness(before: tuple[Tensor, ...], gradient: Tensor, metric: StepMetric, assumed: float, noise: float) -> float:
     """How much a gradient has changed over the last way, both in units of what steps are divided by, less what may be
     noise: no more than the sharpest curvature there is, and close to it where a way had any part in its direction.
@@ -194,15 +212,22 @@ def steepness(before: tuple[Tensor, ...], gradient: Tensor, metric: StepMetric, 
 
 
 def largest_rate(
-    recipe: AdditiveRecipe, sharpest: tuple[float, ...], steepest: float, pull: Tensor, steps: int
+    recipe: AdditiveRecipe,
+    sharpest: tuple[float, ...],
+    steepest: float,
+    pull: Tensor,
+    steps: int,
+    loose: float = 0.0,
 ) -> float:
     """At most STABLE over the sharpest curvature there can be, of so many steps of learning.
 
     Features of one column are uncorrelated once steps are divided, those of different columns may be all the same: the
     curvature is at most the sum of the columns' own, in units of what steps are divided by, and the constant's. What
     the last steps met counts twice, for other directions may be sharper, and what any way had a part in by a half more.
+    Features that are not in the middle have a `loose` curvature on top; it is known beforehand, and where residuals are
+    cut no step meets it.
     """
-    most = sum(float(pull[:, group].max()) for group in [slice(0, 1), *recipe.groups()])
+    most = loose + sum(float(pull[:, group].max()) for group in [slice(0, 1), *recipe.groups()])
     if sharpest:
-        most = min(most, max(2 * max(sharpest), BEYOND * steepest, 1.0))
+        most = min(most, max(2 * max(sharpest), BEYOND * steepest, 1.0 + loose))
     return min(RATE, HORIZON / steps, STABLE / most)

@@ -14,6 +14,9 @@ POOLED, WORSE = 8, 20.0
 numbers fill few bins, the fullest of which the narrowest law would explain best."""
 LEGIBLE = 0.05
 """Noise in the mean of a number, of half its declared range, up to which its bins are read one by one."""
+FINE = 0.3
+"""The same, of the deviation of the law that describes the number best: bins that are nothing but noise would seem to
+be the spread of a number that fills a hundredth of its range."""
 EXPECTED_MEAN, EXPECTED_SPREAD, SPREAD_DOUBT = 0.4, 0.3, 0.6
 """What a number is taken for before anything is known, in halves of its declared range: how far its mean may be from
 the middle, its deviation (a range of six or seven of them), and the deviation of the logarithm of that."""
@@ -23,6 +26,13 @@ NOT_NORMAL = 0.1
 
 def legible(noise: float, records: float) -> bool:
     return noise * math.sqrt(TARGET_BINS / 3) <= LEGIBLE * records
+
+
+def fine(noise: float, records: float, shares: Tensor) -> bool:
+    """Whether bins are read one by one for a number that has about these shares."""
+    middles = (torch.arange(TARGET_BINS, dtype=torch.float64) + 0.5) / TARGET_BINS * 2 - 1
+    spread = (shares * (middles - shares @ middles).square()).sum().sqrt()
+    return noise * math.sqrt(TARGET_BINS / 3) <= FINE * float(spread) * records
 
 
 def normal_shares(counts: Tensor, noise: float, records: float) -> Tensor:

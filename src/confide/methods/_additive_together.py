@@ -143,7 +143,11 @@ def feature_correlations(recipe: AdditiveRecipe, alike: Tensor, between: Tensor)
     found[places[:, None], places] = between
     root, part = torch.eye(recipe.features, dtype=torch.float64), slice(1, 1 + numbers * waves)
     # By Gram and Schmidt, from the first wave on: of a number of five values the ninth wave is a sum of the first four.
-    room = (alike + 1e-6 * torch.eye(waves, dtype=torch.float64)) / (1 + 1e-6)
+    # A number of few values has waves that are sums of others, as far as it is known where the values lie.
+    values, vectors = torch.linalg.eigh(alike)
+    room = vectors @ torch.diag_embed(values.clamp(min=1e-6)) @ vectors.mT
+    scale = room.diagonal(dim1=1, dim2=2).rsqrt()
+    room = scale[:, :, None] * room * scale[:, None, :]
     root[part, part] = torch.block_diag(*torch.linalg.cholesky(room))
     whole: Tensor = root @ found @ root.mT
     return whole

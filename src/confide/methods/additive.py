@@ -13,6 +13,7 @@ from confide.data.schema import Schema
 from confide.errors import Refusal
 from confide.methods._additive import (
     BelievedWeights,
+    Phase,
     Scale,
     Schedule,
     histogram,
@@ -27,12 +28,16 @@ from confide.methods._additive import (
     target_share,
     told,
 )
+from confide.methods._additive_last_look import TargetLine, last_look, line_of, parts_of
 from confide.methods._additive_levels import (
+    LEAST_WEIGHT,
     constants_of,
     free_part,
     own_residuals,
     shares_of,
 )
+from confide.methods._additive_middles import asked as middles_asked
+from confide.methods._additive_middles import loose_curvature, means, middles_of
 from confide.methods._additive_problem import (
     CUT,
     FLATTEST,
@@ -59,7 +64,15 @@ from confide.methods._additive_problem import (
     within,
 )
 from confide.methods._additive_state import AdditiveState, held_at, origin_of, reached_by, spread_of
-from confide.methods._additive_steps import MOMENTUM, Axes, StepMetric, largest_rate, sharpness, steepness
+from confide.methods._additive_steps import (
+    MOMENTUM,
+    Axes,
+    StepMetric,
+    along_the_way,
+    largest_rate,
+    sharpness,
+    steepness,
+)
 from confide.methods._additive_target import legible
 from confide.methods._additive_together import asked, products, together_of, weighed_together
 from confide.methods.base import Method, Problem
@@ -80,6 +93,10 @@ residuals are cut, and what a step says of a weight would depend on the way to i
 PINNED = 3.0
 """Weights are held back by the square of this times their final noise over what is expected of them: a step measures as
 much where little moves, and noise that is walked along is taken for curvature that is not there."""
+AS_ASSUMED = 1.25
+"""Curvature along the whole way, in units of the assumed one, up to which columns do not move together."""
+BEFORE = 1.5
+"""Deviations of what is left at the first look that the target itself has, about."""
 USUAL_EFFECT, EXPLAINED = 0.5, 0.2
 """Size of a column's weights that is expected beforehand, in logits or in deviations of the target; and the square of
 what all columns together are expected to explain, in the same units: of many columns each says less."""
@@ -101,7 +118,9 @@ class Additive(Method):
     from the curvature that releases show along the way. Every step measures the weights: theta - g / H is where they
     belong, with the noise of that step alone, wherever steps have led. The posterior follows in closed form from the
     mean of these, weights of one column sharing a prior scale that is fitted; a column that says nothing beyond its
-    noise is shrunk away. Of a number one release more says which columns move together (`_additive_together`). Where a
+    noise is shrunk away. Of a number one release more says which columns move together (`_additive_together`), and the
+    last look at residuals also asks whether what was learnt explains the target (`_additive_last_look`). Of sixteen
+    columns or more one release says where the middles of all features are (`_additive_middles`). Where a
     budget is small, weights are held near their start, for steps that follow noise measure worse, and more of a
     record's norm belongs to the constant, so that odds over all records come out first.
 
@@ -175,8 +194,11 @@ class Additive(Method):
         self.show(problem, state)
         if phase == "together":
             return products(network, state.variances * state.unit**2, clip)
+        if phase == "means":
+            return means(network, clip)
         if phase == "look":
-            return residuals(network, clip)
+            last = self._at_the_end(problem, state.step)
+            return last_look(network, *self._target(problem, state), clip) if last else residuals(network, clip)
         return GradientQuery(network, self._likelihood(problem, state).loss)
 
     def tell(self, problem: Problem, state: AdditiveState, release: Release) -> AdditiveState:
@@ -193,7 +215,7 @@ class Additive(Method):
     def posterior(self, problem: Problem, state: AdditiveState) -> AdditiveGaussian:
         network = network_of(problem)
         self.show(problem, state)
-        mean, variance, scales, leverage = self._belief(problem, state)
+        mean, variance, scales, leverage = self._along_the_line(problem, state, self._belief(problem, state))
         used = int((state.variances[1 : 1 + network.recipe.waves] > 0).sum()) if network.recipe.numbers else 0
         facts: dict[str, Any] = {
             "columns": len(network.recipe.blocks),
@@ -217,13 +239,28 @@ class Additive(Method):
     # -- scale and looks -------------------------------------------------------------------------------------------
 
     def _schedule(self, problem: Problem) -> Schedule:
-        steps, looks = problem.plan.steps, 2 if self.noise == "learnt" else 1
-        if not isinstance(problem.likelihood, Gaussian):
-            return Schedule.of(steps, 0)
-        return Schedule.of(steps, looks, asked(network_of(problem).recipe, budget_of(problem) * math.sqrt(1 / steps)))
+        steps, number = problem.plan.steps, isinstance(problem.likelihood, Gaussian)
+        recipe, budget = network_of(problem).recipe, budget_of(problem) * math.sqrt(1 / problem.plan.steps)
+        looks = (2 if self.noise == "learnt" else 1) if number else 0
+        wanted: list[Phase] = ["means"] if middles_asked(recipe, budget) else []
+        return Schedule.of(steps, looks, [*wanted, "together"] if number and asked(recipe, budget) else wanted)
 
     def _looks(self, problem: Problem) -> bool:
         return self._schedule(problem).phases[-1][0] == "look"
+
+    def _at_the_end(self, problem: Problem, step: int) -> bool:
+        """Whether what is asked then is asked of what the posterior will be."""
+        return self._looks(problem) and step >= problem.plan.steps - self._schedule(problem).phases[-1][1]
+
+    def _target(self, problem: Problem, state: AdditiveState) -> tuple[float, float]:
+        """The constant of a number as the network has it, and the number's deviation, about."""
+        constant = float(problem.position[0]) * state.unit * constant_of(problem, state.answers)
+        return constant, self._spread(problem, state)
+
+    def _spread(self, problem: Problem, state: AdditiveState) -> float:
+        """Of a number, from the histogram and from the first look, which is the finer of the two: where bounds are
+        wide, the former is mostly noise."""
+        return min(to_explain(problem, state.answers), BEFORE * state.looked)
 
     def _counted(
         self,
@@ -244,13 +281,32 @@ class Additive(Method):
             doubt = noise / math.sqrt(share) / problem.records
             return replace(self._scaled(problem, scale, doubt), step=state.step)
         if phase == "together":
-            told = together_of(recipe, counts / problem.records, noise / problem.records, state.waves_alike)
-            return replace(state, together=told)
+            columns = together_of(recipe, counts / problem.records, noise / problem.records, state.waves_alike)
+            return replace(state, together=columns)
+        if phase == "means":
+            return self._centred(problem, state, counts / problem.records, noise / problem.records)
+        line = TargetLine()
+        if self._at_the_end(problem, state.step - 1):
+            counts, noise, told, error = parts_of(counts, noise)
+            line = line_of(told / problem.records, error / problem.records)
         # What is left to explain is no more than there was, where that could be told.
         told_of = legible(noise / math.sqrt(self._target_share(problem)), problem.records)
         most = min(LARGEST, to_explain(problem, state.answers) * (1 if told_of else 2))
         found = min(most, residual_scale(counts, noise, problem.records, state.deviation))
-        return self._ready(problem, replace(state, deviation=found))
+        looked = found if state.looked == math.inf else state.looked
+        told_line = (line.level, line.slope)
+        return self._ready(problem, replace(state, deviation=found * line.left, line=told_line, looked=looked))
+
+    def _centred(self, problem: Problem, state: AdditiveState, told: Tensor, noise: float) -> AdditiveState:
+        """The state at the start of learning, once it is known where the middles of all features are."""
+        amplitudes = amplitudes_of(problem, self.smoothness, state.answers) * (state.variances > 0)
+        squares = amplitudes.square()
+        found = middles_of(network_of(problem).recipe, told, noise, state, amplitudes)
+        variances = torch.minimum(state.variances / squares.clamp(min=1e-300), found.variances)
+        variances[0] = 1.0
+        scale = Scale(state.heights, found.centres, variances, state.answers, state.waves_alike)
+        made = self._scaled(problem, scale, 0.0)
+        return replace(made, step=state.step, start_doubt=state.start_doubt, loose=found.doubts * squares)
 
     def _target_share(self, problem: Problem) -> float:
         (_, count), *_ = self._schedule(problem).phases
@@ -316,7 +372,8 @@ class Additive(Method):
         unit = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         shaken = tremor(state.variances, noise, curvature + prior, divisor) / (1 - MOMENTUM) / unit
         learning = self._schedule(problem).learning
-        most = largest_rate(network_of(problem).recipe, sharpest, steepest, curvature / divisor, learning)
+        loose = 0.0 if state.loose is None else loose_curvature(curvature, state.variances, state.loose, divisor)
+        most = largest_rate(network_of(problem).recipe, sharpest, steepest, curvature / divisor, learning, loose)
         rate = min(most, TREMOR**2 / max(shaken, 1e-30))
         done = self._schedule(problem).learnt(state.step) + 1
         away = position - origin_of(state)
@@ -328,6 +385,7 @@ class Additive(Method):
         state = replace(
             state, step=state.step + 1, velocity=velocity, sums=sums, sharpest=sharpest, alike=alike, steepest=steepest,
             before=(position, gradient, own_noise(noise, rate, metric)),
+            first=state.first or (away, gradient, torch.tensor(noise**2, dtype=torch.float64)),
         )  # fmt: skip
         return self._ready(problem, self._rested(problem, state, done))
 
@@ -396,6 +454,16 @@ class Additive(Method):
         mean[:, 0], doubt[:, 0] = level / constant - origin[:, 0], error / constant**2
         return BelievedWeights(mean + origin, doubt, scales, leverage)
 
+    def _along_the_line(self, problem: Problem, state: AdditiveState, belief: BelievedWeights) -> BelievedWeights:
+        """What is believed in the end, once it is known how the target follows what was learnt."""
+        level, slope = state.line
+        if not isinstance(problem.likelihood, Gaussian):
+            return belief
+        mean, variance = slope * belief.mean, slope**2 * belief.variance
+        constant = level * self._spread(problem, state) / constant_of(problem, state.answers)
+        mean[:, 0], variance[:, 0] = belief.mean[:, 0] + constant, belief.variance[:, 0]
+        return belief._replace(mean=mean, variance=variance)
+
     def _own_level(self, problem: Problem, state: AdditiveState, bend: Tensor) -> tuple[Tensor, Tensor]:
         """Constants by a Newton step from where the steps that count were taken, and their variances by noise."""
         constant, clip = constant_of(problem, state.answers), clip_share(problem)
@@ -411,23 +479,35 @@ class Additive(Method):
         if state.together is not None:
             known = state.deviation**2 * passed(problem), self._usual(problem, state)
             return weighed_together(state, network_of(problem).recipe, curvature[0], *known)
-        axes = Axes.of(state.variances, state.waves_alike)
+        axes, alike = Axes.of(state.variances, state.waves_alike), self._alike(problem, state, curvature)
         curvature = curvature[:, :1] / state.variances[0] * axes.variances
-        found, noise = measured(
-            torch.cat([state.sums[:1], axes.along(state.sums[1:])]), curvature, state.alike, reached
-        )
+        found, noise = measured(torch.cat([state.sums[:1], axes.along(state.sums[1:])]), curvature, alike, reached)
         square = state.deviation**2 if isinstance(problem.likelihood, Gaussian) else 1.0
         sampling = square * passed(problem) * free_part(len(found)) / curvature.clamp(min=1e-12)
         groups, usual, variance = network_of(problem).recipe.groups(), self._usual(problem, state), sampling + noise
         # Records say more of columns that move together than of each by itself: the former decides how much of them
         # is believed, the latter how wide a band is. Noise is alike for all.
-        mean, _, scales = shrunk(found, sampling / state.alike + noise, groups, usual)
+        mean, _, scales = shrunk(found, sampling / alike + noise, groups, usual)
         _, doubt, _ = shrunk(found, variance, groups, usual)
-        leverage = leverage_of(mean, found, curvature, axes.variances, state.alike)
+        leverage = leverage_of(mean, found, curvature, axes.variances, alike)
         mean, doubt = axes.back(mean), axes.variances_back(doubt)
         unused = state.variances == 0
         mean[:, unused], doubt[:, unused] = 0.0, 0.0
         return BelievedWeights(mean, doubt, scales, leverage)
+
+    def _alike(self, problem: Problem, state: AdditiveState, curvature: Tensor) -> float:
+        """How many columns move together, about, where it was not asked which.
+
+        What holds weights near their start is undone by what steps measure. Along what columns have in common there is
+        less to undo, by as many times as there are such columns, and nothing is learnt of that after the last step. So
+        of many columns it is taken for the middle between none and all of them, on a logarithmic scale, unless the
+        whole way shows that the curvature is the assumed one.
+        """
+        if state.loose is None or float(state.sums[0].max()) <= LEAST_WEIGHT:
+            return state.alike
+        if along_the_way(state.first, state.sums, curvature) < AS_ASSUMED:
+            return state.alike
+        return max(state.alike, math.sqrt(len(network_of(problem).recipe.blocks)))
 
     def _shares(self, problem: Problem, state: AdditiveState) -> tuple[Tensor, Tensor] | None:
         """Shares of the classes by all steps that count, and their deviations."""

@@ -320,8 +320,9 @@ def wave_moments(shares: Tensor, heights: Tensor, waves: int) -> tuple[Tensor, T
     mean = (cosines * weights[:, None, :]).sum(-1)
     centred = cosines - mean[..., None]
     products = (centred * weights[:, None, :]) @ centred.transpose(1, 2)
-    variance = products.diagonal(dim1=1, dim2=2) * (shares.amax(1, keepdim=True) < ONE_VALUE)
-    root = variance.clamp(min=1e-12).sqrt()
+    own = products.diagonal(dim1=1, dim2=2)
+    root = own.clamp(min=1e-12).sqrt()
+    variance = own * (shares.amax(1, keepdim=True) < ONE_VALUE)
     return mean, variance, products / (root[:, :, None] * root[:, None, :])
 
 
