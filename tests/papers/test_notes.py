@@ -17,6 +17,7 @@ from confide.papers.base import Context, PaperMeasure
 from confide.papers.dp_sep import fits
 from confide.papers.dp_sgmcmc import adult, teachers
 from confide.papers.dp_variational_dropout import printed
+from confide.papers.dp_variational_dropout.fits import pixels
 
 QUICK = Context(quick=True, seeds=(0,), noise_seed=1)
 SIZES = "records|images|epochs|passes|steps|seeds|splits|teachers|units|draws|simulations|queries|clusters"
@@ -90,7 +91,7 @@ def test_notes_of_falling_rates_follow_the_run() -> None:
 
 
 def test_notes_of_digits_follow_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, full = variational.pixels("digits", QUICK), replace(QUICK, quick=False)
+    data, full = pixels("digits", QUICK), replace(QUICK, quick=False)
     before = variational._noise_amounts(data, full)
     assert [one.split()[3] for one in before] == ["10", "1", "0.1"]
     doubled = {epsilon: replace(one, clip=100 * one.clip) for epsilon, one in variational.SETTINGS["digits"].items()}
