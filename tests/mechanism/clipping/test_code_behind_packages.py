@@ -198,7 +198,7 @@ def test_code_of_own_functions_is_seen(function: Any) -> None:
 
 def test_a_search_that_ends_at_packages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what a package's function holds is the package's own, as it was once taken to be."""
-    monkeypatch.setattr(sealed, "Given", lambda value: None)
+    monkeypatch.setattr(sealed, "HeldBehind", lambda value: None)
     assert not why_apart(network("no_grad"))
     assert influence(network("no_grad")) > 1e-3
 

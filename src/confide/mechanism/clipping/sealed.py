@@ -75,7 +75,7 @@ from confide.mechanism.clipping.putting_back import (
     text_put_back,
     view_put_back,
 )
-from confide.mechanism.clipping.search import ByName, Given, Kind, NamesOfFile, Search, is_code
+from confide.mechanism.clipping.search import ByName, HeldBehind, Kind, NamesOfFile, Search, is_code
 from confide.mechanism.clipping.settings import Settings
 from confide.mechanism.clipping.unsealable import APART, CUT_OFF
 from confide.mechanism.clipping.unwritten import makes_tensors
@@ -381,13 +381,13 @@ class Reachable:
         self.undo.append(partial(set_attributes, value, attributes_of(value, OF_FUNCTIONS)))
         said = value.__annotations__
         self.undo.append(partial(restore_container, said, contents_of(said)))
-        yield from map(Given, value.__defaults__ or ())
-        yield Given(value.__kwdefaults__ or ())
-        yield Given(value.__dict__)
+        yield from map(HeldBehind, value.__defaults__ or ())
+        yield HeldBehind(value.__kwdefaults__ or ())
+        yield HeldBehind(value.__dict__)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             for kept in self._keep_cell(cell):
                 # super() asks for its class
-                yield Kind(kept) if name == "__class__" and isinstance(kept, type) else Given(kept)
+                yield Kind(kept) if name == "__class__" and isinstance(kept, type) else HeldBehind(kept)
         if is_known(value):  # it may hold a function of the user's; its globals are its own
             self.owners[id(value)] = value
             return

@@ -60,7 +60,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class HeldBehind:
     """What somebody gave to a function that was made for him: a decorator of a package holds the user's own code."""
 
     value: Any
@@ -194,7 +194,7 @@ class Search:
                 self.spaces.append(one)
                 if self._is_open(one):
                     yield _Reached(one.value)
-            elif isinstance(one, Given):
+            elif isinstance(one, HeldBehind):
                 # what a package's function holds may run where that may
                 held = found.name if theirs and type(one.value) is types.FunctionType else None
                 yield _Reached(one.value, found.ours, data, near, held)
