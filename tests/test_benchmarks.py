@@ -201,7 +201,8 @@ class TestMoreBudget:
         assert monotone.faults([[0.3, 0.7], [0.4, 0.8]]) == []  # seeds differ by more than that
 
     def test_one_table_in_its_quick_form(self) -> None:
-        found = monotone.line("curve", (0.1, 1.0, 8.0), 1, records=1000)
+        # Two seeds: of one it cannot be told how much scores scatter, and at 1 and 8 this table has nearly the same.
+        found = monotone.line("curve", (0.1, 1.0, 8.0), 2, records=1000)
         assert found["faults"] == []
         assert found["scores"][-1] < 0.6 * found["scores"][0]
 

@@ -227,14 +227,15 @@ def _spoilt(classes: int, records: int, slope: float, shifts: torch.Tensor) -> t
     return Draws(network, likelihood, torch.eye(classes).reshape(1, -1), torch.ones(1)), logits, y
 
 
-@pytest.mark.parametrize("slope", [0.6, 1.0, 1.7])
-def test_slope_and_shifts_of_several_classes_are_found(slope: float) -> None:
+# Where all predictions were too sure, a few wrong labels explain nearly as much as the slope does.
+@pytest.mark.parametrize(("slope", "most_wrong"), [(0.6, 0.025), (1.0, 0.01), (1.7, 0.01)])
+def test_slope_and_shifts_of_several_classes_are_found(slope: float, most_wrong: float) -> None:
     shifts = torch.tensor([0.4, -0.4, 0.2, 0.0, -0.2])
     posterior, logits, y = _spoilt(5, 40_000, slope, shifts)
     found = recalibrate.odds_of(posterior, 1.0, 0.3).function(logits, y).sum(0)
     told, moved, floor, *_ = recalibrate.told(found, 1.0, len(y), 5)
     assert told == pytest.approx(slope, rel=0.08)
-    assert floor <= 0.02
+    assert floor <= most_wrong
     assert float((torch.tensor(moved) - shifts).abs().max()) < 0.2
 
 

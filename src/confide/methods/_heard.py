@@ -27,11 +27,14 @@ from confide.models.program_sharpness import Outcomes, outcomes_of
 from confide.models.programs import Program, ProgramLikelihood
 
 POPULATION, ROUNDS = 1000, 12
+"""Vectors of a generation, a hundred of which may be left as independent draws, and generations at most: each lets in
+more of the likelihood, and where that many do not reach all of it, nothing is believed."""
 LEAST_WORTH = 0.1
 """Of the population: so many independent draws are left when more of the likelihood is let in, and at the end."""
 MISFIT = 4.0
 """Deviations of a chi square beyond which not even the best vectors explain what was released."""
 DRAWS = 500
+"""Draws of the posterior, some of them several times: of a hundred vectors that are worth as much, more would say no more."""
 LOOKED_AT = 16
 """Vectors at which it is seen which values y can take."""
 AT_ONCE = 50
