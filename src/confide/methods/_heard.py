@@ -34,7 +34,7 @@ LEAST_WORTH = 0.1
 MISFIT = 4.0
 """Deviations of a chi square beyond which not even the best vectors explain what was released."""
 DRAWS = 500
-"""Draws of the posterior, some of them several times: of a hundred vectors that are worth as much, more would say no more."""
+"""Draws of the posterior, some of them several times: where a hundred vectors are worth as much, more say no more."""
 LOOKED_AT = 16
 """Vectors at which it is seen which values y can take."""
 AT_ONCE = 50
