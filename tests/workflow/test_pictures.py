@@ -16,9 +16,11 @@ from torch import nn
 
 import confide
 from confide.cli.app import main
+from confide.data.pictures import PictureFeatures
 from confide.data.schema import Schema
 from confide.data.table import Table
-from confide.errors import CuratorNote
+from confide.errors import CuratorNote, Refusal
+from confide.running.artefacts import load_run
 from confide.workflow.facts import settle, with_pixel_range
 from confide.workflow.request import Request
 from confide.workflow.run import job_of, run_request
@@ -99,6 +101,15 @@ def test_saved_it_predicts_raw_pictures_in_a_fresh_process(model: Any, tmp_path:
         rows = list(csv.DictReader(file))
     found = np.array([float(row["probability_1"]) for row in rows])
     np.testing.assert_allclose(found, model.predict_proba(x)[:, 1], atol=1e-5)
+
+
+def test_a_run_of_a_version_that_made_other_numbers_of_a_picture_is_one_sentence(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = model.save(tmp_path / "run")
+    monkeypatch.setattr(PictureFeatures, "count", property(lambda self: 7))
+    with pytest.raises(Refusal, match="numbers of a picture, and this version makes 7; fit again"):
+        load_run(out)
 
 
 def test_colours_odd_sizes_and_a_record_of_another_world_go_through() -> None:

@@ -281,7 +281,21 @@ def load_run(
     else:
         _verify(privacy, ledger, base)
     posterior = load_posterior(path, module, likelihood=likelihood)
+    _check_width(record, posterior, base)
     return SavedRun(base, posterior, privacy, schema, metrics, record["encoder"], record)
+
+
+def _check_width(record: Mapping[str, Any], posterior: Posterior, base: Path) -> None:
+    """What is made of a picture is a rule of confide's own, which another version may have changed."""
+    learnt, encoder = getattr(getattr(posterior.module, "recipe", None), "features", None), record["encoder"]
+    if learnt is None or not isinstance(encoder, Mapping) or encoder.get("layout") != "features":
+        return
+    made = Encoder.from_dict(encoder).output_shape
+    if made != (learnt,):
+        raise Refusal(
+            f"directory={str(base)!r}: its network takes {learnt} numbers of a picture, and this version makes "
+            f"{made[0] if made else 'none'}; fit again, or use the one that {RECORD} names"
+        )
 
 
 def _verify(privacy: Privacy, ledger: Ledger, base: Path) -> None:
