@@ -12,6 +12,7 @@ from torch import Tensor
 import confide
 from confide.data.schema import Schema
 from confide.methods import additive as module
+from confide.methods._additive_belief import AS_ASSUMED
 from confide.methods._additive_last_look import MEANS, TargetLine, last_look, line_of, parts_of
 from confide.methods._additive_middles import longest, loose_curvature, means, middles_of
 from confide.methods._additive_state import AdditiveState
@@ -113,7 +114,7 @@ def test_the_whole_way_tells_whether_columns_have_something_in_common() -> None:
         found = along_the_way(first, 1e4 * torch.stack([curvature, way, sharp * way]), curvature)
         assert sharp < found < sharp + 0.05
     noise = torch.stack([curvature, 0.01 * way, 0.01 * torch.randn(1, 30, generator=random).double()])
-    assert along_the_way(first, 1e4 * noise, curvature) > module.AS_ASSUMED, "nothing is sure then"
+    assert along_the_way(first, 1e4 * noise, curvature) > AS_ASSUMED, "nothing is sure then"
 
 
 class TestTheLastLook:
