@@ -18,15 +18,15 @@ from confide.methods._additive import (
     histogram,
     histogram_size,
     network_for,
-    residual_scale,
     residuals,
     scale_of,
     told,
 )
 from confide.methods._additive_belief import Beliefs, histogram_share
-from confide.methods._additive_last_look import TargetLine, last_look, line_of, parts_of
+from confide.methods._additive_last_look import last_look, line_of, parts_of
 from confide.methods._additive_middles import asked as middles_asked
 from confide.methods._additive_middles import loose_curvature, means, middles_of
+from confide.methods._additive_ninety import first_ninety, ninety_of, rungs_of
 from confide.methods._additive_problem import (
     CUT,
     FLATTEST,
@@ -90,10 +90,11 @@ class Additive(Method):
     belong, with the noise of that step alone, wherever steps have led. The posterior follows in closed form from the
     mean of these, weights of one column sharing a prior scale that is fitted; a column that says nothing beyond its
     noise is shrunk away. Of a number one release more says which columns move together (`_additive_together`), and the
-    last look at residuals also asks whether what was learnt explains the target (`_additive_last_look`). Of sixteen
-    columns or more one release says where the middles of all features are (`_additive_middles`). Where a
-    budget is small, weights are held near their start, for steps that follow noise measure worse, and more of a
-    record's norm belongs to the constant, so that odds over all records come out first.
+    last look at residuals asks signs, which tell how wide intervals must be (`_additive_ninety`), and whether what was
+    learnt explains the target (`_additive_last_look`). Of sixteen columns or more one release says where the middles of
+    all features are (`_additive_middles`). Where a budget is small, weights are held near their start, for steps that
+    follow noise measure worse, and more of a record's norm belongs to the constant, so that odds over all records come
+    out first.
 
     Papers: Nori et al., ICML 2021 (private additive models); Wood, Generalized Additive Models, 2017 (smooth effects);
     Dong, Roth and Su, JRSS B 2022 (full-batch Gaussian releases compose exactly).
@@ -171,7 +172,7 @@ class Additive(Method):
             return means(network, clip)
         if phase == "look":
             last = self._at_the_end(problem, state.step)
-            return last_look(network, *self._target(problem, state), clip) if last else residuals(network, clip)
+            return self._last_look(problem, state) if last else residuals(network, clip)
         return GradientQuery(network, self._likelihood(problem, state).loss)
 
     def tell(self, problem: Problem, state: AdditiveState, release: Release) -> AdditiveState:
@@ -200,8 +201,9 @@ class Additive(Method):
         }
         likelihood = problem.likelihood
         if isinstance(likelihood, Gaussian) and self._looks(problem):
-            likelihood = Gaussian(state.deviation)
-            facts |= {"noise_scale": state.deviation, "noise_scale_from": "residuals, within the releases of the run"}
+            stated = state.deviation if math.isnan(state.stated) else state.stated
+            likelihood = Gaussian(stated)
+            facts |= {"noise_scale": stated, "noise_scale_from": "residuals, within the releases of the run"}
         shares = beliefs.shares()
         if shares is not None:
             facts |= {"leverage": round(leverage, 5), "levels": [round(v, 4) for v in shares[0].log().tolist()]}
@@ -257,17 +259,30 @@ class Additive(Method):
             return replace(state, together=columns)
         if phase == "means":
             return self._centred(problem, state, counts / problem.records, noise / problem.records)
-        line = TargetLine()
         if self._at_the_end(problem, state.step - 1):
-            counts, noise, told, error = parts_of(counts, noise)
-            line = line_of(told / problem.records, error / problem.records)
+            return self._looked(problem, state, counts / problem.records, noise / problem.records)
         # What is left to explain is no more than there was, where that could be told.
         told_of = legible(noise / math.sqrt(histogram_share(problem, self._schedule(problem))), problem.records)
         most = min(LARGEST, to_explain(problem, state.answers) * (1 if told_of else 2))
-        found = min(most, residual_scale(counts, noise, problem.records, state.deviation))
-        looked = found if state.looked == math.inf else state.looked
-        told_line = (line.level, line.slope)
-        return self._ready(problem, replace(state, deviation=found * line.left, line=told_line, looked=looked))
+        scale, doubt = first_ninety(counts, noise, problem.records, state.deviation)
+        found = min(most, scale)
+        return self._ready(problem, replace(state, deviation=found, looked=found, doubt=doubt))
+
+    def _last_look(self, problem: Problem, state: AdditiveState) -> Query:
+        doubt = self._beliefs(problem, state).weights().variance[0] / state.unit**2
+        rungs = rungs_of(state.deviation, state.doubt)
+        return last_look(network_of(problem), *self._target(problem, state), clip_of(problem), rungs, doubt)
+
+    def _looked(self, problem: Problem, state: AdditiveState, told: Tensor, noise: float) -> AdditiveState:
+        """What the last look says, in units of the clip."""
+        signs, sign_noise, means, mean_noise = parts_of(told, noise)
+        line = line_of(means, mean_noise)
+        own = float(self._beliefs(problem, state).weights().variance[0] @ state.variances)
+        most = math.sqrt(max(LARGEST**2 - own, 1e-6))
+        before = (state.deviation, state.doubt)
+        found = ninety_of(signs, sign_noise, problem.records, rungs_of(*before), before, own, most)
+        deviation = math.hypot(found.likely, math.sqrt(own)) * line.left
+        return replace(state, deviation=deviation, stated=found.stated * line.left, line=(line.level, line.slope))
 
     def _centred(self, problem: Problem, state: AdditiveState, told: Tensor, noise: float) -> AdditiveState:
         """The state at the start of learning, once it is known where the middles of all features are."""
