@@ -187,7 +187,7 @@ def flags(epsilon: float) -> float:
     return rmse(fitted(2 * x - 1, y, epsilon), 2 * x - 1, y) * float(y.std()) / 0.1
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0])
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_flags_are_learnt_at_any_budget(epsilon: float) -> None:
     assert flags(epsilon) < 1.1
 

@@ -54,7 +54,8 @@ def last_look(
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
         learnt, target = network(x).reshape(-1).double(), y.reshape(-1).double()
-        own = network.features(x.flatten(1)).double().square() @ doubt
+        # Summed by rows, each by itself: a product may round a row by its place, and a sign hides no last digit.
+        own = (network.features(x.flatten(1)).double().square() * doubt).sum(1)
         reach = ENDS * (rungs.square() + own[:, None]).sqrt()
         beyond = sign * (2 * ((learnt - target).abs()[:, None] > reach).double() - 1)
         first, second = (((one - constant) / spread / WIDEST).clamp(-1, 1) for one in (target, learnt))

@@ -264,8 +264,8 @@ class Additive(Method):
         # What is left to explain is no more than there was, where that could be told.
         told_of = legible(noise / math.sqrt(histogram_share(problem, self._schedule(problem))), problem.records)
         most = min(LARGEST, to_explain(problem, state.answers) * (1 if told_of else 2))
-        scale, doubt = first_ninety(counts, noise, problem.records, state.deviation)
-        found = min(most, scale)
+        seen, doubt = first_ninety(counts, noise, problem.records, state.deviation)
+        found = min(most, seen)
         return self._ready(problem, replace(state, deviation=found, looked=found, doubt=doubt))
 
     def _last_look(self, problem: Problem, state: AdditiveState) -> Query:
