@@ -23,6 +23,7 @@ from confide.methods import _additive_steps, _additive_target
 from confide.methods import additive as module
 from confide.methods._additive_columns import MOMENTS, column_laws, moments
 from confide.methods._additive_last_look import MEANS
+from confide.methods._additive_ninety import RUNGS
 from confide.methods.additive import Additive
 from confide.models import networks
 from confide.models.additive import (
@@ -461,7 +462,7 @@ class TestBoundary:
         assert run.privacy.events == made.events()
         sizes = [len(release.sum) for release in recorder.releases]
         assert sizes.count(len(parts.EDGES) + 1) == 1
-        assert sizes[-1] == len(parts.EDGES) + 1 + MEANS
+        assert sizes[-1] == RUNGS + MEANS
         assert sizes[0] == parts.histogram_size(additive([0] * 5).recipe, _additive_target.TARGET_BINS)
 
     def test_the_schedule_is_public_and_complete(self) -> None:

@@ -12,11 +12,13 @@ from torch import Tensor
 import confide
 from confide.data.schema import Schema
 from confide.methods import additive as module
+from confide.methods._additive_belief import AS_ASSUMED
 from confide.methods._additive_last_look import MEANS, TargetLine, last_look, line_of, parts_of
 from confide.methods._additive_middles import longest, loose_curvature, means, middles_of
 from confide.methods._additive_state import AdditiveState
 from confide.methods._additive_steps import along_the_way, largest_rate
 from confide.methods.additive import Additive
+from confide.models import additive as scales
 from confide.models.additive import additive
 from confide.running.fit import make_problem
 from confide.sources.private_data import PrivateData
@@ -113,7 +115,7 @@ def test_the_whole_way_tells_whether_columns_have_something_in_common() -> None:
         found = along_the_way(first, 1e4 * torch.stack([curvature, way, sharp * way]), curvature)
         assert sharp < found < sharp + 0.05
     noise = torch.stack([curvature, 0.01 * way, 0.01 * torch.randn(1, 30, generator=random).double()])
-    assert along_the_way(first, 1e4 * noise, curvature) > module.AS_ASSUMED, "nothing is sure then"
+    assert along_the_way(first, 1e4 * noise, curvature) > AS_ASSUMED, "nothing is sure then"
 
 
 class TestTheLastLook:
@@ -122,7 +124,10 @@ class TestTheLastLook:
             def forward(self, x: Tensor) -> Tensor:
                 return x
 
-        query = last_look(Known(), 0.0, 1.0, 2.0)  # type: ignore[arg-type]
+            features = forward
+
+        rungs, doubt = torch.tensor([0.5, 1.0]).double(), torch.zeros(1).double()
+        query = last_look(Known(), 0.0, 1.0, 2.0, rungs, doubt)  # type: ignore[arg-type]
         rows = query.function(learnt[:, None], target)
         assert float(rows.norm(dim=1).max()) <= 2.0 + 1e-9
         return parts_of(rows.mean(0) / 2.0, 0.0)[2]
@@ -160,6 +165,7 @@ def test_without_the_rules_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: features are taken to be centred, and nobody looks at what was learnt."""
     monkeypatch.setattr(module, "middles_asked", lambda *_: False)
     monkeypatch.setattr(module, "line_of", lambda *_: TargetLine())
+    monkeypatch.setattr(scales, "waves_told", lambda shares, noise: torch.full((len(shares),), shares.shape[1]))
     x, y = counts()
     assert max(rmse(fitted(x, y, epsilon), x, y) for epsilon in (0.3, 1.0)) > 1.5
 
@@ -170,3 +176,22 @@ def test_numbers_of_two_values_are_learnt() -> None:
     x = (torch.rand(4000, 20, generator=random) < 0.1 * torch.rand(20, generator=random)).float()
     y = 0.1 * x.sum(1) + 0.05 * torch.randn(4000, generator=random)
     assert rmse(fitted(2 * x - 1, y, 8.0), 2 * x - 1, y) < 1.02
+
+
+def flags(epsilon: float) -> float:
+    """The error in units of the noise, of thirty flags in 2000 records."""
+    random = torch.Generator().manual_seed(1)
+    x = (torch.rand(RECORDS, 30, generator=random) < 0.02 + 0.28 * torch.rand(30, generator=random)).float()
+    y = x @ torch.randn(30, generator=random)
+    y = 0.13 * (y - y.mean()) / y.std() + 0.1 * torch.randn(RECORDS, generator=random)
+    return rmse(fitted(2 * x - 1, y, epsilon), 2 * x - 1, y) * float(y.std()) / 0.1
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_flags_are_learnt_at_any_budget(epsilon: float) -> None:
+    assert flags(epsilon) < 1.1
+
+
+def test_waves_that_cannot_be_told_apart_throw_flags_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scales, "waves_told", lambda shares, noise: torch.full((len(shares),), shares.shape[1]))
+    assert flags(8.0) > 1.1

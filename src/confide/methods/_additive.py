@@ -204,14 +204,16 @@ def scale_of(
     if counts is None:
         shares, found = width.repeat(numbers, 1), None
         told = answers_told(torch.zeros(answers, dtype=torch.float64), math.inf, records, classes)
+        error = math.inf
     else:
         cells, means, found, last = counts.double().split(parts)
         told = answers_told(last / math.sqrt(share), noise / math.sqrt(share), records, classes)
         shares = _column_shares(recipe, cells, means, noise, records, share)
-        unit = column_unit(recipe, share)
+        unit, own = column_unit(recipe, share), number_units(recipe, share)[0]
+        error = noise / (own * records) if own > 0 else math.inf
         found, noise = found / unit, noise / unit
     heights = heights_of(shares)
-    mean, variance, alike = wave_moments(shares, heights, recipe.waves)
+    mean, variance, alike = wave_moments(shares, heights, recipe.waves, error)
     present = _present(recipe, found, noise / records, records)
     # A share that was taken for less than it is would make steps too long.
     doubt = 0.0 if counts is None else noise / records

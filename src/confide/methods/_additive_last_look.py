@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from confide.mechanism.clipping import Recordwise
-from confide.methods._additive import EDGES, bin_of_residual
+from confide.methods._additive_ninety import ENDS
 from confide.models.additive import REACH, AdditiveNetwork
 from confide.sources.queries import StatisticQuery
 
 LINE_SHARE = 0.1
-"""Of the square of a record's norm in this look belongs to the line; to the bins of residuals the rest."""
+"""Of the square of a record's norm in this look belongs to the line; to signs of how large its residual is the rest."""
 WIDEST = 2.5
 """Deviations from the constant that count at most, of the target and of what was learnt."""
 MOST_EXPLAINED = 2.0
@@ -41,28 +41,36 @@ class TargetLine:
     left: float = 1.0
 
 
-def last_look(network: AdditiveNetwork, constant: float, spread: float, clip: float) -> StatisticQuery:
-    """Of one record: the bin of its absolute residual, and the means of a line; in norm the clip at most.
+def last_look(
+    network: AdditiveNetwork, constant: float, spread: float, clip: float, rungs: Tensor, doubt: Tensor
+) -> StatisticQuery:
+    """Of one record: whether its residual lies beyond the interval that would be stated with each of these scales, as
+    signs, and the means of a line; in norm the clip at most.
 
     constant, spread   of the network, and the target's deviation as it was found
+    doubt              variances of the weights, which widen an interval beside the scale
     """
-    bins, line = clip * (1 - LINE_SHARE) ** 0.5, clip * LINE_SHARE**0.5 / MEANS**0.5
+    sign, line = clip * ((1 - LINE_SHARE) / len(rungs)) ** 0.5, clip * (LINE_SHARE / MEANS) ** 0.5
 
     def answer(x: Tensor, y: Tensor) -> Tensor:
         learnt, target = network(x).reshape(-1).double(), y.reshape(-1).double()
-        rows = torch.zeros(len(x), len(EDGES) + 1 + MEANS, dtype=torch.float64)
-        rows = rows.scatter(1, bin_of_residual(learnt - target)[:, None], bins)
+        # Summed by rows, each by itself: a product may round a row by its place, and a sign hides no last digit.
+        own = (network.features(x.flatten(1)).double().square() * doubt).sum(1)
+        reach = ENDS * (rungs.square() + own[:, None]).sqrt()
+        beyond = sign * (2 * ((learnt - target).abs()[:, None] > reach).double() - 1)
         first, second = (((one - constant) / spread / WIDEST).clamp(-1, 1) for one in (target, learnt))
-        rows[:, -MEANS:] = line * torch.stack([first, second, first**2, first * second, second**2], 1)
+        rows: Tensor = torch.cat(
+            [beyond, line * torch.stack([first, second, first**2, first * second, second**2], 1)], 1
+        )
         return rows
 
-    return StatisticQuery(Recordwise(answer, network), len(EDGES) + 1 + MEANS)
+    return StatisticQuery(Recordwise(answer, network), len(rungs) + MEANS)
 
 
 def parts_of(told: Tensor, noise: float) -> tuple[Tensor, float, Tensor, float]:
-    """Counts of the bins with their noise, and the means of a line with theirs, from a release in units of its clip."""
-    bins, line = (1 - LINE_SHARE) ** 0.5, LINE_SHARE**0.5 / MEANS**0.5
-    return told[:-MEANS] / bins, noise / bins, told[-MEANS:] / line, noise / line
+    """Signs with their noise, and the means of a line with theirs, from a release in units of its clip."""
+    sign, line = ((1 - LINE_SHARE) / (len(told) - MEANS)) ** 0.5, (LINE_SHARE / MEANS) ** 0.5
+    return told[:-MEANS] / sign, noise / sign, told[-MEANS:] / line, noise / line
 
 
 def line_of(told: Tensor, noise: float) -> TargetLine:

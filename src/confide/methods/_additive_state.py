@@ -41,6 +41,8 @@ class AdditiveState:
     loose       (features,): variances of what is unknown of the features' middles, where they were asked for
     looked      deviation that the first look at residuals found
     line        from what was learnt to the target, as the last look tells
+    doubt       of the logarithm of the deviation that the first look found
+    stated      noise scale of a number that intervals are made with, once the last look has told it
     """
 
     step: int
@@ -66,6 +68,8 @@ class AdditiveState:
     loose: Tensor | None = field(default=None, repr=False)
     looked: float = math.inf
     line: tuple[float, float] = (0.0, 1.0)
+    doubt: float = 1.0
+    stated: float = math.nan
 
 
 def origin_of(state: AdditiveState) -> Tensor:

@@ -302,16 +302,28 @@ def heights_of(shares: Tensor) -> Tensor:
     return heights
 
 
+HEAP, NEARLY_ALL = 0.2, 0.97
+"""Of the records in one bin, from which on a number has values and no density; and of them in the fullest bins, which
+says how many values: a histogram's shares are a little even everywhere."""
+SURELY_THERE, MOST_ELSEWHERE = 4.0, 0.2
+"""Deviations of noise above which a bin is one of a number's values; and what other bins hold at most, then: noise that
+was believed gives them some, by twice the root of their number."""
+TOLD_APART = 0.3
+"""Radians by which a wave may turn at a value whose height is not known better."""
+
+
 PLACES_IN_A_BIN = (-0.75, -0.25, 0.25, 0.75)
 """Where records may lie, from the middle of a bin to its edges."""
 
 
-def wave_moments(shares: Tensor, heights: Tensor, waves: int) -> tuple[Tensor, Tensor, Tensor]:
+def wave_moments(shares: Tensor, heights: Tensor, waves: int, noise: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of every cosine (numbers, waves), and how cosines of a number are correlated (numbers, waves,
     waves), where such shares of the records lie in bins with these heights. A number of one value has no variance.
 
     On average over places in a bin: a number that has nine values lies at nine places that nobody knows, and if they
     were taken for the middles, some sums of its waves would seem not to vary at all.
+
+    noise   in every share
     """
     order = torch.arange(1, waves + 1, dtype=heights.dtype)
     width = edges(len(shares)).diff().to(heights.dtype)
@@ -322,8 +334,27 @@ def wave_moments(shares: Tensor, heights: Tensor, waves: int) -> tuple[Tensor, T
     products = (centred * weights[:, None, :]) @ centred.transpose(1, 2)
     own = products.diagonal(dim1=1, dim2=2)
     root = own.clamp(min=1e-12).sqrt()
-    variance = own * (shares.amax(1, keepdim=True) < ONE_VALUE)
+    used = (shares.amax(1, keepdim=True) < ONE_VALUE) & (order <= waves_told(shares, noise)[:, None])
+    variance = own * used
     return mean, variance, products / (root[:, :, None] * root[:, None, :])
+
+
+def waves_told(shares: Tensor, noise: float) -> Tensor:
+    """How many waves of every number are used, where noise in its shares is of that size.
+
+    Whatever depends on a number of so many values is a sum of one wave fewer. Further ones are sums of these, and of
+    which is known only as well as heights of the values are: taken for waves of their own they would be pushed far off.
+    """
+    count = shares.shape[1]
+    there = shares > SURELY_THERE * noise
+    most = min(max(1 - NEARLY_ALL, 2 * noise * math.sqrt(count)), MOST_ELSEWHERE)
+    values = torch.where(1 - (shares * there).sum(1) <= most, there.sum(1), count)
+    if noise == 0:
+        values = 1 + (shares.sort(1, descending=True).values.cumsum(1) < NEARLY_ALL).sum(1)
+    heights = noise * math.sqrt(count) / 2  # their noise, about
+    legible = min(TOLD_APART / (math.pi * heights), count) if heights > 0 else count
+    few = torch.minimum(values - 1, torch.full_like(values, int(legible))).clamp(min=1)
+    return torch.where(shares.amax(1) > HEAP, few, count)
 
 
 def _within(heights: Tensor, width: Tensor) -> list[Tensor]:
