@@ -39,11 +39,13 @@ from confide.mechanism.clipping.isolation import NotIsolable, forget
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.places import fewest_rows, tell_of_uneven, threads_of
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
+from confide.mechanism.clipping.randomness import one_answer
 from confide.mechanism.clipping.rounding import IN_DOUBLE, SHARE, Tally, working_type
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
 from confide.mechanism.clipping.rules.squares import full_precision
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, proven_pass, records_of
 from confide.mechanism.clipping.structure import examine
+from confide.mechanism.clipping.traces import Kept
 from confide.mechanism.clipping.unchanged import Unchanged
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -141,11 +143,16 @@ class Engine:
         key = examination_key(loss, x)
         anatomy = self.current_anatomy(module, loss, x, y, key)
         check_buffer(bound.out, anatomy)
-        records = records_of(x)
+        examined = anatomy.examined.get(key)
+        if examined is None:  # no records at all, so far
+            return bound.out.new_zeros(0)
+        with one_answer(examined.chance) if not all(examined.proven) else nullcontext():
+            return self._all_answered(anatomy, examined, Batch(module, loss, x, y), bound)
+
+    def _all_answered(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
+        records = asked.records
         if records == 0:
             return bound.out.new_zeros(0)
-        examined = anatomy.examined[key]
-        asked = Batch(module, loss, x, y)
         dtype = working_type(anatomy.parameters)
         bound.allowed = SHARE[dtype] * (1 - IN_DOUBLE[dtype])
         bound.most = self._most_at_once(anatomy, examined, bound)
@@ -178,17 +185,21 @@ class Engine:
         """No error depends on a record: where a batch raises its halves are tried, and the record that raises alone
         counts as zero. What is not proven runs isolated whatever the examination found."""
         self.adding = False
+        if examined.way == "one by one":
+            return self._one_by_one(anatomy, asked, bound)
+        kept = Kept(asked.module, asked.loss, examined.proven) if examined.traces else None
         try:
-            if examined.way == "one by one":
-                return self._one_by_one(anatomy, asked, bound)
             return self._at_once(anatomy, examined, asked, bound)
         except NotIsolable:
-            return self._one_by_one(anatomy, asked, bound)
+            alone = True
         except Exception:
             if bound.strict or self.adding:  # nothing is added twice
                 raise
-            if asked.records == 1:
-                return self._one_by_one(anatomy, asked, bound)
+            alone = asked.records == 1
+        if kept is not None:
+            kept.put_back()
+        if alone:
+            return self._one_by_one(anatomy, asked, bound)
         halves = asked.pieces(-(-asked.records // 2))
         return self._added_up(halves, bound, lambda half, part: self._answered(anatomy, examined, half, part))
 

@@ -139,6 +139,12 @@ def _even_of(function: Statistic, x: Tree, y: Tensor, size: int) -> Even:
     return _EVEN[form]
 
 
+def without_records(function: Statistic) -> None:
+    """An answer to nobody: generators move on as in any other."""
+    if type(function) is not Recordwise:
+        randomness.move_on(Reachable(function).chance)
+
+
 def _runs_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> bool:
     """Whether made-up records of this form do not raise, so that what has raised is a record of the batch."""
     few_x, few_y = made_up((x, y), FEW, False, "uniform", (0, 1), None)
@@ -175,6 +181,7 @@ def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
             raise NotIsolable(f"reaches {seal.lasting}, which nobody can put back")
         if seal.makes_tensors:
             raise NotIsolable("calls torch.Tensor, whose numbers nobody has written")
+        randomness.note(seal.chance)
         try:
             with without_addresses() if seal.shows_objects else nullcontext(), region.entered():
                 given = region.one_each(x), region.one_each(y)
