@@ -11,7 +11,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from confide.data.schema import Schema
 from confide.layers.bayesian import VariationalDropoutConv2d, VariationalDropoutLinear
-from confide.mechanism.clipping import engine, isolation
+from confide.mechanism.clipping import engine, isolation, statistics
 from confide.mechanism.clipping.engine import engine_of
 from confide.mechanism.clipping.sealed import Reachable
-from confide.mechanism.clipping.traces import Kept, may_leave_traces
+from confide.mechanism.clipping.traces import BeforePass, may_leave_traces
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources import answers
 from confide.sources.private_data import PrivateData
@@ -186,7 +186,7 @@ def test_a_record_that_raises_leaves_nothing_behind(name: str, made: Callable[[s
 def test_what_it_leaves_would_be_found(
     name: str, made: Callable[[str], Query], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Kept, "put_back", lambda self: None)
+    monkeypatch.setattr(BeforePass, "put_back", lambda self: None)
     assert moved(lambda: made(name), *records()) > FAR
 
 
@@ -371,3 +371,96 @@ def test_noise_of_rows_from_a_generator_that_somebody_knows_is_the_same_for_all(
     torch.manual_seed(1)
     x = torch.randn(RECORDS, 6) if len(size) == 2 else torch.randn(RECORDS, 2, 4, 4)
     assert moved(query, x, torch.arange(RECORDS) % CLASSES, removed=0) <= ROUNDING
+
+
+# where in the code a pass runs ----------------------------------------------------------------------------------------
+
+
+def depth() -> int:
+    """How far a recursion gets: what is left of Python's stack."""
+    try:
+        return 1 + depth()
+    except Exception:
+        return 0
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(TOKENS, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table(x).mean(1)
+        said: Tensor = self.out(h) * (1.0 if depth() % 2 else -1.0)
+        return said
+
+
+def deep_gradient() -> Query:
+    torch.manual_seed(0)
+    return GradientQuery(Deep(), loud)
+
+
+def deep_statistic() -> Query:
+    def counts(x: Tensor, y: Tensor) -> Tensor:
+        return F.embedding(x, torch.eye(TOKENS)).mean(1) * (1.0 if depth() % 2 else -1.0)
+
+    return StatisticQuery(counts, TOKENS)
+
+
+def in_a_handler() -> Query:
+    """An error of its own tells of the one that is dealt with around it."""
+
+    def counts(x: Tensor, y: Tensor) -> Tensor:
+        found = F.embedding(x, torch.eye(TOKENS)).mean(1)
+        try:
+            raise ValueError
+        except ValueError as error:
+            return found * (1.0 if error.__context__ is None else -1.0)
+
+    return StatisticQuery(counts, TOKENS)
+
+
+def warm(make: Callable[[], Query]) -> None:
+    """Python's own calls take other room on the stack the first few times."""
+    for _ in range(3):
+        moved(make, *records())
+
+
+@pytest.mark.parametrize("make", [deep_gradient, deep_statistic, in_a_handler])
+def test_halves_run_from_where_the_whole_ran(make: Callable[[], Query]) -> None:
+    warm(make)
+    assert moved(make, *records()) <= ROUNDING
+
+
+def test_halves_that_run_from_deeper_would_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, halves = engine.Engine._tried, statistics._halves
+    for make in (deep_gradient, deep_statistic):
+        warm(make)
+
+    def deeper(self: Any, anatomy: Any, examined: Any, asked: Any, bound: Any) -> Any:
+        def one_more() -> Any:
+            return tried(self, anatomy, examined, asked, bound)
+
+        return one_more() if asked.records < RECORDS - 1 else tried(self, anatomy, examined, asked, bound)
+
+    monkeypatch.setattr(engine.Engine, "_tried", deeper)
+    assert moved(deep_gradient, *records()) > FAR
+
+    def handling(*arguments: Any) -> Tensor:
+        try:
+            raise KeyError
+        except KeyError:
+            return halves(*arguments)
+
+    monkeypatch.setattr(statistics, "_halves", handling)
+    assert moved(deep_statistic, *records()) > FAR
+    assert moved(in_a_handler, *records()) > FAR
+
+
+def test_who_asks_for_the_end_of_the_stack_runs_apart() -> None:
+    def counts(x: Tensor, y: Tensor) -> Tensor:
+        with suppress(RecursionError):
+            depth()
+        return F.embedding(x, torch.eye(TOKENS)).mean(1)
+
+    assert "RecursionError" in Reachable(counts).lasting

@@ -56,7 +56,7 @@ _OF_OTHERS = (sys.stdlib_module_names | {"numpy", "confide", "scipy", "sklearn"}
 }  # may write to what is theirs
 
 
-class Kept:
+class BeforePass:
     """What a pass may reach, as it was before."""
 
     def __init__(self, module: nn.Module, loss: Any, proven: tuple[bool, bool]) -> None:
