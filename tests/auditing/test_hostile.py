@@ -243,9 +243,9 @@ class TestTheFuzzingCanFail:
         def strict(self: Engine, anatomy: Any, examined: Any, asked: Any, bound: ClipBound) -> Tensor:
             return answered(self, anatomy, examined, asked, dataclasses.replace(bound, strict=True))
 
-        answered = Engine._answered
+        answered = Engine._tried
         monkeypatch.setattr(boundary, "_as_targets", careless)
         check_gradient(self.attack(label=99))  # the engine counts it as zero all the same
-        monkeypatch.setattr(Engine, "_answered", strict)
+        monkeypatch.setattr(Engine, "_tried", strict)
         with pytest.raises((IndexError, RuntimeError, ValueError)):
             check_gradient(self.attack(label=99))

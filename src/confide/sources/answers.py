@@ -17,10 +17,12 @@ from confide.data.trees import Tree
 from confide.devices import generators, moved
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum, clipped_sum_of_rows, isolated_rows
+from confide.mechanism.clipping.randomness import one_answer
 from confide.mechanism.clipping.rounding import LARGEST_BATCH, Tally, room_for_sums, working_type
+from confide.mechanism.clipping.statistics import without_records
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.noise import NoiseStream
-from confide.sources.queries import GradientQuery, Query
+from confide.sources.queries import GradientQuery, Query, StatisticQuery
 
 LARGEST_CLIP = 1e30
 """Stands for an infinite clip, which only a run marked as not private may have."""
@@ -108,7 +110,16 @@ def add_answers(
         options |= {} if weights is None else {"weights": weights}
         given, targets = trees.in_type(x, query.inputs), trees.in_type(y, query.dtype)
         return clipped_sum(query.module, query.loss, given, targets, clip=clip, out=total, **options)
+    with one_answer():
+        return _add_rows(query, x, y, weights, clip, total, rehearsal)
+
+
+def _add_rows(
+    query: StatisticQuery, x: Tree, y: Tensor, weights: Tensor | None, clip: float, total: Tensor, rehearsal: bool
+) -> Tensor:
+    """The same for a statistic: some records at a time."""
     if not len(y):
+        without_records(query.function)
         return total.new_zeros(0)
     rows = max(1, ANSWER_BYTES // (8 * query.size))
     with torch.no_grad():

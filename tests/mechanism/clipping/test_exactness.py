@@ -97,13 +97,13 @@ def test_batches_that_would_hold_too_much_go_in_pieces(name: str, monkeypatch: p
     monkeypatch.setattr(engine, "HELD_BYTES", 1)
     monkeypatch.setattr(engine, "fewest_rows", lambda held: 4)
     pieces = []
-    whole = engine.Engine._answered
+    whole = engine.Engine._tried
 
     def piece(self: engine.Engine, plan: Any, examined: Any, asked: engine.Batch, bound: Any) -> Tensor:
         pieces.append(asked.records)
         return whole(self, plan, examined, asked, bound)
 
-    monkeypatch.setattr(engine.Engine, "_answered", piece)
+    monkeypatch.setattr(engine.Engine, "_tried", piece)
     assert compare(name) < TOLERANCE
     assert pieces == [4, 4]
 

@@ -79,6 +79,9 @@ class Examined:
     quiet          it says something at every pass, which is not heard: handlers of logs keep what they hear
     apart          one by one: why each record runs in a process of its own, if it does
     even           batches in which a record's numbers do not depend on its place
+    traces         a pass that a record breaks off could leave something behind, so that what it reaches is kept
+    proven         module and loss: those of which nothing needs to be kept
+    chance         generators other than torch's own that its code can reach
     """
 
     way: Way
@@ -88,6 +91,9 @@ class Examined:
     quiet: bool = False
     apart: str = ""
     even: Even = EVEN
+    traces: bool = False
+    proven: tuple[bool, bool] = (False, False)
+    chance: tuple[Any, ...] = ()
 
 
 @dataclass

@@ -12,11 +12,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,11 +39,13 @@ from confide.mechanism.clipping.isolation import NotIsolable, forget
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.places import fewest_rows, tell_of_uneven, threads_of
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
+from confide.mechanism.clipping.randomness import one_answer
 from confide.mechanism.clipping.rounding import IN_DOUBLE, SHARE, Tally, working_type
 from confide.mechanism.clipping.rules.registry import Contribution, Dense
 from confide.mechanism.clipping.rules.squares import full_precision
 from confide.mechanism.clipping.running import Inputs, Loss, Pass, isolated_pass, proven_pass, records_of
 from confide.mechanism.clipping.structure import examine
+from confide.mechanism.clipping.traces import BeforePass
 from confide.mechanism.clipping.unchanged import Unchanged
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -98,6 +100,10 @@ class Batch:
         return [Batch(self.module, self.loss, x, y) for x, y in cut]
 
 
+Asking: TypeAlias = Generator[tuple[Batch, ClipBound], Tensor | None, Tensor]
+"""What is still to be answered; it is told the norms, or None where a batch gave no answer, and gives all norms."""
+
+
 class Engine:
     """What is known of one module; `step` clips and sums the gradients of a batch."""
 
@@ -141,56 +147,80 @@ class Engine:
         key = examination_key(loss, x)
         anatomy = self.current_anatomy(module, loss, x, y, key)
         check_buffer(bound.out, anatomy)
-        records = records_of(x)
+        examined = anatomy.examined.get(key)
+        if examined is None:  # no records at all, so far
+            return bound.out.new_zeros(0)
+        with one_answer(examined.chance) if not all(examined.proven) else nullcontext():
+            return self._all_answered(anatomy, examined, Batch(module, loss, x, y), bound)
+
+    def _all_answered(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
+        records = asked.records
         if records == 0:
             return bound.out.new_zeros(0)
-        examined = anatomy.examined[key]
-        asked = Batch(module, loss, x, y)
         dtype = working_type(anatomy.parameters)
         bound.allowed = SHARE[dtype] * (1 - IN_DOUBLE[dtype])
         bound.most = self._most_at_once(anatomy, examined, bound)
         try:
-            if records <= bound.most or examined.way == "one by one":
-                return self._answered(anatomy, examined, asked, bound)
-            pieces = asked.pieces(equal_part(records, bound.most))
-            return self._added_up(pieces, bound, lambda piece, part: self._answered(anatomy, examined, piece, part))
+            whole = records <= bound.most or examined.way == "one by one"
+            pieces = [asked] if whole else asked.pieces(equal_part(records, bound.most))
+            return self._driven(anatomy, examined, self._of_pieces(pieces, bound))
         finally:
             forget()
 
-    def _added_up(
-        self, pieces: Sequence[Batch], bound: ClipBound, answer: Callable[[Batch, ClipBound], Tensor]
-    ) -> Tensor:
-        """Pieces are added up in double precision before they meet the buffer, and share what rounding may take."""
+    def _driven(self, anatomy: Anatomy, examined: Examined, asking: Asking) -> Tensor:
+        """Every pass runs from here: neither how deep Python's stack is nor an error that is dealt with says to user
+        code how a batch was cut."""
+        answer: Tensor | None = None
+        while True:
+            try:
+                piece, part = asking.send(answer)
+            except StopIteration as end:
+                norms: Tensor = end.value
+                return norms
+            answer = self._tried(anatomy, examined, piece, part)
+
+    def _of_pieces(self, pieces: Sequence[Batch], bound: ClipBound) -> Asking:
+        """Pieces are added up in double precision before they meet the buffer, and share what rounding may take.
+
+        No error depends on a record: where a batch gives no answer its halves are tried, and the record that raises
+        alone counts as zero.
+        """
         if len(pieces) == 1:
-            return answer(pieces[0], bound)
-        records, total, norms = sum(piece.records for piece in pieces), Tally(bound.out.shape, bound.out.device), []
-        start = 0
+            norms = yield pieces[0], bound
+            if norms is None:
+                norms = yield from self._of_pieces(pieces[0].pieces(-(-pieces[0].records // 2)), bound)
+            return norms
+        total, found = Tally(bound.out.shape, bound.out.device), []
+        for piece, part in self._parts(pieces, bound, total):
+            found.append((yield from self._of_pieces([piece], part)))
+            total.added()
+        bound.out.add_(total.total())
+        return torch.cat(found)
+
+    def _parts(self, pieces: Sequence[Batch], bound: ClipBound, total: Tally) -> Iterator[tuple[Batch, ClipBound]]:
+        records, start = sum(piece.records for piece in pieces), 0
         for piece in pieces:
             theirs = None if bound.weights is None else bound.weights[start : start + piece.records]
             start += piece.records
-            part = replace(bound, out=total.open, allowed=bound.allowed * piece.records / records, weights=theirs)
-            norms.append(answer(piece, part))
-            total.added()
-        bound.out.add_(total.total())
-        return torch.cat(norms)
+            yield piece, replace(bound, out=total.open, allowed=bound.allowed * piece.records / records, weights=theirs)
 
-    def _answered(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
-        """No error depends on a record: where a batch raises its halves are tried, and the record that raises alone
-        counts as zero. What is not proven runs isolated whatever the examination found."""
+    def _tried(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor | None:
+        """What is not proven runs isolated whatever the examination found; None where a batch gave no answer."""
         self.adding = False
+        if examined.way == "one by one":
+            return self._one_by_one(anatomy, asked, bound)
+        kept = BeforePass(asked.module, asked.loss, examined.proven) if examined.traces else None
         try:
-            if examined.way == "one by one":
-                return self._one_by_one(anatomy, asked, bound)
             return self._at_once(anatomy, examined, asked, bound)
         except NotIsolable:
-            return self._one_by_one(anatomy, asked, bound)
+            alone = True
         except Exception:
             if bound.strict or self.adding:  # nothing is added twice
                 raise
-            if asked.records == 1:
-                return self._one_by_one(anatomy, asked, bound)
-        halves = asked.pieces(-(-asked.records // 2))
-        return self._added_up(halves, bound, lambda half, part: self._answered(anatomy, examined, half, part))
+            alone = asked.records == 1
+        if kept is not None:
+            kept.put_back()
+        return self._one_by_one(anatomy, asked, bound) if alone else None
 
     def _at_once(self, anatomy: Anatomy, examined: Examined, asked: Batch, bound: ClipBound) -> Tensor:
         """All of them, among so many that a record's numbers round as they would in any other batch (`evenly`)."""
@@ -264,15 +294,21 @@ class Engine:
         """As many records at a time as the budget holds gradients of."""
         slots = anatomy.single_slots(asked.module)
 
-        def answer(piece: Batch, part: ClipBound) -> Tensor:
+        pieces = asked.pieces(max(1, bound.budget // max(1, anatomy.bytes)))
+        total, norms = Tally(bound.out.shape, bound.out.device), []
+        whole = len(pieces) == 1
+        for piece, part in [(asked, bound)] if whole else self._parts(pieces, bound, total):
             gradients = one_by_one.gradients(
                 piece.module, anatomy.parameters, piece.loss, piece.x, piece.y, anatomy.draws, part.strict
             )
             parts = [Dense({"value": full_precision(values)}) for values in gradients]
             self.space.begin(part.budget)
-            return self._add(anatomy, list(zip(slots, parts, strict=True)), piece.records, part)
-
-        return self._added_up(asked.pieces(max(1, bound.budget // max(1, anatomy.bytes))), bound, answer)
+            norms.append(self._add(anatomy, list(zip(slots, parts, strict=True)), piece.records, part))
+            total.added() if not whole else None
+        if whole:
+            return norms[0]
+        bound.out.add_(total.total())
+        return torch.cat(norms)
 
     def _chained(
         self, anatomy: Anatomy, chain: LayerChain, asked: Batch, x: Tensor, bound: ClipBound, counted: int

@@ -8,7 +8,8 @@ trusts: torch's batching rules. What vmap leaves open is closed by `_Guard`, whi
     memory       a stack kept from another pass (in an attribute, a list, a global) is refused where it is used, and
                  emptied when the step is over
     randomness   numbers come from torch's own generator, which nobody may set in between; drawn with a generator of
-                 the module's own they are the same for all records; so no mask depends on a record's position
+                 the module's own, or one at a time, they are the same for all records, in however many passes these
+                 are answered (`randomness`); so no mask depends on a record's position
     windows      what shows a whole stack (repr), how it lies in memory (strides, offsets, resizing), or lets user code
                  handle one (its own vmap rules), is refused
     errors       an operation raises for all records if it raises for one, so code that goes on after an error (`try`
@@ -40,6 +41,7 @@ from torch.overrides import TorchFunctionMode
 
 from confide.data.trees import map_tensors
 from confide.devices import generators
+from confide.mechanism.clipping import randomness
 from confide.mechanism.clipping.batching import INSTEAD
 from confide.mechanism.clipping.intact import uncompiled
 from confide.mechanism.clipping.once import at_work
@@ -85,13 +87,16 @@ class Region:
             _ACTIVE.passed.append(self.stacks)
             stack.callback(lambda: vars(_ACTIVE).update(guard=before[0], region=before[1]))
             _ACTIVE.guard, _ACTIVE.region = guard, self
+            stack.callback(randomness.rewind)
             try:
                 yield self
-            except Exception:
+            except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # a record that ends the process (SystemExit) would tell of itself
-                if type(error) is KeyboardInterrupt:
+            except BaseException as error:
+                guard.check_errors()  # whatever code does after an error: the error decides which way records go on
+                if isinstance(error, Exception):
                     raise
+                # a record that ends the process (SystemExit) would tell of itself
                 raise NotIsolable(f"raises {type(error).__name__}") from None
             guard.check_generator()
             guard.check_errors()
@@ -380,7 +385,7 @@ class _Guard(TorchFunctionMode):
             functorch.is_batchedtensor(value) for value in args if isinstance(value, Tensor)
         ):
             raise NotIsolable("draws random numbers for its records with a generator of its own")
-        with temporarily_clear_interpreter_stack():
+        with temporarily_clear_interpreter_stack(), randomness.common_to_all(kwargs.get("generator")):
             return function(*args, **kwargs)
 
 

@@ -165,8 +165,10 @@ _KNOWN: dict[type[nn.Module], Axes] = {
     nn.BatchNorm1d: _fixed((2, 3)),
     nn.BatchNorm2d: _fixed((4,)),
     nn.BatchNorm3d: _fixed((5,)),
-    **dict.fromkeys((MeanFieldLinear, VariationalDropoutLinear, SharedNoiseLinear), _features_last),
-    **dict.fromkeys((MeanFieldConv2d, VariationalDropoutConv2d, SharedNoiseConv2d), _exactly(4)),
+    **dict.fromkeys((MeanFieldLinear, SharedNoiseLinear), _features_last),
+    **dict.fromkeys((MeanFieldConv2d, SharedNoiseConv2d), _exactly(4)),
+    VariationalDropoutLinear: lambda layer, axes: _features_last(layer, axes) if layer.generator is None else None,
+    VariationalDropoutConv2d: lambda layer, axes: axes if axes == 4 and layer.generator is None else None,
     SharedDropout: _features_last,
 }  # fmt: skip
 for _count, _kinds, _images, _pools in (

@@ -75,6 +75,7 @@ from confide.mechanism.clipping.putting_back import (
     text_put_back,
     view_put_back,
 )
+from confide.mechanism.clipping.randomness import move_on, of_everybody, way_back
 from confide.mechanism.clipping.search import ByName, HeldBehind, Kind, NamesOfFile, Search, is_code
 from confide.mechanism.clipping.settings import Settings
 from confide.mechanism.clipping.unsealable import APART, CUT_OFF
@@ -98,7 +99,7 @@ class Reachable:
     def __init__(self, *roots: Any, contents: bool = True, left_alone: frozenset[int] = frozenset()) -> None:
         self.contents, self.left_alone = contents, left_alone
         self.undo: list[Callable[[], bool]] = [Settings().restore]
-        self.onwards: list[Callable[[], object]] = []
+        self.chance: list[Any] = []  # generators
         self.storages: set[int] = set()
         self.owners: dict[int, Any] = {}
         self.histories = self.views = self.elsewhere = False
@@ -108,10 +109,13 @@ class Reachable:
         self.undo += parts_put_back(list(self.owners.values()), named)
         if self.search.running.names & {"getLogger", "getChild"}:
             self.undo += all_loggers_put_back()
+        if "random" in self.search.running.names:
+            for generator in of_everybody():
+                self._keep_random(generator)
 
     def _kept(self, value: Any, again: bool) -> list[Any]:
         """What the value leads to; `again`: it is kept already."""
-        places, draws = len(self.undo), len(self.onwards)
+        places, draws = len(self.undo), len(self.chance)
         try:
             found = [*self._keep(value), *self._keep_beside(value)]
         except Exception:
@@ -120,7 +124,7 @@ class Reachable:
             )
             found = []
         if again:
-            del self.undo[places:], self.onwards[draws:]
+            del self.undo[places:], self.chance[draws:]
         return found
 
     @property
@@ -199,8 +203,7 @@ class Reachable:
 
     def move_on(self) -> None:
         """Generators that were found go on by one number, whatever the records drew: the next pass gets other ones."""
-        for draw in self.onwards:
-            draw()
+        move_on(self.chance)
 
     def _keep(self, value: Any) -> Iterable[Any]:
         """Remember how to put the value back; what it leads to is returned."""
@@ -220,9 +223,7 @@ class Reachable:
         if isinstance(value, types.ModuleType):
             return () if is_known(value) else self._keep_module(value)
         if isinstance(value, torch.Generator):
-            state = value.get_state()
-            self.undo.append(lambda: quietly(value.set_state, state))
-            self.onwards.append(lambda: torch.rand((), generator=value))
+            self._keep_random(value)
             return ()
         return self._keep_object(value)
 
@@ -358,16 +359,8 @@ class Reachable:
         return list(self._keep_instance(value))
 
     def _keep_random(self, value: Any) -> None:
-        if isinstance(value, np.random.Generator):
-            bits, state = value.bit_generator, value.bit_generator.state
-            self.undo.append(lambda: quietly(setattr, bits, "state", state))
-        elif isinstance(value, np.random.RandomState):
-            known = value.get_state()
-            self.undo.append(lambda: quietly(value.set_state, known))
-        else:
-            found = value.getstate()
-            self.undo.append(lambda: quietly(value.setstate, found))
-        self.onwards.append(value.random)
+        self.undo.append(partial(quietly, way_back(value)))
+        self.chance.append(value)
 
     def _keep_script(self, value: Any) -> Iterable[Any]:
         """Compiled code: its numbers are tensors that are put back, its attributes are out of reach."""

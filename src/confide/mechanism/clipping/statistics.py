@@ -72,15 +72,24 @@ def isolated_rows(function: Statistic, x: Tree, y: Tensor, size: int, rehearsal:
     with torch.no_grad():
         if rehearsal and _is_believed(function, x):  # how made-up records round is nobody's matter
             return _rows(function, x, y, size)
-        try:
-            return _even_rows(function, x, y, size)
-        except Exception as error:  # whatever vmap cannot do; an error of the function itself comes up again
-            if not rehearsal and len(y) > 1 and _runs_at_once(function, x, y, size):
-                return _halves(function, x, y, size)
-            rows = _rows_one_by_one(function, x, y, size, rehearsal)
-            if rehearsal:
-                _warn(function, error)
+        rows, error = _first_tried(function, x, y, size)
+        if rows is not None:
             return rows
+        # whatever vmap cannot do; an error of the function itself comes up again
+        if not rehearsal and len(y) > 1 and _runs_at_once(function, x, y, size):
+            return _halves(function, x, y, size)
+        rows = _rows_one_by_one(function, x, y, size, rehearsal)
+        if rehearsal:
+            _warn(function, error)
+        return rows
+
+
+def _tried(function: Statistic, x: Tree, y: Tensor, size: int) -> tuple[Tensor | None, Exception]:
+    """The rows of a batch, or why there are none: nobody who runs afterwards does so while an error is dealt with."""
+    try:
+        return _even_rows(function, x, y, size), NotIsolable()
+    except Exception as found:
+        return None, found.with_traceback(None)
 
 
 def _is_believed(function: Statistic, x: Tree) -> bool:
@@ -139,6 +148,12 @@ def _even_of(function: Statistic, x: Tree, y: Tensor, size: int) -> Even:
     return _EVEN[form]
 
 
+def without_records(function: Statistic) -> None:
+    """An answer to nobody: generators move on as in any other."""
+    if type(function) is not Recordwise:
+        randomness.move_on(Reachable(function).chance)
+
+
 def _runs_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> bool:
     """Whether made-up records of this form do not raise, so that what has raised is a record of the batch."""
     few_x, few_y = made_up((x, y), FEW, False, "uniform", (0, 1), None)
@@ -150,17 +165,28 @@ def _runs_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> bool:
     return True
 
 
+def _first_tried(function: Statistic, x: Tree, y: Tensor, size: int) -> tuple[Tensor | None, Exception]:
+    """All records, as deep in Python's stack as halves of them are."""
+    return _tried(function, x, y, size)
+
+
 def _halves(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
-    """Where a record raises, the others go the way they would have gone without it."""
-    middle = len(y) // 2
-    cut = [rows_of((x, y), half) for half in (slice(0, middle), slice(middle, len(y)))]
-    found = []
-    for some_x, some_y in cut:
-        try:
-            found.append(_even_rows(function, some_x, some_y, size))
-        except Exception:
-            apart = _rows_one_by_one if len(some_y) == 1 else _halves
-            found.append(apart(function, some_x, some_y, size).to(torch.float64))
+    """Where a record raises, the others go the way they would have gone without it, from the same place in the code."""
+    waiting, found = [slice(0, len(y))], []
+    while waiting:
+        part = waiting.pop()
+        some_x, some_y = rows_of((x, y), part)
+        middle = part.start + (part.stop - part.start) // 2
+        if part.stop - part.start == len(y):  # was tried
+            rows = None
+        else:
+            rows = _tried(function, some_x, some_y, size)[0]
+        if rows is not None:
+            found.append(rows)
+        elif len(some_y) == 1:
+            found.append(_rows_one_by_one(function, some_x, some_y, size).to(torch.float64))
+        else:
+            waiting += [slice(middle, part.stop), slice(part.start, middle)]
     kinds = {rows.dtype for rows in found}
     return torch.cat([rows.double() for rows in found] if len(kinds) > 1 else found)
 
@@ -175,6 +201,7 @@ def rows_at_once(function: Statistic, x: Tree, y: Tensor, size: int) -> Tensor:
             raise NotIsolable(f"reaches {seal.lasting}, which nobody can put back")
         if seal.makes_tensors:
             raise NotIsolable("calls torch.Tensor, whose numbers nobody has written")
+        randomness.note(seal.chance)
         try:
             with without_addresses() if seal.shows_objects else nullcontext(), region.entered():
                 given = region.one_each(x), region.one_each(y)

@@ -39,6 +39,7 @@ from confide.mechanism.clipping.made_up import kept_generators as kept_generator
 from confide.mechanism.clipping.muted import muted
 from confide.mechanism.clipping.places import unheard
 from confide.mechanism.clipping.proven import hooked_backwards, is_proven, is_proven_loss
+from confide.mechanism.clipping.randomness import drawn_elsewhere
 from confide.mechanism.clipping.running import (
     Inputs,
     Loss,
@@ -49,6 +50,7 @@ from confide.mechanism.clipping.running import (
     records_of,
 )
 from confide.mechanism.clipping.sealed import Reachable
+from confide.mechanism.clipping.traces import may_leave_traces
 from confide.mechanism.clipping.workspace import Workspace, give_back
 
 WORTH_IT = 1 << 20  # Weights of a network whose examination leaves gaps that are felt.
@@ -88,7 +90,10 @@ def examine(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) 
         outside = Reachable(*(() if proven[0] else (module,)), *(() if proven[1] else (loss,)), left_alone=of_module)
         before = _checksums(parameters)
         try:
-            return _examined(module, anatomy, loss, x, y, proven, outside)
+            with drawn_elsewhere() as drawn:
+                anatomy, examined = _examined(module, anatomy, loss, x, y, proven, outside)
+            traces = examined.way != "one by one" and not all(proven) and may_leave_traces(outside)
+            return anatomy, replace(examined, traces=traces, proven=proven, chance=(*outside.chance, *drawn))
         finally:
             _tidy(anatomy)
             if _checksums(parameters) != before:

@@ -81,15 +81,16 @@ _LOCKS = frozenset({"Lock", "RLock", "Event", "Semaphore", "BoundedSemaphore", "
 _ENDING_PARTS = {"threading": _LOCKS, "thread": _LOCKS, "_thread": _LOCKS, "weakref": frozenset({"finalize"})}
 # What is not harmless in plain ones: records of logging have the time.
 _LOOSE_PARTS = {"logging": frozenset({"LogRecord", "makeLogRecord", "Formatter"})}
-# (an interrupt is the curator's: a record that raised one would end the run)
+# (an interrupt is the curator's: a record that raised one would end the run; how far a recursion gets depends on how
+# often its code has run)
 _BUILTINS = frozenset(
     {"open", "exec", "eval", "compile", "__import__", "globals", "id", "hash", "input", "breakpoint", "__builtins__"}
-    | {"KeyboardInterrupt"}
+    | {"KeyboardInterrupt", "RecursionError"}
 )
 _REFUSED_BUILTINS = (
     _BUILTINS,
-    _BUILTINS - {"globals", "KeyboardInterrupt"},
-    _BUILTINS - {"globals", "KeyboardInterrupt", "open", "input"},
+    _BUILTINS - {"globals", "KeyboardInterrupt", "RecursionError"},
+    _BUILTINS - {"globals", "KeyboardInterrupt", "RecursionError", "open", "input"},
 )
 # Ways around the guard of a region, counters inside tensors and generators, frames, registers of subclasses, code of
 # computed names, sizes in memory, who refers to an object, clocks.
