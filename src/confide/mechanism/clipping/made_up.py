@@ -21,6 +21,7 @@ from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 FEW = 3  # More than one neighbour.
 PIECE = 1 << 16  # numbers that are drawn at a time
 SMALL = 0.1  # of the usual size of a parameter
+_OF_NUMPY = (torch.float32, torch.float64)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -125,29 +126,51 @@ def _moved(values: Tensor) -> Callable[[], object]:
     if not values.is_floating_point() or values.numel() == 0:
         return lambda: None
     size = 0.5 / math.sqrt(values[0].numel() if values.dim() > 1 else 25)
-    bits = values.view(_BITS[values.element_size()])
     rows = values.unsqueeze(0) if values.dim() == 0 else values
     pieces = rows.split(max(1, PIECE * len(rows) // rows.numel()))  # to need no room
-    if bits.amin() == bits.amax():
+    if _is_constant(values):
         before = values.flatten()[0].clone()
         for piece in pieces:
             piece.add_(torch.randn(piece.shape).to(piece), alpha=size)
         return lambda: values.copy_(before)
-    return partial(_put_back, pieces, [_small_moved(piece, size) for piece in pieces])
+    moved = _small_moved if values.device.type == "cpu" and values.dtype in _OF_NUMPY else _small_moved_anywhere
+    return partial(_call_all, [moved(piece, size) for piece in pieces])
 
 
-def _small_moved(piece: Tensor, size: float) -> tuple[Any, Tensor]:
-    """Where the piece had small values, one bit for each, and which they were."""
+def _is_constant(values: Tensor) -> bool:
+    bits = values.view(_BITS[values.element_size()])
+    some = bits[0].flatten()[:FEW] if values.dim() else bits
+    return bool(some.amin() == some.amax()) and bool(bits.amin() == bits.amax())
+
+
+def _small_moved(piece: Tensor, size: float) -> Callable[[], None]:
+    """Kept are one bit for each number, whether it was small, and those that were."""
+    numbers = piece.numpy()
+    small = np.abs(numbers) < SMALL * size
+    kept, places = numbers[small], np.packbits(small)
+    numbers[small] = kept + (torch.randn(len(kept), dtype=piece.dtype) * size).numpy()
+
+    def put_back() -> None:
+        numbers[np.unpackbits(places, count=numbers.size).view(bool).reshape(numbers.shape)] = kept
+
+    return put_back
+
+
+def _small_moved_anywhere(piece: Tensor, size: float) -> Callable[[], None]:
     small = piece.abs() < SMALL * size
-    values = piece.masked_select(small)
+    values, places = piece.masked_select(small), np.packbits(small.cpu().numpy())
     piece.masked_scatter_(small, values + torch.randn(values.shape).to(values) * size)
-    return np.packbits(small.cpu().numpy()), values
+
+    def put_back() -> None:
+        at = torch.from_numpy(np.unpackbits(places, count=piece.numel())).view(piece.shape)
+        piece.masked_scatter_(at.to(piece.device, torch.bool), values)
+
+    return put_back
 
 
-def _put_back(pieces: Sequence[Tensor], kept: Sequence[tuple[Any, Tensor]]) -> None:
-    for piece, (places, values) in zip(pieces, kept, strict=True):
-        small = torch.from_numpy(np.unpackbits(places, count=piece.numel())).view(piece.shape)
-        piece.masked_scatter_(small.to(piece.device, torch.bool), values)
+def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 @contextmanager
