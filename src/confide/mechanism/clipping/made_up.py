@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import map_tensors, tensors_in
+from confide.data.trees import map_tensors, rows_of, tensors_in
 from confide.errors import UnclippableError
 from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.attributes import Attributes
@@ -37,7 +37,7 @@ MakeBatch: TypeAlias = Callable[[int, bool], MadeUpBatch]
 
 
 class Chosen(NamedTuple):
-    """Made-up batches on which a module runs; the losses of the first FEW, and the state of chance they began with."""
+    """Made-up batches on which a module runs; the losses of the first, and the state of chance they began with."""
 
     batch: MakeBatch
     losses: Tensor
@@ -49,8 +49,8 @@ KINDS = (("normal", 0), ("normal", 1), ("uniform", 0), ("uniform", 1))
 """Where what falls out by chance will not do: a mask may hide all that a record has, or nothing."""
 
 
-def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> Chosen:
-    """The first kind of made-up batch on which the module runs and its losses are finite."""
+def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any, most: int = FEW) -> Chosen:
+    """The first kind of made-up batch of which `most` records run through the module, with losses that are finite."""
     lookups = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     rows = min((layer.num_embeddings for layer in lookups), default=2)  # without a table: zeros and ones, as in masks
     kinds: list[Kind] = [("normal", (0, rows), None), *((floats, (low, low + 1), bool(low)) for floats, low in KINDS)]
@@ -62,7 +62,7 @@ def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: 
             return MadeUpBatch(made_up(x, records, other, *kind), made_up(y, records, other, *targets))
 
         try:
-            few, chance = batch(FEW, False), torch.get_rng_state()
+            few, chance = MadeUpBatch(*rows_of(tuple(batch(FEW, False)), slice(most))), torch.get_rng_state()
             with torch.no_grad(), kept_generators(module):
                 losses = per_record_losses(module, loss, few.x, few.y, anatomy.draws)
         except Exception as error:  # whatever the module does not like about made-up records
@@ -133,7 +133,8 @@ def _moved(values: Tensor) -> Callable[[], object]:
         for piece in pieces:
             piece.add_(torch.randn(piece.shape).to(piece), alpha=size)
         return lambda: values.copy_(before)
-    moved = _small_moved if values.device.type == "cpu" and values.dtype in _OF_NUMPY else _small_moved_anywhere
+    quick = values.device.type == "cpu" and values.dtype in _OF_NUMPY and values.is_contiguous()
+    moved = _small_moved if quick else _small_moved_anywhere
     return partial(_call_all, [moved(piece, size) for piece in pieces])
 
 
@@ -144,19 +145,20 @@ def _is_constant(values: Tensor) -> bool:
 
 
 def _small_moved(piece: Tensor, size: float) -> Callable[[], None]:
-    """Kept are one bit for each number, whether it was small, and those that were."""
-    numbers = piece.numpy()
-    small = np.abs(numbers) < SMALL * size
-    kept, places = numbers[small], np.packbits(small)
-    numbers[small] = kept + (torch.randn(len(kept), dtype=piece.dtype) * size).numpy()
+    """Kept are the numbers that were small, and where; by numpy, which takes a third of the time."""
+    numbers = piece.view(-1).numpy()
+    places = np.flatnonzero(np.abs(numbers) < SMALL * size).astype(np.uint16 if len(numbers) <= PIECE else np.int64)
+    kept = numbers[places]
+    numbers[places] = kept + (torch.randn(len(kept), dtype=piece.dtype) * size).numpy()
 
     def put_back() -> None:
-        numbers[np.unpackbits(places, count=numbers.size).view(bool).reshape(numbers.shape)] = kept
+        numbers[places] = kept
 
     return put_back
 
 
 def _small_moved_anywhere(piece: Tensor, size: float) -> Callable[[], None]:
+    """Kept is one bit for each number, whether it was small, and those that were."""
     small = piece.abs() < SMALL * size
     values, places = piece.masked_select(small), np.packbits(small.cpu().numpy())
     piece.masked_scatter_(small, values + torch.randn(values.shape).to(values) * size)

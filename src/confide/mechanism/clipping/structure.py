@@ -115,7 +115,7 @@ def _examined(
     with undisturbed(module):
         try:
             most = FEWEST if anatomy.size > LARGE else FEW
-            asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside, most)
+            asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y, most), outside, most)
             if not all(proven):
                 if anatomy.size <= LARGE:
                     _check_meaning(asked, anatomy)
@@ -314,7 +314,7 @@ def _check_meaning(asked: Question, anatomy: Anatomy) -> None:
 
     def losses(other: bool) -> Tensor:
         torch.set_rng_state(asked.chosen.chance)
-        few = asked.batch(FEW, other)
+        few = MadeUpBatch(*rows_of(tuple(asked.batch(FEW, other)), slice(asked.most)))
         with torch.no_grad(), kept_generators(asked.module):
             return per_record_losses(asked.module, asked.loss, few.x, few.y, anatomy.draws)
 
