@@ -34,6 +34,7 @@ FAULTS = {
         "start + task.block < task.records; start += task.block",
     ),
     "predict": ("prediction.cpp", "0.693359375f", "0.693f"),
+    "digest": ("digest.cpp", "words + 4 * at", "words"),
     "lstm": ("recurrence.cpp", "(1.0f - turned[i] * turned[i])", "(1.0f - turned[i])"),
 }
 

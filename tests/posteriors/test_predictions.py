@@ -281,3 +281,14 @@ def test_memory_does_not_grow_with_the_draws(tmp_path: Path) -> None:
     assert path.stat().st_size > 200e6
     grown = subprocess.run([sys.executable, "-c", MEASURE, str(path)], check=True, capture_output=True, text=True)
     assert float(grown.stdout) * 1024 < 170e6, "kilobytes: " + grown.stdout
+
+
+@pytest.mark.parametrize("network", [nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), mlp(3, 2)])
+def test_arrays_are_tensors(network: nn.Module) -> None:
+    """Networks that no kernel knows raised a bare IndexError for numpy's arrays."""
+    size, x = size_of(network), randn(6, 3).double()
+    draws = Draws(network, Categorical(2), randn(5, size), torch.full((5,), 0.2))
+    gaussian = DiagonalGaussian(network, Categorical(2), randn(size), torch.ones(size), 5)
+    for posterior in (draws, gaussian):
+        assert torch.equal(posterior.summary(x.numpy()).centre, posterior.summary(x).centre)
+        assert torch.equal(posterior.predict(x.numpy()).probabilities, posterior.predict(x).probabilities)

@@ -220,9 +220,14 @@ def test_a_sharp_program_has_a_small_step_by_default() -> None:
 @pytest.mark.parametrize("method", [SGLD(), SGHMC()])
 @pytest.mark.parametrize("name", OTHERS)
 def test_programs_of_others_need_no_step_of_their_own(name: str, method: Any) -> None:
-    """SGHMC forgets more slowly: at a change point it is .31 off after 6000 steps and .14 after 18 000."""
+    """Judged in standard errors: of the eight numbers of the intercepts the hundred kept draws are worth 41 to 86, so
+    that the farthest mean is some .3 deviations off by chance alone: one chain of SGLD was .28 from one chain of NUTS
+    and .41 from another. SGHMC forgets more slowly: at a change point it is .31 off after 6000 steps and .14 after
+    18 000."""
     torch.manual_seed(0)
-    assert against_nuts(OTHERS[name](), method, 18000 if isinstance(method, SGHMC) else 6000)[0] < 0.3
+    off, errors = against_nuts(OTHERS[name](), method, 18000 if isinstance(method, SGHMC) else 6000)
+    assert off < 0.5
+    assert errors < LARGEST_GAP
 
 
 @pytest.mark.slow

@@ -14,7 +14,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-NAMES = ("gaussian.cpp", "secure.cpp", "clipping.cpp", "outer.cpp", "prediction.cpp", "recurrence.cpp")
+NAMES = (
+    "gaussian.cpp",
+    "secure.cpp",
+    "clipping.cpp",
+    "outer.cpp",
+    "prediction.cpp",
+    "recurrence.cpp",
+    "digest.cpp",
+)
 SOURCES = tuple(Path(__file__).with_name(name) for name in NAMES)
 HEADER = Path(__file__).with_name("kernels.h")
 LIBRARY = Path(__file__).with_name("libconfide.so")

@@ -102,6 +102,8 @@ void confide_outer(const OuterTask* task);
 
 void confide_predict(const PredictionTask* given);
 
+std::uint64_t confide_digest(const void* from, std::int64_t bytes, std::int64_t real, const std::uint32_t* key);
+
 // All steps of an LSTM: (records, steps, size) are cells, bent, outputs and of_outputs, (records, steps, 4 size) gates and
 // found, (records, size) state and cell. `packed` is the weight over the states, columns in panels (see recurrence.cpp).
 // Gates come in as maps of the inputs and go out as gates. For the way back of_outputs may be null, state and cell are

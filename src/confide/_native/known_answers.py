@@ -33,6 +33,7 @@ def wrong_in(library: Any) -> str:
         "outer": _outer,
         "predict": _predict,
         "lstm": _lstm,
+        "digest": _digest,
     }
     return ", ".join(name for name, right in checks.items() if not right(library))
 
@@ -307,6 +308,30 @@ def _predict(library: Any) -> bool:
             whole = math.fsum(map(math.exp, logits))
             wanted += [math.exp(value) / whole for value in logits]
         if not _close(list(out), wanted, FLOAT):
+            return False
+    return True
+
+
+def _digest(library: Any) -> bool:
+    """Two blocks and a part of one, of numbers that are told apart by their bits and of such as are not."""
+    words, key = _words(600, 32), _words(264, 32)
+    given, secret = (ctypes.c_uint32 * len(words))(*words), (ctypes.c_uint32 * 266)(*key, 7, 9)
+    size, prime, point = 4 * len(words) - 2, 2**61 - 1, 9 * 2**32 + 7
+    content = bytes(given)[:size]
+    code = size + 1
+    for start in range(0, size, 1024):
+        block = content[start:][:1024].ljust(1024, b"\0")
+        values = [int.from_bytes(block[at : at + 4], "little") for at in range(0, 1024, 4)]
+        for keys in (key, key[8:]):
+            sums = [(value + secret_word) % 2**32 for value, secret_word in zip(values, keys, strict=False)]
+            total = sum(one * other for one, other in zip(sums[::2], sums[1::2], strict=True)) % 2**64
+            code = (code * point + total % 2**32) * point + (total >> 32)
+    if library.confide_digest(ctypes.addressof(given), size, 0, ctypes.addressof(secret)) != code % prime:
+        return False
+    for real, kind in ((4, ctypes.c_float), (8, ctypes.c_double)):
+        alike = [(kind * 70)(*[zero, none, 1.0] * 22) for zero, none in ((0.0, math.nan), (-0.0, -math.nan))]
+        first, second = (library.confide_digest(one, 70 * real, real, ctypes.addressof(secret)) for one in alike)
+        if first != second:
             return False
     return True
 

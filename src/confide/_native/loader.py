@@ -39,6 +39,7 @@ FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "confide_outer_room": ([_ADDRESS], _COUNT),
     "confide_outer": ([_ADDRESS], None),
     "confide_predict": ([_ADDRESS], None),
+    "confide_digest": ([_ADDRESS, _COUNT, _COUNT, _ADDRESS], ctypes.c_uint64),
     "confide_lstm": ([_COUNT] * 4 + [_ADDRESS] * 6, None),
     "confide_lstm_back": ([_COUNT] * 4 + [_ADDRESS] * 8, None),
 }

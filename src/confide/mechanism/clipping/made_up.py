@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import map_tensors, tensors_in
+from confide.data.trees import map_tensors, rows_of, tensors_in
 from confide.errors import UnclippableError
 from confide.mechanism.clipping.anatomy import Anatomy
 from confide.mechanism.clipping.attributes import Attributes
@@ -21,6 +21,7 @@ from confide.mechanism.clipping.running import Inputs, Loss, per_record_losses
 FEW = 3  # More than one neighbour.
 PIECE = 1 << 16  # numbers that are drawn at a time
 SMALL = 0.1  # of the usual size of a parameter
+_OF_NUMPY = (torch.float32, torch.float64)
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -36,7 +37,7 @@ MakeBatch: TypeAlias = Callable[[int, bool], MadeUpBatch]
 
 
 class Chosen(NamedTuple):
-    """Made-up batches on which a module runs; the losses of the first FEW, and the state of chance they began with."""
+    """Made-up batches on which a module runs; the losses of the first, and the state of chance they began with."""
 
     batch: MakeBatch
     losses: Tensor
@@ -48,8 +49,8 @@ KINDS = (("normal", 0), ("normal", 1), ("uniform", 0), ("uniform", 1))
 """Where what falls out by chance will not do: a mask may hide all that a record has, or nothing."""
 
 
-def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any) -> Chosen:
-    """The first kind of made-up batch on which the module runs and its losses are finite."""
+def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any, most: int = FEW) -> Chosen:
+    """The first kind of made-up batch of which `most` records run through the module, with losses that are finite."""
     lookups = [layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     rows = min((layer.num_embeddings for layer in lookups), default=2)  # without a table: zeros and ones, as in masks
     kinds: list[Kind] = [("normal", (0, rows), None), *((floats, (low, low + 1), bool(low)) for floats, low in KINDS)]
@@ -61,7 +62,7 @@ def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: 
             return MadeUpBatch(made_up(x, records, other, *kind), made_up(y, records, other, *targets))
 
         try:
-            few, chance = batch(FEW, False), torch.get_rng_state()
+            few, chance = MadeUpBatch(*rows_of(tuple(batch(FEW, False)), slice(most))), torch.get_rng_state()
             with torch.no_grad(), kept_generators(module):
                 losses = per_record_losses(module, loss, few.x, few.y, anatomy.draws)
         except Exception as error:  # whatever the module does not like about made-up records
@@ -125,29 +126,53 @@ def _moved(values: Tensor) -> Callable[[], object]:
     if not values.is_floating_point() or values.numel() == 0:
         return lambda: None
     size = 0.5 / math.sqrt(values[0].numel() if values.dim() > 1 else 25)
-    bits = values.view(_BITS[values.element_size()])
     rows = values.unsqueeze(0) if values.dim() == 0 else values
     pieces = rows.split(max(1, PIECE * len(rows) // rows.numel()))  # to need no room
-    if bits.amin() == bits.amax():
+    if _is_constant(values):
         before = values.flatten()[0].clone()
         for piece in pieces:
             piece.add_(torch.randn(piece.shape).to(piece), alpha=size)
         return lambda: values.copy_(before)
-    return partial(_put_back, pieces, [_small_moved(piece, size) for piece in pieces])
+    quick = values.device.type == "cpu" and values.dtype in _OF_NUMPY and values.is_contiguous()
+    moved = _small_moved if quick else _small_moved_anywhere
+    return partial(_call_all, [moved(piece, size) for piece in pieces])
 
 
-def _small_moved(piece: Tensor, size: float) -> tuple[Any, Tensor]:
-    """Where the piece had small values, one bit for each, and which they were."""
+def _is_constant(values: Tensor) -> bool:
+    bits = values.view(_BITS[values.element_size()])
+    some = bits[0].flatten()[:FEW] if values.dim() else bits
+    return bool(some.amin() == some.amax()) and bool(bits.amin() == bits.amax())
+
+
+def _small_moved(piece: Tensor, size: float) -> Callable[[], None]:
+    """Kept are the numbers that were small, and where; by numpy, which takes a third of the time."""
+    numbers = piece.view(-1).numpy()
+    places = np.flatnonzero(np.abs(numbers) < SMALL * size).astype(np.uint16 if len(numbers) <= PIECE else np.int64)
+    kept = numbers[places]
+    numbers[places] = kept + (torch.randn(len(kept), dtype=piece.dtype) * size).numpy()
+
+    def put_back() -> None:
+        numbers[places] = kept
+
+    return put_back
+
+
+def _small_moved_anywhere(piece: Tensor, size: float) -> Callable[[], None]:
+    """Kept is one bit for each number, whether it was small, and those that were."""
     small = piece.abs() < SMALL * size
-    values = piece.masked_select(small)
+    values, places = piece.masked_select(small), np.packbits(small.cpu().numpy())
     piece.masked_scatter_(small, values + torch.randn(values.shape).to(values) * size)
-    return np.packbits(small.cpu().numpy()), values
+
+    def put_back() -> None:
+        at = torch.from_numpy(np.unpackbits(places, count=piece.numel())).view(piece.shape)
+        piece.masked_scatter_(at.to(piece.device, torch.bool), values)
+
+    return put_back
 
 
-def _put_back(pieces: Sequence[Tensor], kept: Sequence[tuple[Any, Tensor]]) -> None:
-    for piece, (places, values) in zip(pieces, kept, strict=True):
-        small = torch.from_numpy(np.unpackbits(places, count=piece.numel())).view(piece.shape)
-        piece.masked_scatter_(small.to(piece.device, torch.bool), values)
+def _call_all(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 @contextmanager

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from confide._native.digest import digest
+
 _aten: Any = torch.ops.aten
 PRODUCTS = frozenset(
     {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.convolution.default}
@@ -97,7 +99,7 @@ class ProductsOnce(TorchDispatchMode):
                         return False
                     continue
                 first[record] = block
-                code = hash(block.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+                code = digest(block)
                 if self.given.setdefault((self.number, place, record), code) != code:
                     return False
         return True

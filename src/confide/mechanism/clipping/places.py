@@ -9,7 +9,6 @@ left over; then one thread makes them, if that is no loss; else the run is state
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from confide._native.digest import digest_of_numbers
 from confide.mechanism.clipping.evenly import EIGHT, FOUR, asked_too_late, even_size
 
 VECTORS = 32
@@ -146,15 +146,10 @@ def brief(values: Tensor) -> Tensor:
     values = values.detach()
     if not len(values) or values[0].numel() * values.element_size() <= BRIEF:
         return values
-    return torch.tensor([hash(_bits(one)) for one in values])
-
-
-def _bits(values: Tensor) -> bytes:
-    """The same for what is equal: zeros have a sign, and there are many ways to write what is not a number."""
-    if values.is_floating_point():
-        values = (values + 0.0).masked_fill_(values.isnan(), math.nan)
-    found: bytes = values.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
-    return found
+    codes: list[int] = []
+    for one in values:  # those of copies are known by what they are equal to, which is quicker
+        codes.append(codes[0] if codes and torch.equal(one, values[0]) else digest_of_numbers(one))
+    return torch.tensor(codes)
 
 
 def products_alike(width: int, outputs: int, dtype: torch.dtype, rows: int) -> bool:

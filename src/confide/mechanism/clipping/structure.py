@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import traceback
 import warnings
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide._native.digest import digest
 from confide.data.trees import rows_of, tensors_in
 from confide.errors import SpeedWarning, UnclippableError
 from confide.mechanism.clipping import apart, one_by_one
@@ -120,7 +120,7 @@ def _examined(
     with undisturbed(module):
         try:
             most = FEWEST if anatomy.size > LARGE else FEW
-            asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y), outside, most)
+            asked = Question(module, loss, choose_batch(module, anatomy, loss, x, y, most), outside, most)
             if not all(proven):
                 if anatomy.size <= LARGE:
                     _check_meaning(asked, anatomy)
@@ -184,10 +184,7 @@ def _isolated(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
 
 def _checksums(tensors: Iterable[Tensor]) -> list[int]:
     """Of what they hold, also for what is written behind autograd's back (`.data`)."""
-    values = [value.detach() for value in tensors]
-    held = [value for value in values if value.layout == torch.strided and value.device.type != "meta"]
-    held_bytes: list[Any] = [value.reshape(-1).view(torch.uint8).cpu().numpy() for value in held]
-    return [zlib.crc32(content) for content in held_bytes]
+    return [digest(value) for value in tensors if value.layout == torch.strided and value.device.type != "meta"]
 
 
 def _covered(asked: Question, anatomy: Anatomy) -> tuple[Anatomy, Examined]:
@@ -322,7 +319,7 @@ def _check_meaning(asked: Question, anatomy: Anatomy) -> None:
 
     def losses(other: bool) -> Tensor:
         torch.set_rng_state(asked.chosen.chance)
-        few = asked.batch(FEW, other)
+        few = MadeUpBatch(*rows_of(tuple(asked.batch(FEW, other)), slice(asked.most)))
         with torch.no_grad(), kept_generators(asked.module):
             return per_record_losses(asked.module, asked.loss, few.x, few.y, anatomy.draws)
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confide.data.trees import Tree, size_of
+from confide.data.trees import Tree, size_of, tree_of
 from confide.errors import Refusal
 from confide.models.likelihoods import Bernoulli, Categorical, Gaussian, MultiGaussian, MultiLabel
 from confide.models.predictive import ClassPredictive, LabelPredictive, Predictive, RealPredictive, entropy, knowing
@@ -68,6 +68,7 @@ def summary_of_draws(
     module: nn.Module, groups: Groups, x: Tree, likelihood: Any, weights: Tensor, masked: bool = False
 ) -> Summary:
     """The summary of a network's outputs under draws of given weights."""
+    x = tree_of(x)
     task = _native_task(module, x, likelihood, masked)
     if task is None:
         return accumulated(blocks(module, groups, x, masked), likelihood, weights, size_of(x))
@@ -78,6 +79,7 @@ def predictive_of_draws(
     module: nn.Module, groups: Groups, x: Tree, likelihood: Any, weights: Tensor, masked: bool = False
 ) -> Predictive:
     """The predictive distribution of a network's outputs under draws of given weights."""
+    x = tree_of(x)
     task = _native_task(module, x, likelihood, masked)
     if task is None:
         outputs = collected(blocks(module, groups, x, masked), len(weights), size_of(x))
