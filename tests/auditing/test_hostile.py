@@ -240,7 +240,7 @@ class TestTheFuzzingCanFail:
         def careless(targets: Tensor, schema: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
             return targets.to(torch.int64), torch.ones(len(targets), dtype=torch.bool)
 
-        def strict(self: Engine, anatomy: Any, examined: Any, asked: Any, bound: ClipBound) -> Tensor:
+        def strict(self: Engine, anatomy: Any, examined: Any, asked: Any, bound: ClipBound) -> Tensor | None:
             return answered(self, anatomy, examined, asked, dataclasses.replace(bound, strict=True))
 
         answered = Engine._tried

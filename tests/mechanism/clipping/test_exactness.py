@@ -99,7 +99,7 @@ def test_batches_that_would_hold_too_much_go_in_pieces(name: str, monkeypatch: p
     pieces = []
     whole = engine.Engine._tried
 
-    def piece(self: engine.Engine, plan: Any, examined: Any, asked: engine.Batch, bound: Any) -> Tensor:
+    def piece(self: engine.Engine, plan: Any, examined: Any, asked: engine.Batch, bound: Any) -> Tensor | None:
         pieces.append(asked.records)
         return whole(self, plan, examined, asked, bound)
 

@@ -292,23 +292,25 @@ class Engine:
     @torch.no_grad()
     def _one_by_one(self, anatomy: Anatomy, asked: Batch, bound: ClipBound) -> Tensor:
         """As many records at a time as the budget holds gradients of."""
-        slots = anatomy.single_slots(asked.module)
-
         pieces = asked.pieces(max(1, bound.budget // max(1, anatomy.bytes)))
+        if len(pieces) == 1:
+            return self._formed(anatomy, asked, bound)
         total, norms = Tally(bound.out.shape, bound.out.device), []
-        whole = len(pieces) == 1
-        for piece, part in [(asked, bound)] if whole else self._parts(pieces, bound, total):
-            gradients = one_by_one.gradients(
-                piece.module, anatomy.parameters, piece.loss, piece.x, piece.y, anatomy.draws, part.strict
-            )
-            parts = [Dense({"value": full_precision(values)}) for values in gradients]
-            self.space.begin(part.budget)
-            norms.append(self._add(anatomy, list(zip(slots, parts, strict=True)), piece.records, part))
-            total.added() if not whole else None
-        if whole:
-            return norms[0]
+        for piece, part in self._parts(pieces, bound, total):
+            norms.append(self._formed(anatomy, piece, part))
+            total.added()
         bound.out.add_(total.total())
         return torch.cat(norms)
+
+    def _formed(self, anatomy: Anatomy, piece: Batch, part: ClipBound) -> Tensor:
+        gradients = one_by_one.gradients(
+            piece.module, anatomy.parameters, piece.loss, piece.x, piece.y, anatomy.draws, part.strict
+        )
+        parts = [Dense({"value": full_precision(values)}) for values in gradients]
+        self.space.begin(part.budget)
+        return self._add(
+            anatomy, list(zip(anatomy.single_slots(piece.module), parts, strict=True)), piece.records, part
+        )
 
     def _chained(
         self, anatomy: Anatomy, chain: LayerChain, asked: Batch, x: Tensor, bound: ClipBound, counted: int
