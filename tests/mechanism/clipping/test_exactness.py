@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from confide.layers.bayesian import draw_
 from confide.mechanism.clipping import calls, chain, clipped_sum, engine, factors, structure
 from confide.mechanism.clipping.factors import Style
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.mechanism.clipping.rules import tied
 from confide.mechanism.clipping.structure import kept_generators
 from tests.mechanism.clipping.zoo import ZOO
+from tests.mechanism.clipping.zoo_tools import layers_with_noise_by_row
 
 # torch warns of the copy it makes for paddings that are not symmetric; the zoo has one on purpose
 pytestmark = [
@@ -40,14 +42,15 @@ def compare(name: str, style: Style = "flat", quantile: float = 0.5, **options: 
         expected = reference_clipped_sum(
             module, loss, x, y, clip=clip, out=wanted, style=style, same_masks=animal.masks
         )
-    with kept_generators(module), as_many_rows() if name.endswith("with_dropout") else nullcontext():
+    by_row = name.endswith("with_dropout") or bool(layers_with_noise_by_row(module))
+    with kept_generators(module), as_many_rows() if by_row else nullcontext():
         torch.manual_seed(1)
         norms = clipped_sum(module, loss, x, y, clip=clip, out=found, style=style, **options)
     return max(relative(found - 1, wanted - 1), ((norms - expected).abs() / expected.clamp(min=1e-9)).max().item())
 
 
 def as_many_rows() -> Any:
-    """As records: rows that fill a batch up are given masks too, and the others then get others than the reference."""
+    """As records: rows that fill a batch up draw too, and the others then get other numbers than the reference."""
     return patch.object(engine, "even_size", lambda records, rows=1: records)
 
 
@@ -106,6 +109,26 @@ def test_batches_that_would_hold_too_much_go_in_pieces(name: str, monkeypatch: p
     monkeypatch.setattr(engine.Engine, "_tried", piece)
     assert compare(name) < TOLERANCE
     assert pieces == [4, 4]
+
+
+@pytest.mark.parametrize("memory_budget", [1, 1 << 28])
+@pytest.mark.parametrize("name", [name for name in ZOO if name.startswith("variational_dropout")])
+def test_noise_from_a_generator_of_ones_own_is_common_to_all_records(name: str, memory_budget: int) -> None:
+    """Every record has the noise that it has alone: noise by row would follow a record's place."""
+    module, loss, x, y = ZOO[name].case()
+    draw_(module, torch.Generator().manual_seed(5), module.zoo_draws)  # type: ignore[arg-type]
+    found, wanted, by_row = torch.zeros(3, sum(value.numel() for value in module.parameters()), dtype=torch.float64)
+    clip, norms = 0.1, []
+    for record in range(len(y)):
+        with kept_generators(module):
+            norms += reference_clipped_sum(module, loss, x[[record]], y[[record]], clip=clip, out=wanted)
+    with kept_generators(module):
+        reference_clipped_sum(module, loss, x, y, clip=clip, out=by_row)
+    with kept_generators(module):
+        answered = clipped_sum(module, loss, x, y, clip=clip, out=found, memory_budget=memory_budget)
+    assert relative(found, wanted) < TOLERANCE
+    torch.testing.assert_close(answered, torch.stack(norms), rtol=TOLERANCE, atol=0)
+    assert relative(by_row, wanted) > 0.1  # what is caught
 
 
 def test_nothing_is_clipped_below_the_bound() -> None:

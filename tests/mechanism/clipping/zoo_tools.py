@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from confide.layers.bayesian import draw_
+from confide.layers.bayesian import VariationalDropoutConv2d, VariationalDropoutLinear, draw_
 
 RECORDS = 8
 CLASSES = 4
@@ -33,7 +33,15 @@ class Animal:
             (getattr(layer, "zoo_draws", None) for layer in module.modules() if hasattr(layer, "zoo_draws")), 1
         )
         draw_(module, torch.Generator().manual_seed(5), draws)
+        for layer in layers_with_noise_by_row(module):
+            layer.sample_(None, draws)
         return module, loss, x, y
+
+
+def layers_with_noise_by_row(module: nn.Module) -> list[Any]:
+    """Rows get noise of their own from torch's generator alone; from any other all records get the same."""
+    kinds = VariationalDropoutLinear, VariationalDropoutConv2d
+    return [layer for layer in module.modules() if type(layer) in kinds]
 
 
 def animal(function: Callable[[], Case]) -> Callable[[], Case]:
