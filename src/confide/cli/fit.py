@@ -13,7 +13,7 @@ from confide.cli import method_list, options
 from confide.cli.help_texts import aligned, teach
 from confide.cli.options import AdjacencyName, EpsilonGoal, Json, SamplingName
 from confide.cli.output import called_as, emit_json, for_this_command, one_line, output, progress_bar, remarks
-from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory, ledger_by, same_file
+from confide.cli.paths import check_checkpoint, check_ledger, check_new_directory, ledger_by, same_file, usual_directory
 from confide.errors import BudgetExceeded, CommandError, RankLost, Refusal, Unfinished
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from confide.workflow.run import Job
 
 EXAMPLES = (
+    "confide fit pictures.npz --epsilon 1",
     "confide fit digits --method sgld --epsilon 3 --delta 1e-4 --out out/digits",
     "confide fit train.csv --target income --facts facts.toml --test test.csv \\\n  --epsilon 1 --out out/run",
     "confide fit train.csv --target income --facts facts.toml --module net.py:Net \\\n  --epsilon 1 --out out/own",
@@ -65,7 +66,7 @@ def fit(
     name: given.DataName = None,
     key: given.LedgerKey = None,
     who: given.Who = None,
-    out: given.Out,
+    out: given.OutOrUsual = None,
     checkpoint: given.Checkpoint = None,
     resume: given.Resume = None,
     validation: given.ValidationFile = None,
@@ -104,6 +105,7 @@ def fit(
         raise CommandError(f"--bayesian-holdout={bayesian_holdout}: is the training file; its records are private")
     options.seed(seed)
     records.check()
+    out = out or usual_directory(records.train)
     check_new_directory("--out", out)
     network = own_module(module, seed)
     checkpoint = check_checkpoint(checkpoint, resume)

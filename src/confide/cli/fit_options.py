@@ -317,6 +317,16 @@ Who = Annotated[
         show_default=False,
     ),
 ]
+OutOrUsual = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="New directory for posterior.safetensors, run.json and report.html; out/ with the name of TRAIN if it is "
+        "left out.",
+        rich_help_panel=OUTPUT,
+        show_default=False,
+    ),
+]
 Out = Annotated[
     Path,
     typer.Option(

@@ -15,6 +15,7 @@ from confide.cli.output import one_line
 from confide.cli.privacy_table import epsilon_table
 from confide.cli.records import Records
 from confide.data import Encoder
+from confide.data.schema import LEARNT
 from confide.errors import Refusal, Unfinished
 from confide.privacy.bayesian import BayesianEstimate
 from confide.report import Evaluation
@@ -123,14 +124,18 @@ def show(console: Console, run: Run, summary: dict[str, Any], evaluation: Evalua
         console.print(f"[bold]{escape(str(warning))}[/bold]")
     ended = run.posterior.facts.get("adapted_clip")
     adapted = "" if ended is None else f" at first and {ended:.4g} at last"
+    known = "counted" if run.schema.source_of("records") == LEARNT else "declared"
     parts = (
-        f"{steps} steps of about {one.expected_batch:.0f} out of {plan.records} declared "
+        f"{steps} steps of about {one.expected_batch:.0f} out of {plan.records} {known} "
         f"records, clip {one.clip:g}{adapted}, noise multiplier {one.noise_multiplier:.4g}"
         for one, steps in plan.blocks
     )
     chains = f", in each of {plan.chains} chains" if plan.chains > 1 else ""
     about = f"{run.method.name}: {', then '.join(parts)}{chains}; {run.seconds:.1f} s"
     console.print(about)
+    if run.schema.source_of("classes") == LEARNT:
+        shown = next(fact.value for fact in run.schema.public_facts() if fact.fact == "classes")
+        console.print(f"classes {shown}: learnt privately from the labels, within the total below")
     noise = summary["target_noise"]
     if noise is not None and noise["epsilon"] is not None:
         console.print(

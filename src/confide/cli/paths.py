@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,13 @@ def check_new_directory(option: str, path: Path) -> None:
     if os.path.lexists(path):
         raise CommandError(f"{option}={path}: exists already; name a new directory")
     check_writable(option, path)
+
+
+def usual_directory(train: str) -> Path:
+    """Where results go if nobody says so: out/ with the name of the records, and a number where that is taken."""
+    name = Path(train).name.split(".")[0] or "run"
+    tried = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(place for place in (Path("out", one) for one in tried) if not os.path.lexists(place))
 
 
 def check_page(option: str, path: Path) -> None:

@@ -9,14 +9,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from confide.cli.paths import same_file
 from confide.data import DataSet, Schema, catalogue, load_dataset, load_table
 from confide.data.embedded import NAMES as EMBEDDED
 from confide.data.loaders import load_parts
+from confide.data.pictures import is_picture
 from confide.data.schema import Task
+from confide.data.table import Table
 from confide.errors import CommandError
 from confide.report.evaluation import PUBLIC, SEPARATE
 from confide.workflow.request import Request
+
+_DECLARE = (
+    "declare the public facts in a file with --facts FILE.toml, or say with --assume-public that the ranges of the "
+    "columns, the classes and the number of records are public"
+)
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,17 @@ class Records:
         return self.is_benchmark or self.train in EMBEDDED
 
     @property
+    def _has_facts(self) -> bool:
+        return self.facts is not None or self.assume_public or self.has_own_facts
+
+    @property
+    def _is_arrays(self) -> bool:
+        return self.train.lower().endswith(".npz")
+
+    @property
     def needs_no_target(self) -> bool:
         """Arrays and pictures come with their labels."""
-        return self.train.lower().endswith(".npz") or Path(self.train).is_dir()
+        return self._is_arrays or Path(self.train).is_dir()
 
     @property
     def test_source(self) -> str:
@@ -72,11 +89,8 @@ class Records:
             raise CommandError(
                 f"--test={self.test}: is the training file; what is measured on private records would publish them"
             )
-        if self.facts is None and not self.assume_public and not self.has_own_facts:
-            raise CommandError(
-                "--facts: missing; declare the public facts in a file with --facts FILE.toml, or say with "
-                "--assume-public that the ranges of the columns, the classes and the number of records are public"
-            )
+        if not self._has_facts and not self._is_arrays:
+            raise CommandError(f"--facts: missing; {_DECLARE}")
 
     def load(self) -> DataSet:
         """The records, their test part if there is one, and the facts that were declared or come with them."""
@@ -95,6 +109,10 @@ class Records:
         else:
             found = load_dataset(self.train, target, schema=declared)
         facts = declared or found.schema
+        if facts is None and not self.assume_public and not _say_themselves(found.train):
+            raise CommandError(
+                f"--facts: missing; only pictures of bytes (uint8) with whole numbers as labels need none; {_DECLARE}"
+            )
         if self.has_own_facts and self.target is not None and facts is not None and self.target != facts.target:
             raise CommandError(f"--target={self.target}: the target of {self.train} is {facts.target}; leave it out")
         held_out = found.test
@@ -122,3 +140,9 @@ class Records:
             "assume_public": self.assume_public,
             "split": self.split,
         }
+
+
+def _say_themselves(table: Table) -> bool:
+    """Whether the types of the arrays say what pixels and labels may be, as with pictures of bytes in classes."""
+    block = table.block
+    return block is not None and block.dtype == np.uint8 and is_picture(block.shape[1:]) and table.whole_labels

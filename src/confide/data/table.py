@@ -81,7 +81,8 @@ class Table:
 
     Columns and labels are one-dimensional arrays: float64 for numbers (missing is NaN), bool, or object for
     text (missing is None, or one of MISSING_TOKENS). Inputs are the tensors of a record, of any shape, by name or
-    place: they reach a network of one's own as they are (`confide.data.trees`). Weights are their shares.
+    place: they reach a network of one's own as they are (`confide.data.trees`). Weights are their shares. Whether
+    labels are whole numbers is said by the type of the array that they came in (`whole_labels`), not by what they are.
     """
 
     columns: Mapping[str, Array] = field(default_factory=dict)
@@ -90,6 +91,7 @@ class Table:
     labels: Array | None = None
     inputs: Mapping[str, Array] = field(default_factory=dict)
     weights: Array | None = None
+    whole_labels: bool = False
 
     def __post_init__(self) -> None:
         if (self.block is not None) + bool(self.inputs) + bool(self.columns) > 1:
@@ -117,7 +119,8 @@ class Table:
             labels = labels[:, 0]
         if labels.ndim != 1 or len(labels) != len(block):
             raise DataError(f"y: has shape {labels.shape}; must hold one label for each of the {len(block)} rows of x")
-        return cls(block=block, target=target, labels=plain_column(labels, target))
+        whole = labels.dtype.kind in "iu"
+        return cls(block=block, target=target, labels=plain_column(labels, target), whole_labels=whole)
 
     @property
     def rows(self) -> int:

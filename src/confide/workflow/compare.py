@@ -163,8 +163,9 @@ def compare(
     request.check()
     if repeats < 1:
         raise Refusal(f"repeats={repeats}: must be at least 1")
-    if request.counted:
-        raise DataError("records: not declared; every fit of a comparison would count them anew, so declare the number")
+    if request.counts_first:
+        missing = "records" if request.counted else "classes"
+        raise DataError(f"{missing}: not declared; every fit of a comparison would count them anew, so declare them")
     if request.method != "auto":
         raise Refusal(f"method={request.method!r}: a comparison takes its methods by methods=; leave it out")
     if request.checkpoint is not None:

@@ -1,12 +1,13 @@
 """Which facts about the records are public, and whose word each of them is; then the records, encoded by them.
 
 A fact is declared, or read off the data because the user said that it is public, or learnt privately and paid for
-(the number of records, in `count`). Nothing is read in silence.
+(the number of records, in `count`, and the classes of pictures, in `classes`). Nothing is read in silence.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +17,13 @@ from confide import rules
 from confide.data.pictures import is_picture
 from confide.data.preprocessing import NOTHING, Encoder, Layout, curator_notes
 from confide.data.roles import arranged, check_class_weight, weights_of
-from confide.data.schema import Schema, Task
+from confide.data.schema import LEARNT, Schema, Task
 from confide.data.table import Array, Table
 from confide.data.trees import numbers_of, tree_of
 from confide.errors import CuratorNote, DataError, MisplacedMethod, NothingToLearn
 from confide.methods.base import Method
 from confide.workflow.named_likelihood import in_own_units, means_what_it_says
-from confide.workflow.request import Request
+from confide.workflow.request import LABELS, Request
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -49,9 +50,19 @@ class Settled:
 
     def with_records(self, records: int) -> Settled:
         """The same with the number of records that was learnt privately."""
-        sources = {**dict(self.schema.sources), "records": "learnt privately"}
-        schema = replace(self.schema, records=records, sources=sources)  # type: ignore[arg-type]
-        return replace(self, encoder=replace(self.encoder, schema=schema))
+        return self._knowing("records", records)
+
+    def with_classes(self, classes: Sequence[int]) -> Settled:
+        """The same with the classes that were learnt privately, neighbours among all labels that there may be.
+
+        Labels were encoded as their places among all; those outside count for nothing, as any that is not declared.
+        """
+        places = np.where((self.y >= classes[0]) & (self.y <= classes[-1]), self.y - classes[0], -1)
+        return replace(self._knowing("classes", tuple(classes)), y=places)
+
+    def _knowing(self, fact: str, value: Any) -> Settled:
+        facts: dict[str, Any] = {fact: value, "sources": {**dict(self.schema.sources), fact: LEARNT}}
+        return replace(self, encoder=replace(self.encoder, schema=replace(self.schema, **facts)))
 
 
 def settle(request: Request) -> Settled:
@@ -61,6 +72,9 @@ def settle(request: Request) -> Settled:
     table = arranged(request.data, schema)
     if request.assume_public:
         schema = Schema.assume_public(table, declared=schema, task=request.task)
+    elif request.learns_classes:
+        schema = replace(schema, classes=tuple(range(LABELS)))  # until they are counted, see `workflow.classes`
+        _refuse_what_leaks(replace(request, facts=schema))
     else:
         _refuse_what_leaks(request)
     _check_inputs(request)

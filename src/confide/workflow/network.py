@@ -56,9 +56,9 @@ def clip_of(request: Request, schema: Schema, features: int, method: Method) -> 
     """The given clip, or the rule's for classes that a network of confide's own learns by descent; else None.
 
     Methods whose unit the clip is, numbers, networks and likelihoods of one's own keep to the usual one; so does a fit
-    whose records are counted, for what it costs and asks may not follow from the count.
+    whose records or classes are counted, for what it costs and asks may not follow from the count.
     """
-    own = request.module is None and request.likelihood is None and not request.counted
+    own = request.module is None and request.likelihood is None and not request.counts_first
     if request.clip is not None or not (own and method.follows_clip) or schema.classes is None:
         return request.clip
     assert schema.records is not None  # declared or assumed

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from confide import methods, rules
+from confide.data.pictures import is_picture
 from confide.data.roles import check_class_weight
 from confide.data.schema import Schema, Task
 from confide.data.table import Table
@@ -33,6 +34,9 @@ from confide.running.callbacks import Moment
 from confide.running.journal import CheckpointPlace, Checkpoints
 from confide.wording import hyphened, is_real, is_whole
 from confide.workflow.named_likelihood import check_name
+
+LABELS = 256
+"""Whole numbers of one byte, from 0: what labels of pictures may be where nobody declared the classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +156,26 @@ class Request:
         """Whether the number of records has to be learnt privately."""
         return self.facts.records is None and not self.assume_public
 
+    @property
+    def learns_classes(self) -> bool:
+        """Whether the classes have to be learnt privately: of pictures whose labels are whole numbers by their type.
+
+        Only for the method of pictures, whose price does not follow from the number of classes.
+        """
+        block, facts = self.data.block, self.facts
+        known = facts.classes is not None or facts.target_bounds is not None or bool(facts.targets)
+        if block is None or known or self.assume_public or self.task == "regression":
+            return False
+        name = self.method if isinstance(self.method, str) else self.method.name
+        plain = self.module is None and self.prior is None and self.likelihood is None and self.chains == 1
+        pictures = is_picture(facts.shape or block.shape[1:]) and self.data.whole_labels
+        return plain and pictures and name in ("auto", rules.PICTURES)
+
+    @property
+    def counts_first(self) -> bool:
+        """Whether something is learnt privately before the model is known: the number of records, or the classes."""
+        return self.counted or self.learns_classes
+
     def check(self) -> None:
         """Refuse everything that can be refused without looking at a record."""
         check_target(self.epsilon, self.delta)
@@ -189,16 +213,17 @@ def _check_plan(request: Request) -> None:
         raise Refusal(
             f"adaptive_clip={request.adaptive_clip}: must be a share in (0, 1), or None for a clip that stays"
         )
-    if request.adaptive_clip is not None and (request.counted or request.chains > 1 or request.checkpoint is not None):
+    counts_first = request.counts_first
+    if request.adaptive_clip is not None and (counts_first or request.chains > 1 or request.checkpoint is not None):
         raise Refusal(
-            f"adaptive_clip={request.adaptive_clip}: needs declared records, one chain and no checkpoint, since its "
-            "counts go with every step; give these, or leave it out"
+            f"adaptive_clip={request.adaptive_clip}: needs declared records and classes, one chain and no checkpoint, "
+            "since its counts go with every step; give these, or leave it out"
         )
     _check_schedule(request)
-    if request.hold_out is not None and (request.counted or request.chains > 1 or request.checkpoint is not None):
+    if request.hold_out is not None and (counts_first or request.chains > 1 or request.checkpoint is not None):
         raise Refusal(
-            "hold_out: what fresh records meet is followed through one run from its first step; declare records, and "
-            "leave chains and checkpoint out"
+            "hold_out: what fresh records meet is followed through one run from its first step; declare records and "
+            "classes, and leave chains and checkpoint out"
         )
     if request.sampling not in SAMPLINGS:
         raise Refusal(f"sampling={request.sampling!r}: must be one of {', '.join(SAMPLINGS)}")
@@ -283,8 +308,8 @@ def _check_run(request: Request) -> None:
         raise Refusal(f"callbacks: are for one chain, and there are {request.chains}; leave them out")
     if request.checkpoint is None:
         return
-    if request.counted:
+    if request.counts_first:
         raise DataError(
-            "checkpoint: needs the nominal number of records, for a count would be paid for again at every start and "
-            "would differ; declare records, or leave the checkpoint out"
+            "checkpoint: needs the nominal number of records and the classes, for counts would be paid for again at "
+            "every start and would differ; declare them, or leave the checkpoint out"
         )

@@ -6,8 +6,8 @@ plan       the noise, from public sizes
 rehearse   the whole fit on made-up records: what cannot work is refused here
 charge     the ledger, for everything that will be released; then fit: no record is used before it is paid for
 
-Where the number of records is not declared, it is counted privately first; what the fit costs does not depend on it, so
-that count and fit are one charge.
+Where the number of records or the classes of pictures are not declared, they are counted privately first; what the fit
+costs does not depend on them, so that counts and fit are one charge.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import nn
 
 from confide.data.preprocessing import Encoder
 from confide.data.roles import arranged
+from confide.data.schema import LEARNT
 from confide.data.table import Table
 from confide.data.trees import tree_of
 from confide.devices import named
@@ -46,7 +47,7 @@ from confide.sources.base import Part, Source, priced
 from confide.sources.hold_out import HoldOut
 from confide.sources.private_data import PrivateData
 from confide.sources.together import PaidTogether
-from confide.workflow import count, noise, recalibrate
+from confide.workflow import classes, count, noise, recalibrate
 from confide.workflow.calibrate import plan_of
 from confide.workflow.choice import method_of
 from confide.workflow.facts import Settled, assumptions_of, pictures_rule, settle, tell_of_features
@@ -70,6 +71,7 @@ class Job:
     """A settled request with its model and its price: what is fitted, and what will be released.
 
     counting    the mechanism that counts the records, or None
+    labelling   the mechanism that counts the labels, for the classes, or None
     histogram   the mechanism that shows the noise of a regression target, or None
     probabilities   the mechanism that shows how far class probabilities are from right, or None
     """
@@ -83,6 +85,7 @@ class Job:
     counting: SampledGaussian | None
     histogram: SampledGaussian | None
     probabilities: SampledGaussian | None = None
+    labelling: SampledGaussian | None = None
 
     @property
     def features(self) -> int:
@@ -92,7 +95,7 @@ class Job:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Everything that the fit will ask of the records: mechanisms, and how many answers of each."""
-        asked_once = (self.counting, self.histogram, self.probabilities)
+        asked_once = (self.counting, self.labelling, self.histogram, self.probabilities)
         beside = ((mechanism, 1) for mechanism in asked_once if mechanism is not None)
         return (*beside, *(self.plan.blocks * self.request.chains))
 
@@ -109,10 +112,11 @@ class Job:
         def once(mechanism: SampledGaussian | None) -> SampledGaussian | None:
             return None if mechanism is None else next(given)[0]
 
-        counting, histogram, probabilities = once(self.counting), once(self.histogram), once(self.probabilities)
-        spent = tuple(one.event() for one in (counting, histogram, probabilities) if one is not None)
+        asked = ("counting", "labelling", "histogram", "probabilities")  # in the order of `parts`
+        found: dict[str, Any] = {name: once(getattr(self, name)) for name in asked}
+        spent = tuple(one.event() for one in found.values() if one is not None)
         plan = replace(self.plan, blocks=tuple(islice(given, len(self.plan.blocks))), spent=spent)
-        return replace(self, counting=counting, histogram=histogram, probabilities=probabilities, plan=plan)
+        return replace(self, plan=plan, **found)
 
 
 def _alike(mine: SampledGaussian, answers: int, paid: SampledGaussian, answers_paid: int) -> bool:
@@ -144,7 +148,9 @@ def run_request(request: Request, progress: Progress | None = None) -> Outcome:
 def job_of(request: Request, settled: Settled) -> Job:
     """The model and the plan of a settled request. No record is read for it."""
     request = replace(request, likelihood=made(request.likelihood, settled.schema, request.noise_scale))
-    known = settled if settled.schema.records is not None else settled.with_records(REHEARSED_RECORDS)
+    labelling = classes.mechanism_of(request)
+    known = _with_made_up_classes(request, settled)
+    known = known if known.schema.records is not None else known.with_records(REHEARSED_RECORDS)
     tell_of_features(request, settled)
     request = replace(request, method=pictures_rule(request, settled))
     method = method_of(request, known.schema, settled.features)
@@ -153,18 +159,25 @@ def job_of(request: Request, settled: Settled) -> Job:
         module = copy.deepcopy(module).to(named(request.device))
     counting, histogram = count.mechanism_of(request), noise.mechanism_of(request, settled.task, method)
     probabilities = recalibrate.mechanism_of(request, settled.task, method)
-    asked_once = (counting, histogram, probabilities)
+    asked_once = (counting, labelling, histogram, probabilities)
     spent = tuple(mechanism.event() for mechanism in asked_once if mechanism is not None)
     records = known.schema.records
     assert records is not None  # declared, assumed, counted or made up for the rehearsal
     clip = clip_of(request, known.schema, settled.features, method)
     plan = plan_of(replace(request, clip=clip), records, method, spent)
-    likelihood = likelihood_of(request, settled.schema, module)
-    return Job(request, settled, method, module, likelihood, plan, counting, histogram, probabilities)
+    likelihood = likelihood_of(request, known.schema, module)
+    return Job(request, settled, method, module, likelihood, plan, counting, histogram, probabilities, labelling)
+
+
+def _with_made_up_classes(request: Request, settled: Settled) -> Settled:
+    """The same, with some classes where they are not known yet."""
+    awaited = request.learns_classes and settled.schema.source_of("classes") != LEARNT
+    return settled.with_classes(range(classes.REHEARSED_CLASSES)) if awaited else settled
 
 
 def rehearse_job(job: Job) -> None:
     """Refuse whatever a fit would refuse before its charge, and charge nothing."""
+    job = replace(job, settled=_with_made_up_classes(job.request, job.settled))
     if job.request.chains > 1:
         check_draws(job.method, job.plan)
     rehearse(job.method, job.module, records_of(job), job.plan, likelihood=job.likelihood, seed=job.request.seed)
@@ -176,12 +189,12 @@ def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = 
     validation = validation_of(job)
     data = records_of(job)
     spent: tuple[Event, ...] = ()
-    if job.counting is not None:
-        assert purse is None  # fits that are paid for with others have a declared number of records
+    if job.request.counts_first:
+        assert purse is None  # fits that are paid for with others have declared records and classes
         rehearse_job(job)
-        spent = (job.counting.event(),)
+        spent = tuple(one.event() for one in (job.counting, job.labelling) if one is not None)
         purse = pay_ahead(data, job.parts, _purpose_of(job))
-        job = _counted(job, count.count_records(PaidAhead(data, purse), job.counting))
+        job = _counted(job, PaidAhead(data, purse))
         data = records_of(job, data)
     watching = None if job.request.hold_out is None else _watching(job, data, job.request.hold_out)
     run = _fitted(job, data if watching is None else watching, progress, purse, validation)
@@ -218,16 +231,23 @@ def _hidden(module: nn.Module) -> tuple[int, ...] | None:
 
 def _purpose_of(job: Job) -> str:
     """Of one charge for everything."""
+    first = ((job.counting, count.PURPOSE), (job.labelling, classes.PURPOSE))
+    before = " and ".join(purpose for mechanism, purpose in first if mechanism is not None)
     after = f" and {noise.PURPOSE}" if job.histogram is not None else ""
     after = f" and {recalibrate.PURPOSE}" if job.probabilities is not None else after
-    return f"{count.PURPOSE}, then fit {job.method.name}{after}"
+    return f"{before}, then fit {job.method.name}{after}"
 
 
-def _counted(job: Job, records: int) -> Job:
-    """The same job for so many records: another network, maybe, and other steps, at the price that was paid."""
-    found = job_of(job.request, job.settled.with_records(records))
+def _counted(job: Job, source: PaidAhead) -> Job:
+    """The same job with its records and classes counted: another network, maybe, at the price that was paid."""
+    settled = job.settled
+    if job.counting is not None:
+        settled = settled.with_records(count.count_records(source, job.counting))
+    if job.labelling is not None:
+        settled = settled.with_classes(classes.learn_classes(source, job.labelling))
+    found = job_of(job.request, settled)
     if priced(found.parts) != priced(job.parts):
-        raise AssertionError("the price of a fit follows its count; it is paid for before the count is known")
+        raise AssertionError("the price of a fit follows its counts; it is paid for before they are known")
     return found
 
 

@@ -291,8 +291,9 @@ def score_query(posterior: Posterior, task: Task) -> StatisticQuery:
 def _check(request: Request, changes: Sequence[Mapping[str, Any]]) -> None:
     if not 2 <= len(changes) <= MOST_CANDIDATES:
         raise Refusal(f"candidates: {len(changes)} given; a search is among 2 to {MOST_CANDIDATES} of them")
-    if request.counted:
-        raise DataError("records: not declared; every fit of a search would count them anew, so declare the number")
+    if request.counts_first:
+        missing = "records" if request.counted else "classes"
+        raise DataError(f"{missing}: not declared; every fit of a search would count them anew, so declare them")
     if request.checkpoint is not None or request.ranks is not None:
         raise Refusal("checkpoint: keeps one fit in one process, and a search makes several; leave it out")
 
