@@ -294,7 +294,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "no facts": ("fit train.csv --target ill --epsilon 1 --out new", _nothing),
     "no target": ("fit train.csv --assume-public --epsilon 1 --out new", _nothing),
     "no epsilon": ("fit train.csv --facts facts.toml --out new", _nothing),
-    "no directory": ("fit train.csv --facts facts.toml --epsilon 1", _nothing),
+    "no directory": ("sample train.csv --facts facts.toml --epsilon 1", _nothing),
     "unknown option": (f"{FIT} --unknown 1", _nothing),
     "a word too many": (f"{FIT} another", _nothing),
     "epsilon is not positive": (f"{FIT} --epsilon -1", _nothing),
