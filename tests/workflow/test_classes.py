@@ -102,7 +102,7 @@ def test_many_small_classes_stand_out_together_and_noise_alone_does_not() -> Non
 
 def test_a_rare_class_beside_large_ones_is_taken_in() -> None:
     counts = torch.zeros(LABELS, dtype=torch.float64)
-    counts[:4] = torch.tensor([100.0, 60.0, 2.0, 3.0])
+    counts[:4] = torch.tensor([100.0, 60.0, 2.5, 3.0])
     assert standing_out(counts) == range(4)
     assert standing_out(torch.zeros(LABELS)) == range(0)
 

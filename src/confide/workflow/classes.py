@@ -29,8 +29,8 @@ SHARE = 0.1
 """Part of epsilon that the counts may cost; they compose with the fit, which loses about half a per cent of mu."""
 DOUBT = 1e-3
 """Chance that noise alone passes for a label, or for a row of them."""
-SEEMS = 1.5
-"""Deviations of the noise from which on a label beside those that stand out is taken in: one in fifteen such labels is
+SEEMS = 2.0
+"""Deviations of the noise from which on a label beside those that stand out is taken in: one in forty such labels is
 a class without a record, which costs next to nothing, and a rarer class is lost less often."""
 REHEARSED_CLASSES = 10
 """Stands for the number of classes while it is not known."""
