@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextvars
 import dis
 import functools
+import gc
 import io
 import operator
 import random
@@ -154,6 +155,7 @@ _PLAIN_WORDS_OF_TORCH = (
 _PLAIN_OF_TORCH = tuple(_PLAIN_WORDS_OF_TORCH.split())
 # What compiles: the compiler counts, in the names that it gives, what it has compiled.
 _COMPILED = frozenset({"script", "trace", "trace_module", "freeze", "optimize_for_inference", "script_if_tracing"})
+NAMED_FIELD: type = type(vars(namedtuple("Named", "one"))["one"])
 # Python names these types; what they hold is put back, leads on to what is, or never changes.
 _OPEN = frozenset(
     {object, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType}
@@ -164,7 +166,7 @@ _OPEN = frozenset(
     | {threading.local, array}
     | {type(functools.lru_cache(lambda: None)), operator.itemgetter, operator.attrgetter, operator.methodcaller}
     | {re.Pattern, re.Match, contextvars.ContextVar, io.StringIO, io.BytesIO, np.ndarray, np.dtype, np.ufunc}
-    | {type(vars(namedtuple("Named", "one"))["one"])}
+    | {NAMED_FIELD}
     | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator}
     | {torch.jit.ScriptFunction, torch.jit.ScriptFunction.__mro__[1], torch.jit.ScriptModule}
     | {io._io._TextIOBase, io._io._BufferedIOBase, io._io._IOBase}  # type: ignore[attr-defined]
@@ -210,6 +212,14 @@ def _is_of_c(kind: type) -> bool:
         return True
     home = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return home.endswith((".so", ".pyd"))
+
+
+def held_in_c(value: Any) -> list[Any]:
+    """What an object that is made in C refers to: a slice, a method of a list, a variable of a context."""
+    if not _is_of_c(type(value)):
+        return []
+    held = [one for one in gc.get_referents(value) if one is not type(value)]
+    return [*held, value.get(None)] if isinstance(value, contextvars.ContextVar) else held
 
 
 def _is_open(kind: type) -> bool:
