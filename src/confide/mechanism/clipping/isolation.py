@@ -204,7 +204,8 @@ UNWRITTEN: frozenset[Any] = frozenset(
     {torch.empty, torch.empty_like, torch.empty_strided, torch.empty_permuted, Tensor.new_empty, Tensor.new}
     | {Tensor.new_empty_strided}
 )
-_UNWRITTEN_BY_NAME = ("empty", "new_empty", "resize", "_resize")  # as torch.ops.aten has them
+_UNWRITTEN_BY_NAME = ("empty", "new_empty", "resize", "_resize", "_empty")  # as torch.ops.aten has them
+_UNWRITTEN_IN_TORCH = ("_empty", "empty_quantized", "_resize")  # and torch itself
 profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # as it was when confide was imported
 _LAYOUT = frozenset({Tensor.stride, Tensor.is_contiguous})
 _FRESH = (
@@ -260,7 +261,7 @@ def shows_memory(function: Any, name: str, args: Sequence[Any], kwargs: dict[str
     it fills a part.
     """
     by_name = isinstance(function, OpOverload | OpOverloadPacket) and name.startswith(_UNWRITTEN_BY_NAME)
-    if by_name or "_ctc_loss" in name:
+    if by_name or "_ctc_loss" in name or name.startswith(_UNWRITTEN_IN_TORCH):
         return True
     if "pad" not in name and "grid_sampler" not in name:
         return False

@@ -20,7 +20,7 @@ from confide.mechanism.clipping.origins import names_used
 # How an object is made, shown or copied: called by those who make, show or copy one.
 _MADE = ("__init__", "__new__")
 _SHOWN = ("__repr__", "__str__")
-_COPIED = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+_COPIED = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__")
 _ASKED_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("type", "__class__", "__mro__", "__bases__", "__base__", "mro"), _MADE),
     **dict.fromkeys(("str", "repr", "format", "print", "ascii"), _SHOWN),
@@ -38,6 +38,10 @@ _OF_THE_NAME = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 ATTRIBUTES, ANY = 1, 2
 _LOADS = frozenset({"LOAD_FAST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CONST", "LOAD_ATTR"})
 _CALLS = frozenset({"PRECALL", "CALL", "CALL_KW"})
+_OF_SETS = frozenset(
+    {"set", "frozenset", "union", "intersection", "difference", "symmetric_difference", "symmetric_difference_update"}
+    | {"intersection_update", "difference_update"}
+)
 
 
 class AskedNames:
@@ -151,9 +155,44 @@ def calls_a_class(steps: list[dis.Instruction]) -> bool:
 
 @functools.cache
 def makes_sets(code: types.CodeType) -> bool:
-    """Whether it may make a set of objects that it was not given as one."""
-    opened = any(step.opname in ("BUILD_SET", "SET_ADD", "SET_UPDATE") for step in steps_of(code))
-    return opened or bool(names_used(code) & {"set", "frozenset"})
+    """Whether it may make a set of objects that it was not given as one, also by what views of keys have between them,
+    or add to one."""
+    steps, names = steps_of(code), names_used(code)
+    opened = any(step.opname in ("BUILD_SET", "SET_ADD", "SET_UPDATE") for step in steps)
+    of_views = bool(names & {"keys", "items"}) and any(
+        step.opname == "BINARY_OP" and step.argrepr[:1] in ("&", "|", "^", "-") for step in steps
+    )
+    return opened or of_views or bool(names & _OF_SETS)
+
+
+def looks_into_a_copy(function: types.FunctionType) -> bool:
+    """Whether it may see the memory of `deepcopy`: given by whoever asks for a copy, or told how to make one."""
+    return function.__name__ == "__deepcopy__" or _gives_memory_to_a_copy(function.__code__)
+
+
+@functools.cache
+def _gives_memory_to_a_copy(code: types.CodeType) -> bool:
+    steps = [step for step in _own_steps(code) if step.opname not in ("CACHE", "PRECALL")]
+    for place, step in enumerate(steps):
+        loaded = step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD")
+        if loaded and step.argval == "deepcopy" and arguments_given(steps[place + 1 :]) != 1:
+            return True
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return any(_gives_memory_to_a_copy(one) for one in inner)
+
+
+def arguments_given(steps: list[dis.Instruction]) -> int:
+    """How many arguments what was just loaded is called with; -1 where it is not called, or not at once."""
+    depth = 0
+    for step in steps:
+        if step.opname in ("CALL", "CALL_KW") and depth == step.arg:
+            return depth
+        if step.opname == "KW_NAMES" or step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+            return -1
+        depth += dis.stack_effect(step.opcode, step.arg, jump=False) if step.opname != "PUSH_NULL" else 0
+        if depth < 0:
+            return -1
+    return -1
 
 
 @functools.cache

@@ -56,12 +56,13 @@ class ProductsOnce(TorchDispatchMode):
     def passing(self, index: Tensor) -> Iterator[None]:
         """A pass of these records, by number."""
         self.index, self.seen, self.number = index.tolist(), {}, 0
-        _AT_WORK.passes = at_work() + 1
+        before = at_work()
         try:
+            _AT_WORK.passes = before + 1  # inside: an interrupt must not leave it so
             with self:
                 yield
         finally:
-            _AT_WORK.passes -= 1
+            _AT_WORK.passes = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in PRODUCTS or kwargs:

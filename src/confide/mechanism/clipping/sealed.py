@@ -78,11 +78,12 @@ from confide.mechanism.clipping.putting_back import (
 from confide.mechanism.clipping.randomness import move_on, of_everybody, way_back
 from confide.mechanism.clipping.search import ByName, HeldBehind, Kind, NamesOfFile, Search, is_code
 from confide.mechanism.clipping.settings import Settings
-from confide.mechanism.clipping.unsealable import APART, CUT_OFF
+from confide.mechanism.clipping.unsealable import APART, CUT_OFF, NAMED_FIELD, held_in_c
 from confide.mechanism.clipping.unwritten import makes_tensors
 
 _CACHE = type(functools.lru_cache(lambda: None))
-HISTORY = frozenset({"detach_", "retain_grad"})  # what changes a tensor with a history so that nobody can put it back
+# What changes a tensor with a history so that nobody can put it back, or leads to where it came from.
+HISTORY = frozenset({"detach_", "retain_grad", "grad_fn", "_grad_fn", "get_gradient_edge", "register_multi_grad_hook"})
 _APART = (logging.Logger, logging.Handler, torch.jit.ScriptModule)  # with attributes that are dealt with elsewhere
 # Packages whose state is put back where code can write to it. Code that uses others runs in processes of its own.
 _SIMPLE = frozenset({"", "torch", "numpy", "confide"}) | sys.stdlib_module_names
@@ -260,12 +261,7 @@ class Reachable:
             self.elsewhere = True  # other processes have a part in what is done with it
             return [value.__dict__, value._local_tensor]  # type: ignore[attr-defined]
         if value.layout != torch.strided:
-            if value.layout == torch.sparse_coo:
-                self.undo.append(partial(sparse_put_back, value, value.is_coalesced()))
-            return [
-                value.__dict__,
-                *(parts_of_sparse(value) if self.contents and id(value) not in self.left_alone else ()),
-            ]
+            return [value.__dict__, *self._keep_parts(value)]
         if id(value) not in self.left_alone:
             self._keep_gradient(value)
             if self.contents:
@@ -273,6 +269,15 @@ class Reachable:
         hooks: Any = (value._backward_hooks, value._post_accumulate_grad_hooks)
         beside = (value.__dict__, value._base, *hooks, value.grad if value.is_leaf else None)
         return [part for part in beside if part is not None]
+
+    def _keep_parts(self, value: Tensor) -> list[Tensor]:
+        """What a tensor is made of that has no memory of its own."""
+        if value.layout == torch.sparse_coo:
+            self.undo.append(partial(sparse_put_back, value, value.is_coalesced()))
+        parts = parts_of_sparse(value)
+        if not parts:
+            self.search.keeps(f"a tensor of layout {value.layout}")
+        return parts if self.contents and id(value) not in self.left_alone else []
 
     def _keep_gradient(self, value: Tensor) -> None:
         """What hangs on a tensor beside its numbers."""
@@ -313,6 +318,7 @@ class Reachable:
         inner = attribute_of(value, "__dict__", None)
         parts: list[Any] = [inner] if isinstance(inner, dict) else []
         parts += [] if value.base is None else [value.base]
+        parts += [value.dtype] if value.dtype.metadata or value.dtype.names else []
         return [*parts, *value.flat] if value.dtype == object else parts
 
     def _keep_object(self, value: Any) -> Iterable[Any]:
@@ -356,7 +362,9 @@ class Reachable:
                 return list(self._keep_class(value))
             self._keep_written(value)
             return ()
-        return list(self._keep_instance(value))
+        if isinstance(value, NAMED_FIELD):
+            self.undo.append(partial(set_attribute, value, "__doc__", value.__doc__))
+        return [*self._keep_instance(value), *held_in_c(value)]
 
     def _keep_random(self, value: Any) -> None:
         self.undo.append(partial(quietly, way_back(value)))

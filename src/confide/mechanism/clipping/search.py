@@ -40,7 +40,7 @@ MOST_PLACES = 2_000_000
 ASKED_BY_CONFIDE = (frozenset({"loss", "predictive"}), frozenset({"predict"}))
 # Where a method of a class, a property or a lazy one has its functions.
 _BEHIND_MEMBERS = ("__func__", "fget", "fset", "fdel", "func", "wrapped")
-PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range, slice)
+PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,26 @@ def _level() -> int:
     return found
 
 
+def _regions() -> int:
+    """How many regions of autocast this thread is in."""
+    found = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return found
+
+
+def _leave_regions(before: int) -> None:
+    now = _regions()
+    for _ in range(abs(now - before)):
+        (torch.autocast_decrement_nesting if now > before else torch.autocast_increment_nesting)()
+
+
+def _fusions() -> tuple[tuple[str, int], ...]:
+    """How compiled functions are put together, which torch tells only to those who set it."""
+    kept = _CORE._jit_set_fusion_strategy([])
+    _CORE._jit_set_fusion_strategy(kept)
+    return tuple(kept)
+
+
 _OWN: list[Setting] = [
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -104,6 +124,8 @@ _OWN: list[Setting] = [
     (torch.sparse.check_sparse_tensor_invariants.is_enabled, _CORE._set_check_sparse_tensor_invariants),
     (_flushes, torch.set_flush_denormal),
     (_level, _leave_levels),
+    (_regions, _leave_regions),
+    (_fusions, lambda kept: _CORE._jit_set_fusion_strategy(list(kept))),
     (lambda: tuple(np.geterr().items()), lambda errors: np.seterr(**dict(errors))),
 ]
 with warnings.catch_warnings():

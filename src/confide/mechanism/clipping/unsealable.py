@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextvars
 import dis
 import functools
+import gc
 import io
 import operator
 import random
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from confide.mechanism.clipping.may_run import looks_into_a_copy
 from confide.mechanism.clipping.origins import is_installed, is_known
 from confide.mechanism.clipping.unwritten import STORAGES, gives_arrays, makes_arrays
 
@@ -37,10 +39,12 @@ from confide.mechanism.clipping.unwritten import STORAGES, gives_arrays, makes_a
 # nothing back (warnings, logging).
 _PLAIN_WORDS = (
     "__future__ abc array base64 binascii bisect cmath collections colorsys contextlib contextvars copy dataclasses "
-    "enum fractions functools hashlib heapq itertools json keyword logging math numbers operator pprint "
-    "queue random re reprlib statistics string struct textwrap types typing unicodedata warnings zlib"
+    "enum fractions functools hashlib heapq itertools json keyword logging math numbers operator "
+    "queue random re statistics string struct textwrap types typing unicodedata warnings zlib"
 )
 _PLAIN_MODULES = frozenset(_PLAIN_WORDS.split())
+# Beside these: parts in C that take what they are given by where it lies (a generator that any object may seed).
+_LOOSE_IN_C = frozenset({"_random"})
 # Those whose state ends with a process: they neither look at other objects than they are given nor at the machine.
 _ENDING_WORDS = (
     "ast bz2 calendar codecs configparser copyreg csv decimal difflib encodings fnmatch gettext graphlib html locale "
@@ -98,7 +102,7 @@ _ATTRIBUTE_WORDS = (
     "_version now utcnow today register co_names co_code CodeType loggerDict set_config set_option cache_info "
     "_sequence_nr __sizeof__ __alloc__ __weakref__ getweakrefs getweakrefcount spawn seed_seq _seed_seq datetime64 "
     "relativeCreated msecs formatTime timeit blocked_autorange fill_uninitialized_memory register_pytree_node "
-    "add_safe_globals clear_safe_globals"
+    "add_safe_globals clear_safe_globals _autograd_function_id"
 )
 # What shows more than the record at hand: stacks of all records, frames of the engine, its hooks, addresses. These are
 # not used under names that are spelt out as texts either (getattr).
@@ -107,7 +111,7 @@ _WINDOW_WORDS = (
     "tb_frame gi_frame cr_frame ag_frame __subclasses__ __closure__ cell_contents _forward_hooks _forward_pre_hooks "
     "_backward_hooks data_ptr _cdata __hash__ _pop_mode _pop_mode_temporarily _push_mode _get_current_function_mode "
     "_get_current_function_mode_stack temporarily_clear_interpreter_stack __array_interface__ __array_struct__ ctypes "
-    "byte_bounds"
+    "byte_bounds buffer_info __warningregistry__"
 )
 _WINDOWS = frozenset(_WINDOW_WORDS.split())
 _SPELT = _WINDOWS | {word for word in _ATTRIBUTE_WORDS.split() if "_" in word}  # as texts too: no word of a language
@@ -139,6 +143,19 @@ _SWITCHES = frozenset(_SWITCH_WORDS.split())
 _BEHIND = ("torch._functorch", "torch._C", "torch.overrides", "torch.profiler", "torch.autograd.profiler")
 _CLOCKS = "torch.utils.benchmark"
 _BEHIND_OURS = ("confide.mechanism.clipping", "confide.sources")
+# Functions of torch that are nobody's business (unwritten memory, axes of transforms, names that are put together) have
+# names with a line in front. These are plain operations all the same.
+_PLAIN_WORDS_OF_TORCH = (
+    "_adaptive_avg _addmm _aminmax _assert _cast_ _check _coalesce _conj _convolution _euclidean _fake_quant _fft_ "
+    "_foreach_ _fused_rms _grouped_mm _index_put _indices _int_mm _is_all_true _is_any_true _linalg_ _log_softmax "
+    "_logcumsumexp _masked_softmax _native _neg_view _pack_padded _pad_packed _prelu _safe_softmax _sample_dirichlet "
+    "_scaled _segment_reduce _shape_as_tensor _sobol _softmax _sparse_ _stack _standard_gamma _to_cpu _transformer "
+    "_trilinear _unique _unsafe_ _values _weight_"
+)
+_PLAIN_OF_TORCH = tuple(_PLAIN_WORDS_OF_TORCH.split())
+# What compiles: the compiler counts, in the names that it gives, what it has compiled.
+_COMPILED = frozenset({"script", "trace", "trace_module", "freeze", "optimize_for_inference", "script_if_tracing"})
+NAMED_FIELD: type = type(vars(namedtuple("Named", "one"))["one"])
 # Python names these types; what they hold is put back, leads on to what is, or never changes.
 _OPEN = frozenset(
     {object, type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.CodeType}
@@ -149,7 +166,7 @@ _OPEN = frozenset(
     | {threading.local, array}
     | {type(functools.lru_cache(lambda: None)), operator.itemgetter, operator.attrgetter, operator.methodcaller}
     | {re.Pattern, re.Match, contextvars.ContextVar, io.StringIO, io.BytesIO, np.ndarray, np.dtype, np.ufunc}
-    | {type(vars(namedtuple("Named", "one"))["one"])}
+    | {NAMED_FIELD}
     | {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator}
     | {torch.jit.ScriptFunction, torch.jit.ScriptFunction.__mro__[1], torch.jit.ScriptModule}
     | {io._io._TextIOBase, io._io._BufferedIOBase, io._io._IOBase}  # type: ignore[attr-defined]
@@ -195,6 +212,14 @@ def _is_of_c(kind: type) -> bool:
         return True
     home = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return home.endswith((".so", ".pyd"))
+
+
+def held_in_c(value: Any) -> list[Any]:
+    """What an object that is made in C refers to: a slice, a method of a list, a variable of a context."""
+    if not _is_of_c(type(value)):
+        return []
+    held = [one for one in gc.get_referents(value) if one is not type(value)]
+    return [*held, value.get(None)] if isinstance(value, contextvars.ContextVar) else held
 
 
 def _is_open(kind: type) -> bool:
@@ -259,6 +284,10 @@ def unsealable_in(function: types.FunctionType, level: int = HERE) -> str:
     builtin = _REFUSED_BUILTINS[level]
     space = function.__globals__
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    if "__warningregistry__" in names:  # counts how often filters of warnings were set, by anybody
+        return "__warningregistry__"
+    if looks_into_a_copy(function):
+        return "the numbers by which copy.deepcopy knows objects, which are addresses"
     for name in sorted(names):
         value = closed[name].cell_contents if _is_filled(closed.get(name)) else space.get(name, _ABSENT)
         if value is _ABSENT and name in builtin and not (name == "hash" == function.__name__.strip("_")):
@@ -289,6 +318,8 @@ def loose_part(value: Any, level: int = HERE) -> str:
         return "" if level else "KeyboardInterrupt"
     if _behind(value) or gives_arrays(value):
         return f"{value.__module__}.{value.__name__}"
+    if value.__name__[:1] == "_" and _is_hidden_in_torch(value.__name__, value):
+        return f"torch.{value.__name__}"
     home = value.__self__ if isinstance(value, types.BuiltinFunctionType) else sys.modules.get(value.__module__ or "")
     if isinstance(value, types.BuiltinFunctionType) and not isinstance(home, types.ModuleType):
         return ""
@@ -339,6 +370,13 @@ def held_part(module: types.ModuleType, function: types.FunctionType, level: int
     return f"{module.__name__}.{min(used)}" if used else ""
 
 
+def _is_hidden_in_torch(name: str, value: Any) -> bool:
+    """A function that torch keeps for itself, and not a plain operation."""
+    if name[:1] != "_" or name[:2] == "__" or name.startswith(_PLAIN_OF_TORCH):
+        return False
+    return isinstance(value, types.FunctionType | types.BuiltinFunctionType) and vars(torch).get(name) is value
+
+
 def _is_filled(cell: Any) -> bool:
     try:
         return cell is not None and cell.cell_contents is not _ABSENT
@@ -352,6 +390,11 @@ def _in_module(module: types.ModuleType, parts: set[str], attributes: frozenset[
         return "torch.ops, an operator that may keep something"
     if name == "torch" and "save" in attributes:
         return "torch.save"
+    hidden = sorted(part for part in parts if name == "torch" and _is_hidden_in_torch(part, vars(module).get(part)))
+    if hidden:
+        return f"torch.{hidden[0]}"
+    if name == "torch" and "jit" in parts and attributes & _COMPILED and not level:
+        return "torch.jit, which counts what it compiles"
     if name.partition(".")[0] == "torch" and {"profiler", "profile"} <= attributes:
         return "torch.profiler"
     if name.startswith(_BEHIND_OURS) and parts - {""}:
@@ -388,7 +431,7 @@ def is_loose(module: Any, level: int = HERE) -> bool:
         return False
     first = module.__name__.partition(".")[0]
     known = _KNOWN_MODULES[level]
-    plain = first in known or first.lstrip("_") in known
+    plain = first not in _LOOSE_IN_C and (first in known or first.lstrip("_") in known)
     return first in sys.stdlib_module_names and not plain and is_known(module)
 
 

@@ -22,7 +22,10 @@ from confide.mechanism.clipping.may_run import calls_a_class, steps_of
 
 _OLD = frozenset(name for name in dir(torch) if name.endswith("Tensor") and name != "Tensor")
 STORAGES = frozenset(name for name in dir(torch) if name.endswith("Storage"))  # filled by nobody: refused
-_OF_NUMPY = frozenset({"empty", "empty_like", "as_strided", "recarray", "chararray", "nested_iters", "nditer"})
+_OF_NUMPY = frozenset(
+    {"empty", "empty_like", "as_strided", "recarray", "chararray", "nested_iters", "nditer", "rec", "records"}
+    | {"masked_all", "masked_all_like", "recfunctions"}
+)
 _FUNCTIONS_OF_NUMPY: tuple[Any, ...] = (np.empty, np.empty_like, np.lib.stride_tricks.as_strided)
 _LOADED = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "IMPORT_FROM"})
 _ASKS_FOR_KINDS = frozenset({"isinstance", "issubclass"})
@@ -62,8 +65,11 @@ def makes_arrays(code: types.CodeType, named: Iterable[str]) -> str:
 
 @functools.cache
 def _makes_arrays(code: types.CodeType) -> str:
-    if "ndarray" in _called(code):
+    names = {step.argval for step in steps_of(code) if step.opname in _LOADED}
+    if "ndarray" in _called(code) or {"ndarray", "__new__"} <= names:
         return "numpy.ndarray, called"
+    if "pad" in names and "empty" in _constants(code):
+        return "numpy.pad with what nobody has written"
     constants = [one for one in _constants(code) if isinstance(one, tuple)]
     if any("where" in one and "out" not in one for one in constants):
         return "numpy's where= without out="

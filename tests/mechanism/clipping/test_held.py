@@ -1,0 +1,88 @@
+"""What lies where attributes do not lead: a list in a slice, a counter in C, an address in a text, unwritten memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import torch
+
+from confide.errors import Refusal
+from confide.mechanism.clipping import apart, sealed
+from tests.mechanism.clipping.corpus import RECORDS
+from tests.mechanism.clipping.corpus_held import ADDRESSES, HELD, query
+from tests.mechanism.clipping.test_corpus import HUGE, ROUNDING, answer, records
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="two worlds begin alike"),
+]
+
+
+def said(keep: Callable[[float], float], left_out: int | None) -> list[list[float]] | str:
+    """What leaves in a world of its own, which begins as all others do."""
+    x, y = records()
+    kept = [place for place in range(RECORDS) if place != left_out]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found: list[list[float]] | str = "broken"
+        with suppress(BaseException):
+            try:
+                found = [answer(query(keep), x[kept], y[kept]).tolist() for _ in range(2)]
+            except Refusal as refusal:
+                found = str(refusal)
+        os.write(writing, pickle.dumps(found))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as told:
+        text = told.read()
+    os.waitpid(child, 0)
+    return pickle.loads(text)  # type: ignore[no-any-return]
+
+
+def moves(keep: Callable[[float], float]) -> float:
+    """How far leaving out one record moves an answer or the one after it; 0 where it is refused in one sentence."""
+    whole, less = said(keep, None), said(keep, HUGE)
+    if isinstance(whole, str) or isinstance(less, str):
+        assert whole == less
+        assert whole != "broken"
+        return 2.0 * ("\n" in whole)
+    return max((torch.tensor(one) - torch.tensor(other)).norm().item() for one, other in zip(whole, less, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("name", HELD)
+def test_nothing_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
+    assert moves(HELD[name]) <= ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HELD)
+def test_nothing_is_left_in_processes(name: str) -> None:
+    assert moves(HELD[name]) <= ROUNDING
+
+
+@pytest.mark.parametrize("possible", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ADDRESSES)
+def test_what_shows_addresses_or_memory_is_refused(name: str, possible: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not possible:
+        monkeypatch.setattr(apart, "is_possible", lambda: False)
+    x, y = records()
+    with pytest.raises(Refusal, match="reaches"):
+        answer(query(ADDRESSES[name]), x, y)
+
+
+@pytest.mark.parametrize("name", ["a slice", "beside_a_node", "regions_of_autocast"])
+def test_without_putting_back_it_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
+    monkeypatch.setattr(sealed.Reachable, "check", lambda self: None)
+    monkeypatch.setattr(sealed.Reachable, "lasting", "")
+    monkeypatch.setattr(sealed.Reachable, "restore", lambda self: False)
+    assert moves(HELD[name]) > ROUNDING
