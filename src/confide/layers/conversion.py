@@ -6,12 +6,12 @@
     with_shared_dropout         dropout layers whose masks all records of a step share
 
 Linear and Conv2d layers have one. Under mean_field every other layer has one too (`drawn`), normalisations by choice.
-What has none, or is shared between layers, stays as it is: a parameter without a distribution.
+What has none, or is shared between layers, stays as it is: a parameter without a distribution. A layer takes its new
+form in place (`become_`), so that whoever holds it, by a second name, in a list or in a hook, holds it in that form.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ from confide.layers.drawn import DrawnParameters, draw_parameters_, may_be_drawn
 from confide.layers.dropout import SharedDropout, SharedNoiseConv2d, SharedNoiseLinear, shared_dropout
 from confide.layers.programs import MeanFieldProgram
 from confide.layers.tables import MeanFieldEmbedding, MeanFieldTransposedLinear, is_transposed_linear
-from confide.models.flat import flatten_, named_slices
+from confide.models.flat import copied, flatten_, named_slices
 from confide.models.networks import ACTIVATIONS, MLP
 from confide.models.programs import Program
 
@@ -104,7 +104,7 @@ def _with_distributions(
         # Layers that share a weight would each get a distribution of their own.
         if not trainable or any(uses[id(value)] > 1 for value in own.values()):
             return None
-        form = form_of(layer) if len(trainable) == len(own) else None
+        form = form_of(layer) if len(trainable) == len(own) and _runs_as_written(layer) else None
         if form is not None:
             return _started(form, layer)
         return None if otherwise is None else otherwise(layer, trainable)
@@ -113,6 +113,11 @@ def _with_distributions(
     if not any(True for _ in distributions(converted)):
         raise Refusal("module: has no trainable layer that a distribution could be put on, such as Linear or Conv2d")
     return converted
+
+
+def _runs_as_written(layer: nn.Module) -> bool:
+    """Whether its forward is that of its type, on the parameters of its type; else the forward is left as it is."""
+    return "forward" not in vars(layer) and layer._parameters.keys() <= {"weight", "bias"}
 
 
 def _geometry(layer: Any) -> tuple[Any, ...]:
@@ -132,7 +137,22 @@ def _started(layer: Any, plain_layer: Any) -> nn.Module:
     bias = _bias_mean(layer)
     if bias is not None:
         bias.copy_(plain_layer.bias)
-    return new.train(plain_layer.training)
+    return become_(plain_layer, new.train(plain_layer.training))
+
+
+_HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name)
+_CARRIED = "_carried"  # where a layer in another form keeps the names of what others had put on it
+
+
+def become_(layer: nn.Module, new: nn.Module) -> nn.Module:
+    """`layer`, changed into what `new` is. Hooks stay, and what others have put on it, there and back."""
+    there, back = vars(layer), _CARRIED in vars(layer)
+    names = there[_CARRIED] if back else tuple(there.keys() - vars(new).keys())
+    kept = {name: there[name] for name in (*_HOOKS, *names) if name in there}
+    there.clear()
+    there.update(vars(new) | kept | ({} if back else {_CARRIED: names}))
+    layer.__class__ = type(new)
+    return layer
 
 
 def _turned(layer: nn.Module, weight: Tensor) -> Tensor:
@@ -213,7 +233,7 @@ def distributions(module: nn.Module) -> Iterator[Distribution]:
 
 def plain(module: nn.Module) -> tuple[nn.Module, Tensor, Tensor]:
     """The network of ordinary layers, with mean and deviation of its flat vector (0 for what has no distribution)."""
-    network = with_layers(copy.deepcopy(module), _ordinary)
+    network = with_layers(copied(module), _ordinary)
     mean = flatten_(network)
     deviation = torch.zeros_like(mean)
     slices = named_slices(network)
@@ -249,8 +269,7 @@ def _ordinary(layer: nn.Module) -> nn.Module | None:
     ordinary.weight.copy_(_turned(layer, weight))
     if bias is not None and ordinary.bias is not None:
         ordinary.bias.copy_(bias)
-    made: nn.Module = ordinary.train(layer.training)
-    return made
+    return become_(layer, ordinary.train(layer.training))
 
 
 _CONVERTED = MeanFieldLinear | MeanFieldConv2d | MeanFieldEmbedding | SharedNoiseLinear | SharedNoiseConv2d
@@ -262,19 +281,24 @@ def with_shared_dropout(module: nn.Module, rate: float) -> tuple[nn.Module, bool
     A fully connected network of confide's own that has none gets one of this rate after every hidden activation, or
     on its inputs if it has no hidden layer.
     """
-    converted = with_layers(module, shared_dropout)
+    converted = with_layers(module, _with_shared_masks)
     if any(isinstance(layer, SharedDropout) for layer in converted.modules()):
         return converted, False
     if not isinstance(converted, MLP):
         raise Refusal(
-            "module: has no dropout layer (dropout that a forward calls as a function is not one); "
-            "add nn.Dropout where activations should be dropped"
+            "module: has no dropout layer (dropout that a forward calls as a function, or that is inside of attention "
+            "or recurrent layers, is not one); add nn.Dropout where activations should be dropped"
         )
     activation = ACTIVATIONS[converted.recipe.activation]
     if converted.recipe.hidden:
         return with_layers(converted, lambda layer: _dropped(layer, rate) if type(layer) is activation else None), True
     converted[0] = nn.Sequential(SharedDropout(rate), converted[0])
     return converted, True
+
+
+def _with_shared_masks(layer: nn.Module) -> nn.Module | None:
+    new = shared_dropout(layer)
+    return None if new is None else become_(layer, new)
 
 
 def _dropped(activation: nn.Module, rate: float) -> nn.Module:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from confide.errors import Refusal
 from confide.methods.base import Problem
-from confide.models.flat import trainable
+from confide.models.flat import copied, trainable
 from confide.models.likelihoods import Gaussian
 from confide.models.networks import FeatureNetwork, LastLayerNetwork
 from confide.models.priors import GaussianPrior
@@ -156,7 +156,7 @@ def learner_of(problem: Problem) -> nn.Module:
     if len(trainable(module)) == len(list(layer.parameters())):
         return module
     if module not in _LEARNERS:
-        own = copy.deepcopy(module).requires_grad_(False)
+        own = copied(module).requires_grad_(False)
         for mine, given in zip(
             own.get_submodule(name).requires_grad_(True).parameters(), layer.parameters(), strict=True
         ):

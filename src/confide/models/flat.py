@@ -7,6 +7,7 @@ nothing is copied per step. The order is that of `module.parameters()`: tied par
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +32,7 @@ def uncompiled(module: nn.Module) -> nn.Module:
             f"module: {type(module).__name__} is scripted or traced, of which torch makes no copy with parameters of "
             "its own; give the module that it was made from"
         )
-    try:
-        own = copy.deepcopy(module)
-    except RuntimeError:
-        check_copyable(module)
-        raise
+    own = copied(module)
     for layer in own.modules():
         layer._compiled_call_impl = None  # what module.compile() leaves behind
         for name, child in list(layer.named_children()):
@@ -44,24 +41,25 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return own
 
 
-def check_copyable(module: nn.Module) -> None:
-    """Refuse tensors with a history among a module's attributes: torch copies none, and a fit needs copies."""
+def copied(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own. torch copies no tensor that was computed from others, such as the weight that
+    a hook makes anew before every call (weight_norm, pruning): the copy has its numbers."""
+    return copy.deepcopy(module, {id(value): value.detach().clone() for _, _, value in computed(module)})
+
+
+def computed(module: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Attributes of layers that were computed from other tensors."""
     for prefix, layer in module.named_modules():
         for name, value in vars(layer).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
-                where = f"{prefix}.{name}".lstrip(".")
-                raise Refusal(
-                    f"module: {where} was computed from other tensors and cannot be copied; after "
-                    "torch.nn.utils.weight_norm use torch.nn.utils.parametrizations.weight_norm instead, else keep it "
-                    "detached"
-                )
+                yield f"{prefix}.{name}".lstrip("."), layer, value
 
 
 def shaped(module: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """The same network; a copy of one with lazy layers, which has seen a made-up record of this shape."""
     if not _waiting(module):
         return module
-    found = copy.deepcopy(module)
+    found = copied(module)
     before = found.training
     with torch.no_grad():
         found.eval()(torch.zeros(1, *shape))
@@ -118,13 +116,19 @@ def flatten_(module: nn.Module) -> Tensor:
         raise Refusal("module: has no trainable parameters; give at least one with requires_grad=True")
     kinds = {parameter.dtype for parameter in parameters}
     if len(kinds) > 1:
-        raise Refusal(f"module: trainable parameters mix {kinds}; convert it to one type with module.to(...)")
+        raise Refusal(f"module: trainable parameters mix {kinds}; {_one_type(kinds)}")
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     start = 0
     for parameter in parameters:
         parameter.data = vector[start : start + parameter.numel()].view(parameter.shape)
         start += parameter.numel()
     return vector
+
+
+def _one_type(kinds: set[torch.dtype]) -> str:
+    if any(kind.is_complex for kind in kinds):
+        return "keep a complex one as pairs of real numbers, and use torch.view_as_complex in the forward"
+    return "convert it to one type with module.to(...)"
 
 
 def named_slices(module: nn.Module) -> dict[str, tuple[slice, torch.Size]]:

@@ -5,7 +5,6 @@ A recipe is plain data, so that a saved posterior can rebuild its network withou
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from confide.errors import Refusal
+from confide.models.flat import copied
 from confide.models.tokens import logits_of
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
@@ -132,7 +132,7 @@ class LastLayerNetwork(nn.Module):
 
     def __init__(self, backbone: nn.Module, features: int, outputs: int) -> None:
         super().__init__()
-        self.backbone = copy.deepcopy(backbone).requires_grad_(False).eval()
+        self.backbone = copied(backbone).requires_grad_(False).eval()
         self.head = _linear(features, outputs, False, None)
 
     def train(self, mode: bool = True) -> LastLayerNetwork:
@@ -217,7 +217,7 @@ def group_normed(module: nn.Module) -> nn.Module:
     Scales and shifts are kept, running statistics are not: a pretrained network wants to be trained on. There are at
     most 32 groups, of four channels or more; a BatchNorm1d, which may see one number per channel, becomes one group.
     """
-    module = copy.deepcopy(module)
+    module = copied(module)
     if isinstance(module, _BatchNorm):
         return _grouped(module)
     made: dict[nn.Module, nn.Module] = {}

@@ -15,7 +15,6 @@ The network of a posterior never saw a record, so all of it is as public as when
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.errors import Refusal
+from confide.models.flat import copied
 
 FROZEN = "frozen."
 """Beginning of the names of these tensors in a file."""
@@ -74,7 +74,7 @@ def with_frozen(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     loose = {name.removeprefix(LOOSE): value for name, value in tensors.items() if name.startswith(LOOSE)}
     if not (kept or loose):
         return module
-    own = copy.deepcopy(module)
+    own = copied(module)
     values = _values(own)
     if len(values) != len(kept):
         values = _values(own, persistent=False)  # files of earlier versions have all buffers here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from confide.devices import moved
 from confide.layers.bayesian import draw_
 from confide.layers.conversion import with_shared_dropout
 from confide.layers.dropout import SharedDropout
-from confide.models.flat import flatten_, named_slices, training_
+from confide.models.flat import copied, flatten_, named_slices, training_
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
 from confide.models.programs import named_draws
@@ -143,7 +142,7 @@ class DropoutNetwork(Shown):
         Masks elsewhere cannot be written as weights; they are left out here, and drawn in predictions all the same.
         """
         check_count(count)
-        network = copy.deepcopy(self.module)
+        network = copied(self.module)
         flatten_(network)
         followed = list(_followed_by_linear(network))
         places = named_slices(network)
@@ -193,7 +192,7 @@ class DropoutNetwork(Shown):
 
     def _one_by_one(self, x: Tree) -> Iterator[Block]:
         """Masks that are not weights: the network runs once for each of them."""
-        network = training_(copy.deepcopy(self.module))
+        network = training_(copied(self.module))
         position = flatten_(network)
         position.copy_(self.weights)
         generator = torch.Generator().manual_seed(PREDICTION_SEED)
@@ -216,7 +215,7 @@ class DropoutNetwork(Shown):
     ) -> Self:
         check_size(module, len(tensors["weights"]))
         rate = float(tensors["rate"])
-        network = _with_masks(copy.deepcopy(module), rate)
+        network = _with_masks(copied(module), rate)
         return cls(network, likelihood, tensors["weights"], int(tensors["passes"]), rate, facts)
 
 

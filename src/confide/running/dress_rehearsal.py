@@ -26,7 +26,7 @@ from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
-from confide.models.flat import put_back_
+from confide.models.flat import copied, put_back_
 from confide.models.likelihoods import Likelihood, is_own
 from confide.models.predictive import KINDS_OF_PREDICTIVE, Predictive
 from confide.models.programs import Program
@@ -133,7 +133,7 @@ def _loaded(path: Path, posterior: Posterior, cast: Cast) -> Posterior:
     except Refusal as error:
         if "module=None" not in str(error):
             raise
-        return load_posterior(path, copy.deepcopy(cast.module), likelihood=likelihood, kind=kind)
+        return load_posterior(path, copied(cast.module), likelihood=likelihood, kind=kind)
 
 
 def _said(posterior: Posterior, x: Any) -> list[Tensor]:

@@ -44,6 +44,7 @@ from confide.running.crews import check_whole, kept_alike, shared_journal, start
 from confide.running.dress_rehearsal import Cast, dress_rehearsal
 from confide.running.interrupts import held_back
 from confide.running.journal import Attempt, CheckpointPlace, journal
+from confide.running.own_copy import check_copy
 from confide.sources.base import Source
 from confide.sources.queries import Origin, Query
 from confide.wording import html_table
@@ -276,6 +277,7 @@ def rehearse(
         return problem
 
     def tried() -> Any:
+        check_copy(module, data)
         state = method.init(problem)
         for each in (state, *method.later(problem, state)):
             data.rehearse(asked(method, problem, each))

@@ -33,6 +33,7 @@ from confide.data.trees import Tree
 from confide.devices import moved
 from confide.mechanism.clipping.proven import listens
 from confide.mechanism.clipping.statistics import rows_at_once
+from confide.models.flat import copied
 from confide.sources.queries import GradientQuery
 
 WORTH = 2e10  # multiplications that a run must be spared: about a second of one processor, the price of looking
@@ -242,7 +243,7 @@ def _changes(layer: nn.Module) -> bool:
 
 
 def _examined(query: GradientQuery, x: Any, again: float) -> Prefix | None:
-    trial = copy.deepcopy(query.module)  # what user code leaves behind is left behind there
+    trial = copied(query.module)  # what user code leaves behind is left behind there
     places, products = _blind_parts(trial, x, query.inputs)
     chain = [name for name in places if _rest_of_chain(trial, [name]) is not None]
     if chain and len(chain) == len(places):  # the last of them is all that the others are for

@@ -39,6 +39,14 @@ def test_layers_that_mix_records_are_refused(layer: nn.Module, way_out: str) -> 
         run(module, classes, floats(3, 7, 7), labels())
 
 
+def test_a_random_slope_is_refused_where_it_draws() -> None:
+    """It draws for negative numbers alone: which numbers its neighbours get follows from a record."""
+    module = nn.Sequential(nn.Linear(3, CLASSES), nn.RReLU()).double()
+    with pytest.raises(UnclippableError, match="PReLU"):
+        run(module, classes, floats(3), labels())
+    run(module.eval(), classes, floats(3), labels())
+
+
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
 def test_lookups_that_depend_on_other_records_are_refused(options: dict[str, Any]) -> None:
     module = nn.Sequential(nn.Embedding(7, CLASSES, **options), nn.Flatten()).double()

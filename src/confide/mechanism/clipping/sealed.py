@@ -186,8 +186,15 @@ class Reachable:
         if self.unsealable:
             raise Refusal(
                 f"module: it, its loss or its statistic reaches {self.unsealable}: that cannot be put back after a "
-                "record, so that the next one could find a trace of it; use tensors, lists and numbers"
+                f"record, so that the next one could find a trace of it; use tensors, lists and numbers{self._named}"
             )
+
+    @property
+    def _named(self) -> str:
+        """What makes code of more than what it seems to run."""
+        if not self.search.running.computed:
+            return ""
+        return ", or write out the names that it puts together (getattr, vars, globals), which could be any"
 
     def restore(self) -> bool:
         changed, failures = False, 0

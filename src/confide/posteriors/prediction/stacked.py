@@ -13,7 +13,6 @@ between them. Any other network runs draw by draw.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +25,8 @@ from confide.data.trees import Tree, called, inputs_of, numbers_of, rows_of, siz
 from confide.devices import moved, on_host
 from confide.errors import Refusal
 from confide.layers.dropout import SharedDropout
-from confide.models.flat import flatten_, is_half, trainable
+from confide.mechanism.clipping.proven import listens
+from confide.models.flat import copied, flatten_, is_half, trainable
 from confide.models.networks import MLP
 from confide.models.tokens import logits_of
 from confide.posteriors.prediction import native
@@ -151,7 +151,9 @@ def starts_flat(module: nn.Module) -> bool:
 
 
 def chain_of(module: nn.Module, masked: bool = False) -> tuple[Layer, ...] | None:
-    """The layers of a network that can be stacked; None for any other."""
+    """The layers of a network that can be stacked; None for any other, and where somebody has changed how one runs."""
+    if any(listens(layer) for layer in module.modules()):
+        return None
     slices = _slices(module)
     layers: list[Layer] = []
     for place, layer in enumerate(_leaves(module)):
@@ -168,8 +170,6 @@ def chain_of(module: nn.Module, masked: bool = False) -> tuple[Layer, ...] | Non
         elif not (kind in _SILENT_AFTER_TRAINING and (masked or kind is nn.Dropout)) and not (
             kind is nn.Flatten and place == 0
         ):
-            return None
-        if layer._forward_hooks or layer._forward_pre_hooks:
             return None
     return tuple(layers) if layers and layers[0].weight is not None else None
 
@@ -270,7 +270,7 @@ class _Stack:
 
 
 def _one_by_one(module: nn.Module, groups: Groups, x: Tree) -> Iterator[Block]:
-    network = copy.deepcopy(module).eval()
+    network = copied(module).eval()
     position = flatten_(network)
     first = 0
     for draws in groups(max(1, WEIGHTS_AT_ONCE // len(position))):

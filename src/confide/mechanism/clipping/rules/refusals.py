@@ -32,6 +32,8 @@ def reason_to_refuse(layer: Any) -> str | None:
             return "max_norm rescales the rows that private records use; use max_norm=None"
         if layer.scale_grad_by_freq:
             return "scale_grad_by_freq mixes the records of a batch; use scale_grad_by_freq=False"
+    if isinstance(layer, nn.RReLU) and layer.training:
+        return "draws a number wherever its input is negative, so that a record decides what others get; use nn.PReLU"
     if isinstance(layer, nn.EmbeddingBag) and layer.include_last_offset:
         return "offsets cut records apart by position; give (records, indices) and include_last_offset=False"
     return None

@@ -1,0 +1,95 @@
+"""Whether the copy of a network that a fit moves is all there is of it, on made-up records and before any charge.
+
+A function, closure or hook that holds a layer of the network that was given goes on calling that layer from within the
+copy: its weights stay where they are, whatever is learnt, and nothing would say so. A parameter that is made while the
+network runs is not among those that are learnt. A tensor that was computed from parameters once, and is not computed
+anew, would hide them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from confide.data.trees import called, in_type, size_of, tensors_in
+from confide.devices import HOST, device_of
+from confide.errors import Refusal
+from confide.mechanism.clipping import Recordwise
+from confide.models.flat import computed, trainable, training_, uncompiled
+from confide.models.programs import Program
+from confide.sources.base import Source
+from confide.sources.queries import StatisticQuery
+
+
+def check_copy(module: nn.Module, data: Source) -> None:
+    """Refuse a network whose copy is not one. What else is wrong with it, whoever asks it next will say."""
+    if isinstance(module, Program) or device_of(module) != HOST:
+        return
+    own = training_(uncompiled(module))
+    mode = Reading(trainable(module))
+
+    def run(x: Any, y: Any) -> Tensor:
+        _run(own, mode, x)
+        return torch.zeros(size_of(x), 1, dtype=torch.float64)
+
+    before, kept = _names(own), _computed(module, own)
+    with torch.random.fork_rng(devices=[]):
+        data.rehearse(StatisticQuery(Recordwise(run), 1))
+    if mode.read:
+        raise Refusal(
+            "module: a copy of it runs with the parameters of the one that was given, where what is learnt would never "
+            "arrive: a function, closure or hook holds a layer of it; let it reach its layers through self, in a method"
+        )
+    made = [name for name in _names(own) if name not in before]
+    if made:
+        raise Refusal(
+            f"module: {made[0]} is made while it runs, too late to be learnt; call the module once on made-up records "
+            "of the right shape first, or make it in __init__"
+        )
+    for name, layer, attribute, value in kept:
+        if mode.ran and vars(layer).get(attribute) is value:
+            raise Refusal(
+                f"module: {name} was computed from other tensors once, and is not computed anew when the module runs, "
+                "so that nothing of it would be learnt; compute it in the forward, or detach it"
+            )
+
+
+def _run(own: nn.Module, mode: Reading, x: Any) -> None:
+    given = in_type(x, next(iter(trainable(own))).dtype)
+    try:
+        with torch.no_grad(), mode:
+            called(own, given)
+        mode.ran = True
+    except Exception:  # whoever asks it next will say so
+        return
+
+
+def _names(module: nn.Module) -> list[str]:
+    return [name for name, value in module.named_parameters() if value.requires_grad]
+
+
+def _computed(module: nn.Module, own: nn.Module) -> list[tuple[str, nn.Module, str, Tensor]]:
+    """What the copy has for the attributes that were computed in the module."""
+    layers = dict(own.named_modules())
+    found = []
+    for name, _, _ in computed(module):
+        prefix, _, attribute = name.rpartition(".")
+        found.append((name, layers[prefix], attribute, vars(layers[prefix])[attribute]))
+    return found
+
+
+class Reading(TorchDispatchMode):
+    """Whether any operation reads one of these tensors, or a view of one."""
+
+    def __init__(self, watched: list[nn.Parameter]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watched = {one.untyped_storage().data_ptr() for one in watched} - {0}
+        self.read = self.ran = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for one in tensors_in((args, kwargs or {})):
+            self.read |= one.layout == torch.strided and one.untyped_storage().data_ptr() in self.watched
+        return func(*args, **(kwargs or {}))
