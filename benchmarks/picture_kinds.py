@@ -147,7 +147,7 @@ def bands(random: Random, world: Random, count: int) -> tuple[Array, Array]:
     side, classes = 20, 5
     label = random.integers(0, classes, count)
     spectra = world.uniform(0.1, 0.9, (classes, 4))
-    u, v = _plane(random, count, side, 3.1, 0.3, 0.3)
+    u, _ = _plane(random, count, side, 3.1, 0.3, 0.3)
     own = _soft(np.abs(u) - 0.6 - 0.1 * _field(random, count, (side, side), 1.5), side)[..., None]
     other = spectra[random.integers(0, classes, count)][:, None, None]
     mixed = own * spectra[label][:, None, None] + (1 - own) * other
