@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from confide.data.pictures import LENGTH
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.plan import Plan
+from confide.methods import _sketch
 from confide.methods.base import Method, Opening, Problem
 from confide.methods.sgd import SGD, SgdState
 from confide.models.likelihoods import Bernoulli, Categorical
@@ -35,9 +37,8 @@ WALK = 1.3
 AVERAGED, GROUPS = 0.2, 8
 """Share of the steps, the last ones, whose positions are averaged, and stretches of them: that the means of stretches
 differ shows how much noise is left in the mean of all."""
-OWN_PART = 0.4
-"""What is left in the end of what a record's own gradients moved, for they grow smaller along the way and other records
-pull back. Settled on made-up pictures, see docs/protocols.md."""
+SKETCHED = 0.1
+"""Of the square of a record's norm in the first release, what tells along how many directions features differ."""
 SHORTEST = 0.2
 """Length of a centred feature, as a part of L, that is still brought to 1."""
 
@@ -47,6 +48,7 @@ class FeatureState:
     """Functions of releases alone.
 
     centre   mean feature as released, shrunk by its noise; None before that
+    concentration   of features on few directions, see `_sketch`
     descent  of the weights
     means    (GROUPS, weights): mean position over each stretch
     """
@@ -55,6 +57,7 @@ class FeatureState:
     centre: Tensor | None = field(repr=False)
     descent: SgdState
     means: Tensor = field(repr=False)
+    concentration: float = _sketch.USUAL
 
 
 @dataclass(frozen=True)
@@ -117,14 +120,15 @@ class FeatureRegression(Method):
     def ask(self, problem: Problem, state: FeatureState) -> Query:
         clip = _clip(problem)
         if state.centre is None:
-            function = Recordwise(lambda x, y: clip / LENGTH * x.flatten(1).double(), None)
-            return StatisticQuery(function, _inputs(problem))
+            told, size = partial(_first_told, _sketch.signs(_inputs(problem)), clip), _inputs(problem) + _sketch.SIZE
+            return StatisticQuery(Recordwise(told, None), size)
         shift = Shift(state.centre.to(problem.position.dtype), self._scale(problem, state))
         return GradientQuery(nn.Sequential(shift, problem.module), problem.likelihood.loss)
 
     def tell(self, problem: Problem, state: FeatureState, release: Release) -> FeatureState:
         if state.centre is None:
-            return replace(state, step=1, centre=_shrunk_mean(release, _clip(problem)))
+            centre, concentration = _first_heard(release, _clip(problem), _inputs(problem))
+            return replace(state, step=1, centre=centre, concentration=concentration)
         second = self._second(problem)
         assert second is not None  # there are steps beyond the first
         descent = self._descent(problem).tell(second, state.descent, release)
@@ -151,7 +155,9 @@ class FeatureRegression(Method):
             "rate": None if second is None else self._rate(problem),
         }
         if facts["rate"] is not None:
-            facts["own_pull"] = self._own_pull(problem)
+            length = self._length_of_way(problem)
+            facts["own_pull"] = CLIP * length / problem.records
+            facts["pulled_back"] = length * state.concentration
         weights = torch.full((len(draws),), 1 / len(draws), dtype=draws.dtype)
         return Draws(problem.module, problem.likelihood, draws, weights, facts)
 
@@ -197,16 +203,12 @@ class FeatureRegression(Method):
             rate = min(rate, WALK * (1 - MOMENTUM) / (noise * math.sqrt(plan.steps)))
         return rate / _unit(problem) ** 2
 
-    def _own_pull(self, problem: Problem) -> float:
-        """Logits by which a record has moved its own odds in all steps, where its gradient is as long as the clip.
-
-        All records together have no more than one for every weight of a class, where a unit of residual pulls by four
-        at most: a few columns are learnt by all of them, and what one record pulls, the others pull back.
-        """
+    def _length_of_way(self, problem: Problem) -> float:
+        """What a gradient would have moved its logits by on average over the positions that count, had it stayed the
+        same, where features have length 1."""
         second, rate = self._second(problem), self._rate(problem)
         steps = 0.0 if second is None else second.plan.steps * (1 - AVERAGED / 2)
-        pull = OWN_PART * CLIP * (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * steps / problem.records
-        return min(pull, 4 * (_inputs(problem) + 1) / problem.records)
+        return (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * steps
 
 
 def _clip(problem: Problem) -> float:
@@ -235,14 +237,28 @@ def _averaged(plan: Plan) -> int:
     return max(1, round(AVERAGED * plan.steps))
 
 
-def _shrunk_mean(release: Release, clip: float) -> Tensor:
-    """The mean feature, less the part of its length that noise alone would have."""
-    mean = release.sum.double() / (release.expected_batch * clip)
-    noise = len(mean) * (release.noise_std / (release.expected_batch * clip)) ** 2
+def _first_told(signs: Tensor, clip: float, x: Tensor, y: Tensor) -> Tensor:
+    """The feature itself and the products of its sketch, together as long as the clip."""
+    features = x.flatten(1)
+    rows = torch.empty(len(features), len(signs) + _sketch.SIZE, dtype=torch.float64)
+    feature, sketch = rows.split([len(signs), _sketch.SIZE], 1)
+    torch.div(features, LENGTH, out=feature)
+    sketch[:] = clip * math.sqrt(SKETCHED) * _sketch.products(feature, signs)
+    feature *= clip * math.sqrt(1 - SKETCHED)
+    return rows
+
+
+def _first_heard(release: Release, clip: float, inputs: int) -> tuple[Tensor, float]:
+    """The mean feature, less the part of its length that noise alone would have, and how concentrated features are."""
+    unit = release.expected_batch * clip
+    mean, products = (release.sum.double() / unit).split([inputs, _sketch.SIZE])
+    mean, noise = mean / math.sqrt(1 - SKETCHED), release.noise_std / unit / math.sqrt(1 - SKETCHED)
     length = float(mean.square().sum())
-    share = max(0.0, 1 - noise / length) if length > 0 else 0.0
+    share = max(0.0, 1 - len(mean) * noise**2 / length) if length > 0 else 0.0
     mean = mean * share
-    return LENGTH * mean / max(1.0, float(mean.norm()))
+    mean = mean / max(1.0, float(mean.norm()))
+    loud = release.noise_std / unit / math.sqrt(SKETCHED)
+    return LENGTH * mean, _sketch.concentration(products / math.sqrt(SKETCHED), loud, mean)
 
 
 __all__ = ["FeatureRegression", "FeatureState"]

@@ -146,11 +146,25 @@ def _as_if_new(posterior: Posterior, x: Tensor, y: Tensor, mu: float) -> tuple[T
         return logs - float(posterior.facts["leverage"]) * residual, weights
     residual = residual / residual.norm(dim=1, keepdim=True).clamp(min=WHOLE)
     if "own_pull" in posterior.facts:
-        return logs - float(posterior.facts["own_pull"]) * residual, weights
+        return logs - _own_pull(posterior, mean) * residual, weights
     level = logs - logs.mean(2, keepdim=True)
     level = level - torch.einsum("s,snk->nk", weights, level)
     deviation = torch.einsum("s,snk->nk", weights, level.square()).mean(1, keepdim=True).sqrt()
     return logs - OWN / math.hypot(1 / mu, 1 / WIDE) * deviation * residual, weights
+
+
+def _own_pull(posterior: Posterior, mean: Tensor) -> Tensor:
+    """What a fit knows from its steps, less what other records have taken back of it (the fact `pulled_back`).
+
+    A record moves its logits by (1 / n) x' K x per residual, with K = (1 - exp(-T h C)) / (h C) for the covariance C of
+    features, the curvature h and the length T of the way. On average that is T / n times the mean of
+    (1 - exp(-T h l)) / (T h l) over the eigenvalues l of C, weighted by themselves. Where they have the law of Gamma of
+    shape a half and mean m it is 2 / (1 + root(1 + 2 T h m)); see docs/protocols.md.
+    """
+    probabilities = mean.softmax(1)
+    curvature = (1 - probabilities.square().sum(1, keepdim=True)) / (probabilities.shape[1] - 1)
+    back = float(posterior.facts.get("pulled_back", 0.0)) * curvature
+    return float(posterior.facts["own_pull"]) * 2 / (1 + (1 + 2 * back).sqrt())
 
 
 def _levels(posterior: Posterior, classes: int) -> Tensor:
