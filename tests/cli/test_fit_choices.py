@@ -81,9 +81,6 @@ def test_clips_that_change_over_time(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--clipping", "round"], "--clipping=round"),
         (["--adaptive-clip", "1.5"], "--adaptive-clip=1.5"),
         (["--adaptive-clip", "0.5", "--chains", "2"], "needs declared records and classes, one chain and"),
-            ["--adaptive-clip", "0.5", "--chains", "2"],
-            "needs declared records and classes, one chain and no checkpoint",
-        ),
     ],
 )
 def test_bad_choices_get_one_sentence(
