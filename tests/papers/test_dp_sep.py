@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from confide import papers
-from confide.papers import sets
+from confide.papers import dp_sep, sets
 from confide.papers.base import Context, PaperMeasure, PaperOutcome
 from confide.papers.dp_sep import fits, mixture
 from confide.papers.drawing import save_figure
@@ -66,6 +66,13 @@ def test_clipping_and_frontier(tmp_path: Path) -> None:
     found = outcome("frontier")
     assert [row[1] for row in found.tables[0].rows] == [1.0, 4.0]
     save_figure(found.figures[0], tmp_path)
+
+
+def test_a_frontier_says_where_more_budget_did_not_pay() -> None:
+    assert dp_sep._turned_note({"kin8nm": [0.4, 0.2, 0.06, 0.07]}, dp_sep.EPSILONS) == ()
+    (note,) = dp_sep._turned_note({"kin8nm": [0.4, 0.2, 0.1, 0.0], "protein": [0.1, 0.08, 0.12, 0.15]}, dp_sep.EPSILONS)
+    assert "protein (+0.080 at 1, +0.150 at 16)" in note
+    assert "kin8nm" not in note
 
 
 def test_one_run_serves_all_tables() -> None:

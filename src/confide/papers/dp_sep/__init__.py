@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -286,6 +286,22 @@ def _noise_note(given: list[sets.Set], context: Context) -> str:
     )
 
 
+AS_GOOD = 0.02
+"""Of the error, what one split may differ by and nothing be made of it."""
+
+
+def _turned_note(curves: Mapping[str, Sequence[float]], epsilons: Sequence[float]) -> tuple[str, ...]:
+    """Where more budget did not pay, so that the reasons below are not all of it."""
+    told = []
+    for name, excess in curves.items():
+        best = min(range(len(excess)), key=excess.__getitem__)
+        if excess[-1] > excess[best] + AS_GOOD:
+            told.append(f"{name} ({excess[best]:+.3f} at {epsilons[best]:g}, {excess[-1]:+.3f} at {epsilons[-1]:g})")
+    if not told:
+        return ()
+    return (f"More budget did not pay throughout: {'; '.join(told)}. The reasons below do not explain that.",)
+
+
 def run_frontier(context: Context) -> PaperOutcome:
     """What privacy costs: test error of DP-SEP against epsilon, beside SEP without noise."""
     epsilons = EPSILONS[1:3] if context.quick else EPSILONS
@@ -312,6 +328,7 @@ def run_frontier(context: Context) -> PaperOutcome:
         (
             *notes,
             f"Splits {', '.join(map(str, context.seeds))}, each with its own run of SEP without noise.",
+            *_turned_note(curves, epsilons),
             _noise_note([sets.load(name, context) for name in names], context),
             "The clip is the other part: it makes large errors count as little as usual ones, so that a network "
             "learns slowly where it errs most.",
