@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -113,3 +114,21 @@ def test_that_the_order_of_sets_is_not_proven_is_stated(
     with hearing_of_uneven() as heard:
         answer(query(keep), *records())
     assert bool(heard) == stated
+
+
+def test_a_workspace_of_which_a_part_is_written_is_refused() -> None:
+    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        weights = (torch.ones(16, 3), torch.ones(16, 4), torch.zeros(16), torch.zeros(16))
+        start, size = torch.zeros(1, 4), len(x)
+        made: Any = torch.mkldnn_rnn_layer(
+            x[:, None], *weights, start, start, False, [1] * size, 2, 4, 1, True, False, False, True
+        )
+        return made[3]  # type: ignore[no-any-return]
+
+    def keep(now: float) -> float:
+        return float(layer(torch.full((4, 3), now)).nan_to_num().sum() % 97) / 9
+
+    x, y = records()
+    with pytest.raises(Refusal, match="mkldnn_rnn_layer"):
+        answer(query(keep), x, y)
