@@ -243,6 +243,15 @@ def test_with_declared_facts_no_record_decides_whether_there_is_a_run(odd: str) 
     assert model.predict(blobs()[0]).shape == (120,)
 
 
+class _Raises:
+    """Has a way of its own of being a number."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("no number")
+
+    __float__ = __array__
+
+
 ODD_ROWS = {
     "short": [1.0],
     "long": [1.0, 2.0, 3.0],
@@ -257,6 +266,7 @@ ODD_ROWS = {
     "complex": [1j, 1.0],
     "bytes": [b"1", 1.0],
     "an array in a cell": [np.arange(3), 1.0],
+    "what raises": [_Raises(), 1.0],
 }
 
 

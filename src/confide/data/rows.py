@@ -113,5 +113,5 @@ def _cells(row: Any) -> Array | None:
         return None
     try:
         return np.asarray(row.detach().cpu() if isinstance(row, Tensor) else row)
-    except (ValueError, TypeError):
+    except Exception:  # an object may have its own way of being a number, which may raise anything
         return None

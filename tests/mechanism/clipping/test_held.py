@@ -6,12 +6,14 @@ import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 
 from confide.errors import Refusal
 from confide.mechanism.clipping import apart, sealed
+from confide.mechanism.clipping.places import hearing_of_uneven
 from tests.mechanism.clipping.corpus import RECORDS
 from tests.mechanism.clipping.corpus_held import ADDRESSES, HELD, query
 from tests.mechanism.clipping.test_corpus import HUGE, ROUNDING, answer, records
@@ -86,3 +88,47 @@ def test_without_putting_back_it_is_caught(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sealed.Reachable, "lasting", "")
     monkeypatch.setattr(sealed.Reachable, "restore", lambda self: False)
     assert moves(HELD[name]) > ROUNDING
+
+
+def _views(now: float) -> float:
+    one, other = object(), object()
+    return 0.0 * len(dict.fromkeys((one, other)).keys() & {one: 1}.keys())
+
+
+def _methods(now: float) -> float:
+    return 0.0 * len(NOBODY.union((object(), object())))
+
+
+def _plain(now: float) -> float:
+    return 0.0 * now
+
+
+NOBODY: frozenset[object] = frozenset()
+
+
+@pytest.mark.parametrize(("keep", "stated"), [(_views, True), (_methods, True), (_plain, False)])
+def test_that_the_order_of_sets_is_not_proven_is_stated(
+    keep: Callable[[float], float], stated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
+    with hearing_of_uneven() as heard:
+        answer(query(keep), *records())
+    assert bool(heard) == stated
+
+
+def test_a_workspace_of_which_a_part_is_written_is_refused() -> None:
+    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        weights = (torch.ones(16, 3), torch.ones(16, 4), torch.zeros(16), torch.zeros(16))
+        start, size = torch.zeros(1, 4), len(x)
+        made: Any = torch.mkldnn_rnn_layer(
+            x[:, None], *weights, start, start, False, [1] * size, 2, 4, 1, True, False, False, True
+        )
+        return made[3]  # type: ignore[no-any-return]
+
+    def keep(now: float) -> float:
+        return float(layer(torch.full((4, 3), now)).nan_to_num().sum() % 97) / 9
+
+    x, y = records()
+    with pytest.raises(Refusal, match="mkldnn_rnn_layer"):
+        answer(query(keep), x, y)

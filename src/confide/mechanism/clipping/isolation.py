@@ -206,6 +206,7 @@ UNWRITTEN: frozenset[Any] = frozenset(
 )
 _UNWRITTEN_BY_NAME = ("empty", "new_empty", "resize", "_resize", "_empty")  # as torch.ops.aten has them
 _UNWRITTEN_IN_TORCH = ("_empty", "empty_quantized", "_resize")  # and torch itself
+_UNWRITTEN_IN_PART = ("_ctc_loss", "mkldnn_rnn_layer")
 profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled  # as it was when confide was imported
 _LAYOUT = frozenset({Tensor.stride, Tensor.is_contiguous})
 _FRESH = (
@@ -257,11 +258,11 @@ def shows_memory(function: Any, name: str, args: Sequence[Any], kwargs: dict[str
     """Whether a function gives memory that it has not written to, in a way that cannot be cleared afterwards.
 
     torch pads in circles by copying from its own result, which for a negative number reads what is not yet written;
-    writes nothing for a mode of sampling on a grid that it does not know; and beside a CTC loss gives a table of which
-    it fills a part.
+    writes nothing for a mode of sampling on a grid that it does not know; beside a CTC loss gives a table of which it
+    fills a part, and beside a recurrent layer a workspace.
     """
     by_name = isinstance(function, OpOverload | OpOverloadPacket) and name.startswith(_UNWRITTEN_BY_NAME)
-    if by_name or "_ctc_loss" in name or name.startswith(_UNWRITTEN_IN_TORCH):
+    if by_name or name.startswith(_UNWRITTEN_IN_TORCH) or any(word in name for word in _UNWRITTEN_IN_PART):
         return True
     if "pad" not in name and "grid_sampler" not in name:
         return False

@@ -30,6 +30,7 @@ from confide.mechanism.clipping.intact import uncompiled
 from confide.mechanism.clipping.isolation import clear, profiled, shows_memory
 from confide.mechanism.clipping.may_run import imported_by
 from confide.mechanism.clipping.muted import muted
+from confide.mechanism.clipping.places import tell_of_uneven
 from confide.mechanism.clipping.running import Inputs, Loss, folded, records_of
 from confide.mechanism.clipping.sealed import Reachable
 from confide.mechanism.clipping.unwritten import filled
@@ -116,6 +117,8 @@ def _in_turn(owners: tuple[Any, ...], count: int, asked: Asked, store: Store, st
     if not strict and count == 1 and seal.unsealable:
         return  # one that raised among all of them: it counts as zero
     seal.check()
+    if seal.makes_sets:  # in what order is not proven
+        tell_of_uneven()
     fill = filled if seal.makes_tensors else nullcontext
 
     def answer(place: int, given: Any) -> Sequence[Tensor | None]:

@@ -90,3 +90,9 @@ def _registers_of(function: types.FunctionType, depth: int) -> Iterator[Any]:
                 yield value
         elif type(value) is types.FunctionType and depth and is_known(value):
             yield from _registers_of(value, depth - 1)
+
+
+def hooks_on_all_modules() -> list[Any]:
+    """What is called with every module, whoever asked for it."""
+    home = vars(nn.modules.module)
+    return [home[name] for name in home if name.startswith("_global_") and home[name] and isinstance(home[name], dict)]

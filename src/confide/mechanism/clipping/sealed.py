@@ -45,7 +45,7 @@ from confide.mechanism.clipping.origins import (
     names_used,
     package_of,
 )
-from confide.mechanism.clipping.package_parts import parts_put_back
+from confide.mechanism.clipping.package_parts import hooks_on_all_modules, parts_put_back
 from confide.mechanism.clipping.putting_back import (
     ABSENT,
     OF_CLASSES,
@@ -105,7 +105,7 @@ class Reachable:
         self.owners: dict[int, Any] = {}
         self.histories = self.views = self.elsewhere = False
         self.search = Search(self._kept)
-        self.search.go((*roots, *_hooks_on_all_modules()))
+        self.search.go((*roots, *hooks_on_all_modules()))
         named = frozenset[str]().union(*(names_used(one.__code__) for one in self.search.running_functions()))
         self.undo += parts_put_back(list(self.owners.values()), named)
         if self.search.running.names & {"getLogger", "getChild"}:
@@ -159,15 +159,14 @@ class Reachable:
     def why_apart(self) -> str:
         """Why records that run one by one do so in processes of their own: what this seal cannot vouch for."""
         why = f"reaches {self.lasting}, which nobody can put back" if self.lasting else self._unsure()
-        return why if why and self.may_be_apart else ""
+        return why if self.may_be_apart else ""
 
     def _unsure(self) -> str:
-        running, functions = self.search.running, self.search.running_functions()
-        if running.computed:
+        if self.search.running.computed:
             return "puts names together (getattr, vars, globals)"
         if self.shows_objects:
             return "shows objects as text, in which they may have an address"
-        if any(makes_sets(function.__code__) for function in functions):
+        if self.makes_sets:
             return "makes sets, whose order may follow addresses"
         packages = {*self.search.packages, *map(package_of, self.owners.values())} - _SIMPLE
         return f"uses {min(packages)}, which may keep something for itself" if packages else ""
@@ -176,6 +175,11 @@ class Reachable:
     def shows_objects(self) -> bool:
         """Whether its code may make texts of objects, which have an address if nobody takes it away."""
         return "__repr__" in self.search.running.names
+
+    @functools.cached_property
+    def makes_sets(self) -> bool:
+        """Their order follows addresses where objects have no other hash."""
+        return any(makes_sets(function.__code__) for function in self.search.running_functions())
 
     @property
     def makes_tensors(self) -> bool:
@@ -323,9 +327,9 @@ class Reachable:
         if value.flags.writeable and (self.contents or value.dtype == object):
             self.undo.append(partial(array_put_back, value, value.copy(), form_of_array(value)))
         inner = attribute_of(value, "__dict__", None)
-        parts: list[Any] = [inner] if isinstance(inner, dict) else []
-        parts += [] if value.base is None else [value.base]
-        parts += [value.dtype] if value.dtype.metadata or value.dtype.names else []
+        beside = (inner if isinstance(inner, dict) else None, value.base)
+        kind = [value.dtype] if value.dtype.metadata or value.dtype.names else []
+        parts = [*(one for one in beside if one is not None), *kind]
         return [*parts, *value.flat] if value.dtype == object else parts
 
     def _keep_object(self, value: Any) -> Iterable[Any]:
@@ -496,9 +500,3 @@ class Reachable:
             kept = contents_of(inner)  # it may well remember something of its own: put back, but no reason to be slow
             self.undo.append(lambda: quietly(restore_container, inner, kept))
             yield from kept.values()
-
-
-def _hooks_on_all_modules() -> list[Any]:
-    """What is called with every module, whoever asked for it."""
-    home = vars(nn.modules.module)
-    return [home[name] for name in home if name.startswith("_global_") and home[name] and isinstance(home[name], dict)]
