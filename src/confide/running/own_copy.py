@@ -29,7 +29,7 @@ def check_copy(module: nn.Module, data: Source) -> None:
     if isinstance(module, Program) or device_of(module) != HOST:
         return
     own = training_(uncompiled(module))
-    mode = Reading(trainable(module))
+    mode = ReadsOfOthers(trainable(module))
 
     def run(x: Any, y: Any) -> Tensor:
         _run(own, mode, x)
@@ -57,7 +57,7 @@ def check_copy(module: nn.Module, data: Source) -> None:
             )
 
 
-def _run(own: nn.Module, mode: Reading, x: Any) -> None:
+def _run(own: nn.Module, mode: ReadsOfOthers, x: Any) -> None:
     given = in_type(x, next(iter(trainable(own))).dtype)
     try:
         with torch.no_grad(), mode:
@@ -81,7 +81,7 @@ def _computed(module: nn.Module, own: nn.Module) -> list[tuple[str, nn.Module, s
     return found
 
 
-class Reading(TorchDispatchMode):
+class ReadsOfOthers(TorchDispatchMode):
     """Whether any operation reads one of these tensors, or a view of one."""
 
     def __init__(self, watched: list[nn.Parameter]) -> None:
