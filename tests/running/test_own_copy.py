@@ -268,6 +268,22 @@ def test_a_copy_that_is_none_is_refused_in_a_sentence(made: Callable[[], nn.Modu
         fitted(made(), METHODS[method])
 
 
+def test_a_forward_that_goes_by_names_is_told_that_a_method_changes_them() -> None:
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            named = dict(self.named_parameters())
+            found: Tensor = self.last(F.linear(x, named["first.weight"], named["first.bias"]))
+            return found
+
+    fitted(ByName(), METHODS["sgld"])
+    with pytest.raises(Refusal, match=r"runs as it was given: under bbp .* such as first\.weight_mean"):
+        fitted(ByName(), METHODS["bbp"])
+
+
 def test_without_the_look_a_parameter_that_never_moves_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken variant: that nothing else tells of it."""
     monkeypatch.setattr(fit, "check_copy", lambda module, data: None)

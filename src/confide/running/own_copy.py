@@ -8,6 +8,8 @@ anew, would hide them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,10 +26,11 @@ from confide.sources.base import Source
 from confide.sources.queries import StatisticQuery
 
 
-def check_copy(module: nn.Module, data: Source) -> None:
-    """Refuse a network whose copy is not one. What else is wrong with it, whoever asks it next will say."""
+def check_copy(module: nn.Module, data: Source) -> bool:
+    """Refuse a network whose copy is not one. What else is wrong with it, whoever asks it next will say; whether it
+    ran is returned."""
     if isinstance(module, Program) or device_of(module) != HOST:
-        return
+        return False
     own = training_(uncompiled(module))
     mode = ReadsOfOthers(trainable(module))
 
@@ -55,6 +58,23 @@ def check_copy(module: nn.Module, data: Source) -> None:
                 f"module: {name} was computed from other tensors once, and is not computed anew when the module runs, "
                 "so that nothing of it would be learnt; compute it in the forward, or detach it"
             )
+
+    return mode.ran
+
+
+@contextmanager
+def about_converted(method: str, given: nn.Module, converted: nn.Module) -> Iterator[None]:
+    """A network that runs, and does not run in the form that the method gives it, is told about that form."""
+    try:
+        yield
+    except Refusal as error:
+        other = [name for name, _ in converted.named_parameters() if name not in dict(given.named_parameters())]
+        if not other or not isinstance(error.__cause__, Exception):
+            raise
+        raise Refusal(
+            f"{error} (it runs as it was given: under {method} its parameters have other names, such as {other[0]}, and "
+            "are more; reach them as layer.weight, or use a sampler)"
+        ) from error.__cause__
 
 
 def _run(own: nn.Module, mode: ReadsOfOthers, x: Any) -> None:
