@@ -72,8 +72,8 @@ def about_converted(method: str, given: nn.Module, converted: nn.Module) -> Iter
         if not other or not isinstance(error.__cause__, Exception):
             raise
         raise Refusal(
-            f"{error} (it runs as it was given: under {method} its parameters have other names, such as {other[0]}, and "
-            "are more; reach them as layer.weight, or use a sampler)"
+            f"{error} (it runs as it was given: under {method} its parameters have other names, such as {other[0]}, "
+            "and are more; reach them as layer.weight, or use a sampler)"
         ) from error.__cause__
 
 
