@@ -15,8 +15,10 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import confide
 from confide.errors import Refusal
-from confide.layers.bayesian import use_mean_
+from confide.layers.bayesian import draw_, use_mean_
 from confide.layers.conversion import local_noise, mean_field, plain, with_shared_dropout
+from confide.mechanism.clipping import clipped_sum
+from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.methods import BBP, SGLD, MCDropout
 from confide.methods.base import Method
 from confide.models.flat import copied, flatten_
@@ -184,6 +186,24 @@ def test_a_converted_network_computes_what_the_given_one_does(name: str, convert
         assert torch.allclose(back.eval()(x), wanted, atol=1e-5)
         assert len(mean) == sum(value.numel() for value in module.parameters())
         assert [type(layer) for layer in back.modules()] == [type(layer) for layer in module.modules()]
+
+
+@pytest.mark.parametrize("convert", [mean_field, local_noise, masked])
+@pytest.mark.parametrize("name", RIGHT)
+def test_clipped_sums_of_a_converted_network_are_exact(name: str, convert: Callable[..., nn.Module]) -> None:
+    module = convert(copied(RIGHT[name]().double().eval()), 0.3)
+    draw_(module, torch.Generator().manual_seed(2))
+    x, y = inputs().double(), torch.arange(RECORDS) % 2
+    norms = per_record_gradients(module, cross_entropy, x, y).norm(dim=1)
+    found, wanted = torch.zeros(2, sum(value.numel() for value in module.parameters()), dtype=torch.float64)
+    options = {"clip": float(norms.median())}
+    reference_clipped_sum(module, cross_entropy, x, y, out=wanted, **options)
+    clipped_sum(module, cross_entropy, x, y, out=found, **options)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-9
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output, y, reduction="none")
 
 
 @pytest.mark.parametrize("method", ["bbp", "mc-dropout"])
