@@ -22,6 +22,7 @@ from confide.mechanism.clipping.reference import per_record_gradients, reference
 from confide.methods import BBP, SGLD, MCDropout
 from confide.methods.base import Method
 from confide.models.flat import copied, flatten_
+from confide.models.likelihoods import Categorical
 from confide.running import fit, own_copy
 from confide.running.fit import Run
 
@@ -41,12 +42,12 @@ def inputs() -> Tensor:
     return torch.randn(RECORDS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-def fitted(module: nn.Module, method: Method) -> Run:
+def fitted(module: nn.Module, method: Method, likelihood: Any = None) -> Run:
     x = inputs()
     schema = confide.Schema(records=RECORDS, classes=2)
     data = confide.PrivateData(x, (x[:, 0] > 0).long(), schema=schema, seed=1)
     plan = confide.plan(records=RECORDS, batch=12, steps=2, clip=1.0, epsilon=50.0, delta=1e-3)
-    return confide.fit(method, module, data, plan, seed=1)
+    return confide.fit(method, module, data, plan, likelihood=likelihood, seed=1)
 
 
 def sequence() -> nn.Sequential:
@@ -288,6 +289,25 @@ def test_a_copy_that_is_none_is_refused_in_a_sentence(made: Callable[[], nn.Modu
         fitted(made(), METHODS[method])
 
 
+class Sparse(Categorical):
+    """A likelihood that knows the network, or a copy of its weights."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(2)
+        object.__setattr__(self, "weight", weight)
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        penalty: Tensor = self.weight.abs().sum()  # type: ignore[attr-defined]
+        return super().loss(output, y) + penalty
+
+
+def test_a_likelihood_that_holds_the_network_is_refused() -> None:
+    module = sequence()
+    with pytest.raises(Refusal, match="likelihood holds a layer"):
+        fitted(module, METHODS["sgld"], Sparse(module[0].weight))
+    fitted(module, METHODS["sgld"], Sparse(module[0].weight.detach().clone()))
+
+
 def test_a_forward_that_goes_by_names_is_told_that_a_method_changes_them() -> None:
     class ByName(nn.Module):
         def __init__(self) -> None:
@@ -306,7 +326,7 @@ def test_a_forward_that_goes_by_names_is_told_that_a_method_changes_them() -> No
 
 def test_without_the_look_a_parameter_that_never_moves_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken variant: that nothing else tells of it."""
-    monkeypatch.setattr(fit, "check_copy", lambda module, data: None)
+    monkeypatch.setattr(fit, "check_copy", lambda module, data, likelihood: True)
     fitted(scaled_by_a_hook(), METHODS["sgld"])
     monkeypatch.setattr(fit, "check_copy", own_copy.check_copy)
     with pytest.raises(Refusal, match="holds a layer"):

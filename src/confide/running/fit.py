@@ -277,7 +277,7 @@ def rehearse(
         return problem
 
     def tried() -> Any:
-        runs = check_copy(module, data)
+        runs = check_copy(module, data, likelihood)
         state = method.init(problem)
         with about_converted(method.name, module, problem.module) if runs else nullcontext():
             for each in (state, *method.later(problem, state)):

@@ -21,12 +21,14 @@ from confide.devices import HOST, device_of
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise
 from confide.models.flat import computed, trainable, training_, uncompiled
+from confide.models.likelihoods import Likelihood
 from confide.models.programs import Program
+from confide.models.tokens import logits_of
 from confide.sources.base import Source
 from confide.sources.queries import StatisticQuery
 
 
-def check_copy(module: nn.Module, data: Source) -> bool:
+def check_copy(module: nn.Module, data: Source, likelihood: Likelihood | None) -> bool:
     """Refuse a network whose copy is not one. What else is wrong with it, whoever asks it next will say; whether it
     ran is returned."""
     if isinstance(module, Program) or device_of(module) != HOST:
@@ -35,7 +37,7 @@ def check_copy(module: nn.Module, data: Source) -> bool:
     mode = ReadsOfOthers(trainable(module))
 
     def run(x: Any, y: Any) -> Tensor:
-        _run(own, mode, x)
+        _run(own, mode, x, y, likelihood)
         return torch.zeros(size_of(x), 1, dtype=torch.float64)
 
     before, kept = _names(own), _computed(module, own)
@@ -44,7 +46,8 @@ def check_copy(module: nn.Module, data: Source) -> bool:
     if mode.read:
         raise Refusal(
             "module: a copy of it runs with the parameters of the one that was given, where what is learnt would never "
-            "arrive: a function, closure or hook holds a layer of it; let it reach its layers through self, in a method"
+            "arrive: a function, closure, hook or likelihood holds a layer of it; let it reach layers through self, in a "
+            "method"
         )
     made = [name for name in _names(own) if name not in before]
     if made:
@@ -77,12 +80,14 @@ def about_converted(method: str, given: nn.Module, converted: nn.Module) -> Iter
         ) from error.__cause__
 
 
-def _run(own: nn.Module, mode: ReadsOfOthers, x: Any) -> None:
-    given = in_type(x, next(iter(trainable(own))).dtype)
+def _run(own: nn.Module, mode: ReadsOfOthers, x: Any, y: Any, likelihood: Likelihood | None) -> None:
+    dtype = next(iter(trainable(own))).dtype
     try:
         with torch.no_grad(), mode:
-            called(own, given)
-        mode.ran = True
+            output = called(own, in_type(x, dtype))
+            mode.ran = True
+            if likelihood is not None:
+                likelihood.loss(logits_of(output), in_type(y, dtype))
     except Exception:  # whoever asks it next will say so
         return
 
