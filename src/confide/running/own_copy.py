@@ -46,8 +46,7 @@ def check_copy(module: nn.Module, data: Source, likelihood: Likelihood | None) -
     if mode.read:
         raise Refusal(
             "module: a copy of it runs with the parameters of the one that was given, where what is learnt would never "
-            "arrive: a function, closure, hook or likelihood holds a layer of it; let it reach layers through self, in a "
-            "method"
+            "arrive: a function, closure, hook or likelihood holds a layer of it; let a method reach it through self"
         )
     made = [name for name in _names(own) if name not in before]
     if made:
