@@ -301,6 +301,17 @@ class Sparse(Categorical):
         return super().loss(output, y) + penalty
 
 
+def test_what_is_asked_of_the_form_of_another_layer_alone_is_no_reading() -> None:
+    """Of a reference layer that is part of the network that was given: a size, a type, zeros of its shape."""
+    module = sequence()
+    module[0].register_forward_hook(
+        lambda layer, given, found: (
+            found.to(module[0].weight) + torch.zeros_like(module[0].bias) + module[0].weight.dim()
+        )
+    )
+    fitted(module, METHODS["sgld"])
+
+
 def test_a_likelihood_that_holds_the_network_is_refused() -> None:
     module = sequence()
     with pytest.raises(Refusal, match="likelihood holds a layer"):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from confide.data.trees import called, in_type, size_of, tensors_in
 from confide.devices import HOST, device_of
@@ -60,7 +60,6 @@ def check_copy(module: nn.Module, data: Source, likelihood: Likelihood | None) -
                 f"module: {name} was computed from other tensors once, and is not computed anew when the module runs, "
                 "so that nothing of it would be learnt; compute it in the forward, or detach it"
             )
-
     return mode.ran
 
 
@@ -105,15 +104,23 @@ def _computed(module: nn.Module, own: nn.Module) -> list[tuple[str, nn.Module, s
     return found
 
 
-class ReadsOfOthers(TorchDispatchMode):
-    """Whether any operation reads one of these tensors, or a view of one."""
+class ReadsOfOthers(TorchFunctionMode):
+    """Whether any operation makes a tensor of one of these, or of a view of one; of its numbers, not of its form."""
 
     def __init__(self, watched: list[nn.Parameter]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.watched = {one.untyped_storage().data_ptr() for one in watched} - {0}
         self.read = self.ran = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for one in tensors_in((args, kwargs or {})):
-            self.read |= one.layout == torch.strided and one.untyped_storage().data_ptr() in self.watched
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        if tensors_in(found) and not name.startswith("new_") and not name.endswith("_like"):
+            self.read |= any(map(self._is_watched, tensors_in(args[:1] if name in _LIKE_ANOTHER else (args, kwargs))))
+        return found
+
+    def _is_watched(self, one: Tensor) -> bool:
+        return one.layout == torch.strided and one.untyped_storage().data_ptr() in self.watched
+
+
+_LIKE_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
+"""Of whose further arguments nothing but the form is asked."""
