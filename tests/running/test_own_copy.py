@@ -15,11 +15,14 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import confide
 from confide.errors import Refusal
-from confide.layers.bayesian import use_mean_
+from confide.layers.bayesian import draw_, use_mean_
 from confide.layers.conversion import local_noise, mean_field, plain, with_shared_dropout
+from confide.mechanism.clipping import clipped_sum
+from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.methods import BBP, SGLD, MCDropout
 from confide.methods.base import Method
 from confide.models.flat import copied, flatten_
+from confide.models.likelihoods import Categorical
 from confide.running import fit, own_copy
 from confide.running.fit import Run
 
@@ -39,12 +42,12 @@ def inputs() -> Tensor:
     return torch.randn(RECORDS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-def fitted(module: nn.Module, method: Method) -> Run:
+def fitted(module: nn.Module, method: Method, likelihood: Any = None) -> Run:
     x = inputs()
     schema = confide.Schema(records=RECORDS, classes=2)
     data = confide.PrivateData(x, (x[:, 0] > 0).long(), schema=schema, seed=1)
     plan = confide.plan(records=RECORDS, batch=12, steps=2, clip=1.0, epsilon=50.0, delta=1e-3)
-    return confide.fit(method, module, data, plan, seed=1)
+    return confide.fit(method, module, data, plan, likelihood=likelihood, seed=1)
 
 
 def sequence() -> nn.Sequential:
@@ -186,6 +189,24 @@ def test_a_converted_network_computes_what_the_given_one_does(name: str, convert
         assert [type(layer) for layer in back.modules()] == [type(layer) for layer in module.modules()]
 
 
+@pytest.mark.parametrize("convert", [mean_field, local_noise, masked])
+@pytest.mark.parametrize("name", RIGHT)
+def test_clipped_sums_of_a_converted_network_are_exact(name: str, convert: Callable[..., nn.Module]) -> None:
+    module = convert(copied(RIGHT[name]().double().eval()), 0.3)
+    draw_(module, torch.Generator().manual_seed(2))
+    x, y = inputs().double(), torch.arange(RECORDS) % 2
+    norms = per_record_gradients(module, cross_entropy, x, y).norm(dim=1)
+    found, wanted = torch.zeros(2, sum(value.numel() for value in module.parameters()), dtype=torch.float64)
+    options = {"clip": float(norms.median())}
+    reference_clipped_sum(module, cross_entropy, x, y, out=wanted, **options)
+    clipped_sum(module, cross_entropy, x, y, out=found, **options)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-9
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output, y, reduction="none")
+
+
 @pytest.mark.parametrize("method", ["bbp", "mc-dropout"])
 @pytest.mark.parametrize("name", ["Held", "a_layer_in_three_places", "a_hook_on_a_layer", "an_old_weight_norm"])
 def test_what_was_fitted_is_loaded_into_a_network_that_is_built_anew(name: str, method: str, tmp_path: Path) -> None:
@@ -268,9 +289,55 @@ def test_a_copy_that_is_none_is_refused_in_a_sentence(made: Callable[[], nn.Modu
         fitted(made(), METHODS[method])
 
 
+class Sparse(Categorical):
+    """A likelihood that knows the network, or a copy of its weights."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(2)
+        object.__setattr__(self, "weight", weight)
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        penalty: Tensor = self.weight.abs().sum()  # type: ignore[attr-defined]
+        return super().loss(output, y) + penalty
+
+
+def test_what_is_asked_of_the_form_of_another_layer_alone_is_no_reading() -> None:
+    """Of a reference layer that is part of the network that was given: a size, a type, zeros of its shape."""
+    module = sequence()
+    module[0].register_forward_hook(
+        lambda layer, given, found: (
+            found.to(module[0].weight) + torch.zeros_like(module[0].bias) + module[0].weight.dim()
+        )
+    )
+    fitted(module, METHODS["sgld"])
+
+
+def test_a_likelihood_that_holds_the_network_is_refused() -> None:
+    module = sequence()
+    with pytest.raises(Refusal, match="likelihood holds a layer"):
+        fitted(module, METHODS["sgld"], Sparse(module[0].weight))
+    fitted(module, METHODS["sgld"], Sparse(module[0].weight.detach().clone()))
+
+
+def test_a_forward_that_goes_by_names_is_told_that_a_method_changes_them() -> None:
+    class ByName(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            named = dict(self.named_parameters())
+            found: Tensor = self.last(F.linear(x, named["first.weight"], named["first.bias"]))
+            return found
+
+    fitted(ByName(), METHODS["sgld"])
+    with pytest.raises(Refusal, match=r"runs as it was given: under bbp .* such as first\.weight_mean"):
+        fitted(ByName(), METHODS["bbp"])
+
+
 def test_without_the_look_a_parameter_that_never_moves_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken variant: that nothing else tells of it."""
-    monkeypatch.setattr(fit, "check_copy", lambda module, data: None)
+    monkeypatch.setattr(fit, "check_copy", lambda module, data, likelihood: True)
     fitted(scaled_by_a_hook(), METHODS["sgld"])
     monkeypatch.setattr(fit, "check_copy", own_copy.check_copy)
     with pytest.raises(Refusal, match="holds a layer"):

@@ -44,7 +44,7 @@ from confide.running.crews import check_whole, kept_alike, shared_journal, start
 from confide.running.dress_rehearsal import Cast, dress_rehearsal
 from confide.running.interrupts import held_back
 from confide.running.journal import Attempt, CheckpointPlace, journal
-from confide.running.own_copy import check_copy
+from confide.running.own_copy import about_converted, check_copy
 from confide.sources.base import Source
 from confide.sources.queries import Origin, Query
 from confide.wording import html_table
@@ -277,10 +277,11 @@ def rehearse(
         return problem
 
     def tried() -> Any:
-        check_copy(module, data)
+        runs = check_copy(module, data, likelihood)
         state = method.init(problem)
-        for each in (state, *method.later(problem, state)):
-            data.rehearse(asked(method, problem, each))
+        with about_converted(method.name, module, problem.module) if runs else nullcontext():
+            for each in (state, *method.later(problem, state)):
+                data.rehearse(asked(method, problem, each))
         cast = Cast(method, module, problem.likelihood)
         dress_rehearsal(cast, lambda p: make_problem(method, module, data.schema, p, likelihood, 0, HOST), data, plan)
         return state

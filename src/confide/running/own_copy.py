@@ -8,31 +8,36 @@ anew, would hide them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from confide.data.trees import called, in_type, size_of, tensors_in
 from confide.devices import HOST, device_of
 from confide.errors import Refusal
 from confide.mechanism.clipping import Recordwise
 from confide.models.flat import computed, trainable, training_, uncompiled
+from confide.models.likelihoods import Likelihood
 from confide.models.programs import Program
+from confide.models.tokens import logits_of
 from confide.sources.base import Source
 from confide.sources.queries import StatisticQuery
 
 
-def check_copy(module: nn.Module, data: Source) -> None:
-    """Refuse a network whose copy is not one. What else is wrong with it, whoever asks it next will say."""
+def check_copy(module: nn.Module, data: Source, likelihood: Likelihood | None) -> bool:
+    """Refuse a network whose copy is not one. What else is wrong with it, whoever asks it next will say; whether it
+    ran is returned."""
     if isinstance(module, Program) or device_of(module) != HOST:
-        return
+        return False
     own = training_(uncompiled(module))
-    mode = Reading(trainable(module))
+    mode = ReadsOfOthers(trainable(module))
 
     def run(x: Any, y: Any) -> Tensor:
-        _run(own, mode, x)
+        _run(own, mode, x, y, likelihood)
         return torch.zeros(size_of(x), 1, dtype=torch.float64)
 
     before, kept = _names(own), _computed(module, own)
@@ -41,7 +46,7 @@ def check_copy(module: nn.Module, data: Source) -> None:
     if mode.read:
         raise Refusal(
             "module: a copy of it runs with the parameters of the one that was given, where what is learnt would never "
-            "arrive: a function, closure or hook holds a layer of it; let it reach its layers through self, in a method"
+            "arrive: a function, closure, hook or likelihood holds a layer of it; let a method reach it through self"
         )
     made = [name for name in _names(own) if name not in before]
     if made:
@@ -55,14 +60,32 @@ def check_copy(module: nn.Module, data: Source) -> None:
                 f"module: {name} was computed from other tensors once, and is not computed anew when the module runs, "
                 "so that nothing of it would be learnt; compute it in the forward, or detach it"
             )
+    return mode.ran
 
 
-def _run(own: nn.Module, mode: Reading, x: Any) -> None:
-    given = in_type(x, next(iter(trainable(own))).dtype)
+@contextmanager
+def about_converted(method: str, given: nn.Module, converted: nn.Module) -> Iterator[None]:
+    """A network that runs, and does not run in the form that the method gives it, is told about that form."""
+    try:
+        yield
+    except Refusal as error:
+        other = [name for name, _ in converted.named_parameters() if name not in dict(given.named_parameters())]
+        if not other or not isinstance(error.__cause__, Exception):
+            raise
+        raise Refusal(
+            f"{error} (it runs as it was given: under {method} its parameters have other names, such as {other[0]}, "
+            "and are more; reach them as layer.weight, or use a sampler)"
+        ) from error.__cause__
+
+
+def _run(own: nn.Module, mode: ReadsOfOthers, x: Any, y: Any, likelihood: Likelihood | None) -> None:
+    dtype = next(iter(trainable(own))).dtype
     try:
         with torch.no_grad(), mode:
-            called(own, given)
-        mode.ran = True
+            output = called(own, in_type(x, dtype))
+            mode.ran = True
+            if likelihood is not None:
+                likelihood.loss(logits_of(output), in_type(y, dtype))
     except Exception:  # whoever asks it next will say so
         return
 
@@ -81,15 +104,23 @@ def _computed(module: nn.Module, own: nn.Module) -> list[tuple[str, nn.Module, s
     return found
 
 
-class Reading(TorchDispatchMode):
-    """Whether any operation reads one of these tensors, or a view of one."""
+class ReadsOfOthers(TorchFunctionMode):
+    """Whether any operation makes a tensor of one of these, or of a view of one; of its numbers, not of its form."""
 
     def __init__(self, watched: list[nn.Parameter]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.watched = {one.untyped_storage().data_ptr() for one in watched} - {0}
         self.read = self.ran = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for one in tensors_in((args, kwargs or {})):
-            self.read |= one.layout == torch.strided and one.untyped_storage().data_ptr() in self.watched
-        return func(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        if tensors_in(found) and not name.startswith("new_") and not name.endswith("_like"):
+            self.read |= any(map(self._is_watched, tensors_in(args[:1] if name in _LIKE_ANOTHER else (args, kwargs))))
+        return found
+
+    def _is_watched(self, one: Tensor) -> bool:
+        return one.layout == torch.strided and one.untyped_storage().data_ptr() in self.watched
+
+
+_LIKE_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
+"""Of whose further arguments nothing but the form is asked."""
