@@ -60,7 +60,7 @@ class Beliefs:
         """Of a number, from the histogram and from the first look, which is the finer of the two: where bounds are
         wide, the former is mostly noise."""
         problem, state = self.problem, self.state
-        return min(to_explain(problem, state.answers), BEFORE * state.looked)
+        return max(min(to_explain(problem, state.answers), BEFORE * state.looked), state.tails)
 
     def curvatures(self, noise: float, flat: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
         """Of the likelihood, as far as it is `flat`, and of the prior, and what steps are divided by, all (outputs,

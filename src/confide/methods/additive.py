@@ -26,7 +26,7 @@ from confide.methods._additive_belief import Beliefs, histogram_share
 from confide.methods._additive_last_look import last_look, line_of, parts_of
 from confide.methods._additive_middles import asked as middles_asked
 from confide.methods._additive_middles import loose_curvature, means, middles_of
-from confide.methods._additive_ninety import first_ninety, ninety_of, rungs_of
+from confide.methods._additive_ninety import first_ninety, ninety_of, rungs_of, surely_spread
 from confide.methods._additive_problem import (
     CUT,
     FLATTEST,
@@ -56,7 +56,7 @@ from confide.methods._additive_steps import (
     sharpness,
     steepness,
 )
-from confide.methods._additive_target import legible
+from confide.methods._additive_target import legible, room_of
 from confide.methods._additive_together import asked, products, together_of
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
@@ -266,11 +266,13 @@ class Additive(Method):
         most = min(LARGEST, to_explain(problem, state.answers) * (1 if told_of else 2))
         seen, doubt = first_ninety(counts, noise, problem.records, state.deviation)
         found = min(most, seen)
-        return self._ready(problem, replace(state, deviation=found, looked=found, doubt=doubt))
+        tails = min(LARGEST, surely_spread(counts, noise, problem.records))
+        state = replace(state, deviation=max(found, tails), looked=found, tails=tails, doubt=doubt)
+        return self._ready(problem, state)
 
     def _last_look(self, problem: Problem, state: AdditiveState) -> Query:
         doubt = self._beliefs(problem, state).weights().variance[0] / state.unit**2
-        rungs = rungs_of(state.deviation, state.doubt)
+        rungs = rungs_of(state.looked, state.doubt)
         return last_look(network_of(problem), *self._target(problem, state), clip_of(problem), rungs, doubt)
 
     def _looked(self, problem: Problem, state: AdditiveState, told: Tensor, noise: float) -> AdditiveState:
@@ -279,7 +281,7 @@ class Additive(Method):
         line = line_of(means, mean_noise)
         own = float(self._beliefs(problem, state).weights().variance[0] @ state.variances)
         most = math.sqrt(max(LARGEST**2 - own, 1e-6))
-        before = (state.deviation, state.doubt)
+        before = (state.looked, state.doubt)
         found = ninety_of(signs, sign_noise, problem.records, rungs_of(*before), before, own, most)
         deviation = math.hypot(found.likely, math.sqrt(own)) * line.left
         return replace(state, deviation=deviation, stated=found.stated * line.left, line=(line.level, line.slope))
@@ -339,7 +341,8 @@ class Additive(Method):
         """Residuals are divided by this before they are asked."""
         if not isinstance(problem.likelihood, Gaussian):
             return 1.0
-        return clip_share(problem) * CUT * state.deviation / clip_of(problem)
+        share = clip_share(problem) * CUT
+        return share * room_of(state.answers, share) * state.deviation / clip_of(problem)
 
     def _learn(self, problem: Problem, state: AdditiveState, release: Release) -> AdditiveState:
         gain = self._gain(problem, state) / state.unit * problem.records / release.expected_batch
