@@ -54,11 +54,20 @@ def test_two_values_are_not_the_likelier_of_them(monkeypatch: pytest.MonkeyPatch
     target = torch.where(torch.arange(RECORDS) % 5 < 3, -1.0, 1.0)
     spread = moments(law_of_target(counts_of(target), NOISE, RECORDS))[1]
     assert abs(math.log(spread / float(target.std()))) < 0.3
-    monkeypatch.setattr(module, "HEAPED", 1e-300)
-    module._heaped_laws.cache_clear()
+    monkeypatch.setattr(module, "NEEDED", math.inf)
     spread = moments(law_of_target(counts_of(target), NOISE, RECORDS))[1]
-    module._heaped_laws.cache_clear()
     assert abs(math.log(spread / float(target.std()))) > 1, "no normal law has both"
+
+
+def test_a_number_within_one_bin_is_no_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else there could be is noise: it would be taken for fifty times as wide as it is."""
+    target = torch.full((RECORDS,), float(MIDDLES[40]))
+    for seed in range(5):
+        law = law_of_target(counts_of(target, seed), NOISE, RECORDS)
+        assert moments(law)[1] < 0.03
+        assert room_of(law, 0.65) == 1.0
+    monkeypatch.setattr(module, "NEEDED", -math.inf)
+    assert moments(law_of_target(counts_of(target), NOISE, RECORDS))[1] > 0.06
 
 
 def test_a_normal_number_stays_one() -> None:

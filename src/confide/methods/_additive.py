@@ -359,13 +359,15 @@ def measured(
 
 
 class BelievedWeights(NamedTuple):
-    """Mean and variance of all weights (outputs, features), the scale of every column, and how far a record moves its
-    own outputs per unit of its residual."""
+    """Mean and variance of all weights (outputs, features), the scale of every column, how far a record moves its own
+    outputs per unit of its residual, and how many times wider effects of single columns are in doubt than by these
+    variances, which are those that outputs need."""
 
     mean: Tensor
     variance: Tensor
     scales: Tensor
     leverage: float
+    wider: float = 1.0
 
 
 def leverage_of(kept: Tensor, found: Tensor, curvature: Tensor, variances: Tensor, alike: float) -> float:

@@ -61,7 +61,7 @@ from confide.methods._additive_together import asked, products, together_of
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
 from confide.models.likelihoods import Categorical, Gaussian, Likelihood
-from confide.posteriors.additive import AdditiveGaussian
+from confide.posteriors.additive import WIDER, AdditiveGaussian
 from confide.sources.queries import GradientQuery, Query, Release
 
 RELEASES = 17
@@ -190,7 +190,7 @@ class Additive(Method):
         network = network_of(problem)
         self.show(problem, state)
         beliefs = self._beliefs(problem, state)
-        mean, variance, scales, leverage = beliefs.along_the_line(beliefs.weights())
+        mean, variance, scales, leverage, wider = beliefs.along_the_line(beliefs.weights())
         used = int((state.variances[1 : 1 + network.recipe.waves] > 0).sum()) if network.recipe.numbers else 0
         facts: dict[str, Any] = {
             "columns": len(network.recipe.blocks),
@@ -204,6 +204,8 @@ class Additive(Method):
             stated = state.deviation if math.isnan(state.stated) else state.stated
             likelihood = Gaussian(stated)
             facts |= {"noise_scale": stated, "noise_scale_from": "residuals, within the releases of the run"}
+        if wider > 1:
+            facts[WIDER] = round(wider, 4)
         shares = beliefs.shares()
         if shares is not None:
             facts |= {"leverage": round(leverage, 5), "levels": [round(v, 4) for v in shares[0].log().tolist()]}
