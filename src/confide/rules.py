@@ -20,9 +20,10 @@ PICTURES = "features"
 """The method of "auto" for classes of pictures."""
 MOST_LINEAR = 128
 """Weights of the latter at most: it asks for their curvature, which has a half of the square as many entries."""
-MOST_COLUMNS = 40
-"""Up to which a model of columns is the method of "auto" for more than two classes, each of which has effects of its
-own to learn. Settled on made-up tables, see docs/protocols.md."""
+MOST_COLUMNS, WIDE, NUMBERS_PER_EFFECT = 40, "features", 25.0
+"""Up to so many columns a model of columns is the method of "auto" for more than two classes, each of which has effects
+of its own to learn; beyond, one that is linear in all columns, until records times epsilon are so many for every column
+of every class. Settled on made-up tables, see docs/protocols.md."""
 WIDEST = 600
 """Columns beyond which effects are not tried at all: their histogram has some thirty bins for each."""
 SAMPLING: Sampling = "poisson"
@@ -94,13 +95,16 @@ def default_clip(records: int, epsilon: float, numbers: int, categories: int, wi
 def default_method(records: int | None, epsilon: float, columns: int, features: int, outputs: int) -> str:
     """Of a table, where nothing but its target and its budget was said; docs/protocols.md has the runs.
 
-    Effects of columns are learnt well from little, so that they come first unless many classes meet many columns.
+    Effects of columns are learnt well from little, so that they come first unless several classes meet many columns.
     From n * epsilon >= 10 * weights on (5 for a number), a network beside them finds what columns say together. A
     number of records that is not known is not relied on.
 
     outputs   the number of classes, or 1 for a number
     """
-    if columns > WIDEST or (columns > MOST_COLUMNS and outputs > 2):
+    if columns > MOST_COLUMNS and outputs > 2:
+        enough = records is not None and records * epsilon >= NUMBERS_PER_EFFECT * columns * outputs
+        return "additive" if enough and columns <= WIDEST else WIDE
+    if columns > WIDEST:
         return SAMPLER
     weights = weight_count((features, *WIDE_LAYER, outputs))
     needed = weights * (NUMBERS_PER_WEIGHT if outputs == 1 else RECORDS_PER_WEIGHT)

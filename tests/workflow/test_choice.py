@@ -72,8 +72,13 @@ def test_many_columns() -> None:
     assert taken(schema(500)) == "additive"
     assert taken(schema(500, target_bounds=(0, 1))) == "additive"
     assert taken(schema(601)) == "sgld"
-    assert taken(schema(41, classes=3)) == "sgld"
+    assert taken(schema(41, classes=3)) == "features"
     assert taken(schema(40, classes=3)) == "additive"
+    enough = int(rules.NUMBERS_PER_EFFECT * 41 * 3)
+    assert taken(schema(41, classes=3, records=enough), epsilon=1.0) == "additive"
+    assert taken(schema(41, classes=3, records=enough - 1), epsilon=1.0) == "features"
+    assert taken(schema(601, classes=3, records=10**6), epsilon=1.0) == "features"
+    assert taken(schema(41, classes=3, records=None), epsilon=100.0) == "features"
     assert taken(schema(128), hidden=()) == "sgld", "its curvature would have 33 thousand entries"
 
 

@@ -99,8 +99,8 @@ MethodName = Annotated[
         "--method",
         metavar="NAME",
         help=f"The method; the list stands below. auto is the public rule: additive or tabular, "
-        f"{rules.PICTURES} for pictures, {rules.LINEAR} for a linear model, {rules.SAMPLER} for other networks, more "
-        f"than two classes of more than {rules.MOST_COLUMNS} columns, and where batches or steps are given.",
+        f"{rules.PICTURES} for pictures and for more than two classes of more than {rules.MOST_COLUMNS} columns, "
+        f"{rules.LINEAR} for a linear model, {rules.SAMPLER} for other networks, and where batches or steps are given.",
         rich_help_panel=RUN,
     ),
 ]

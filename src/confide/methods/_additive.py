@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from confide.mechanism.clipping import Recordwise
 from confide.methods._additive_columns import MOMENTS, column_laws, moments
 from confide.methods._additive_levels import LEAST_WEIGHT, believed_shares
-from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, fine, legible, normal_shares
+from confide.methods._additive_target import NOT_NORMAL, TARGET_BINS, fine, law_of_target, legible
 from confide.models.additive import (
     EVEN_SHARE,
     NUMBER,
@@ -243,7 +243,7 @@ def answers_told(counts: Tensor, noise: float, records: float, classes: int | No
     """Shares of the classes, or of the bins of a number: those of a normal law where noise would drown single bins."""
     even = torch.full((len(counts),), 1 / len(counts), dtype=torch.float64)
     if classes is None:
-        law = normal_shares(counts, noise, records)
+        law = law_of_target(counts, noise, records)
         if not legible(noise, records) or not fine(noise, records, law):
             return law
         return smoothed(counts[None], noise, records, even)[0]
@@ -359,13 +359,15 @@ def measured(
 
 
 class BelievedWeights(NamedTuple):
-    """Mean and variance of all weights (outputs, features), the scale of every column, and how far a record moves its
-    own outputs per unit of its residual."""
+    """Mean and variance of all weights (outputs, features), the scale of every column, how far a record moves its own
+    outputs per unit of its residual, and how many times wider effects of single columns are in doubt than by these
+    variances, which are those that outputs need."""
 
     mean: Tensor
     variance: Tensor
     scales: Tensor
     leverage: float
+    wider: float = 1.0
 
 
 def leverage_of(kept: Tensor, found: Tensor, curvature: Tensor, variances: Tensor, alike: float) -> float:

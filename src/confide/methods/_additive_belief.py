@@ -60,7 +60,7 @@ class Beliefs:
         """Of a number, from the histogram and from the first look, which is the finer of the two: where bounds are
         wide, the former is mostly noise."""
         problem, state = self.problem, self.state
-        return min(to_explain(problem, state.answers), BEFORE * state.looked)
+        return max(min(to_explain(problem, state.answers), BEFORE * state.looked), state.tails)
 
     def curvatures(self, noise: float, flat: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
         """Of the likelihood, as far as it is `flat`, and of the prior, and what steps are divided by, all (outputs,
@@ -90,18 +90,19 @@ class Beliefs:
         reached, steps = reached_by(state), spread_of(state)
         if shares is None:
             curvature = curvature * flatness(problem.likelihood, state.variances, reached)
-            mean, doubt, scales, leverage = self._weighed(curvature)
+            found = self._weighed(curvature)
             before = (state.start_doubt / constant) ** 2
-            gain = before / (before + doubt[:, 0])
-            mean[:, 0], doubt[:, 0] = gain * mean[:, 0], gain * doubt[:, 0]
-            return BelievedWeights(mean + origin, doubt, scales, leverage)
+            gain = before / (before + found.variance[:, 0])
+            found.mean[:, 0] *= gain
+            found.variance[:, 0] *= gain
+            return found._replace(mean=found.mean + origin)
         even = curvature / curvature_weights(problem.likelihood, state.answers)[:, None]
         there = bend_of(problem.likelihood, constant * reached[:, 0], steps)
         spread = steps
         for _ in range(ROUNDS):
             here = bend_at(problem, shares, spread)
             ratio = (there / here)[:, None]
-            mean, doubt, scales, leverage = self._weighed(even * here[:, None], ratio)
+            mean, doubt, scales, leverage, _ = self._weighed(even * here[:, None], ratio)
             spread = (state.variances * (mean.square() + doubt))[:, 1:].sum(1)
         doubt = doubt / free_part(len(doubt))  # for predictions draw every output by itself
         # Shares are to come out as measured on average over what columns are believed to add, and its doubt.

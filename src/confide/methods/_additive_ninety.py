@@ -36,6 +36,8 @@ STUDENT_ENDS = 2.3533634
 """Of an interval of 90 % of Student's law of three degrees."""
 HALF_ENDS = NormalDist().inv_cdf(0.9)
 """Of an interval of four fifths of a normal law, which has nine tenths where the other half is a heap."""
+SURELY_TAIL = 3.0
+"""Deviations of noise beyond which records in the tails of residuals are counted."""
 AT_LEAST, SURELY = 0.8, 0.975
 """Share of the records that stated intervals are to hold, with this chance: their mean alone is 90 %."""
 
@@ -105,6 +107,20 @@ def first_ninety(counts: Tensor, noise: float, records: float, guess: float) -> 
     chance = _chance(misfit + (scales / guess).log().square() / 2)
     mean = chance @ scales.log()
     return _middle(scales, chance), float((chance @ (scales.log() - mean).square()).sqrt())
+
+
+def surely_spread(counts: Tensor, noise: float, records: float) -> float:
+    """A root mean square that residuals have at least, from the same counts, as far as tails are more than noise.
+
+    Of a number that is zero for most records nine tenths lie within a heap, and steps that are cut there follow the
+    zeros alone.
+    """
+    edges = torch.tensor(EDGES, dtype=torch.float64)
+    beyond_it = counts.double().flip(0).cumsum(0).flip(0)[1:]  # of every edge
+    bins = torch.arange(len(edges), 0, -1, dtype=torch.float64)
+    share = ((beyond_it - SURELY_TAIL * noise * bins.sqrt()) / records).clamp(0, 1)
+    squares = torch.cat([edges[:1].square(), edges.square().diff()])
+    return math.sqrt(float(share @ squares))
 
 
 def _chance(misfit: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class AdditiveState:
     steepest    the sharpest curvature that any way had a part in
     loose       (features,): variances of what is unknown of the features' middles, where they were asked for
     looked      deviation that the first look at residuals found
+    tails       a deviation that residuals have at least, as their tails at the first look tell
     line        from what was learnt to the target, as the last look tells
     doubt       of the logarithm of the deviation that the first look found
     stated      noise scale of a number that intervals are made with, once the last look has told it
@@ -67,6 +68,7 @@ class AdditiveState:
     gathered: Tensor | None = field(default=None, repr=False)
     loose: Tensor | None = field(default=None, repr=False)
     looked: float = math.inf
+    tails: float = 0.0
     line: tuple[float, float] = (0.0, 1.0)
     doubt: float = 1.0
     stated: float = math.nan

@@ -164,9 +164,9 @@ def weighed_together(
     weight, root = float(state.sums[0].max().clamp(min=LEAST_WEIGHT)), curvature.sqrt()
     seen = Seen(state.sums[1, 0] / weight, state.sums[2, 0] / weight, 1 / weight)
     whole = state.alike * root[:, None] * state.together.correlations * root
-    mean, doubt, scales = believed(seen, whole, sampling, state.together.doubt, recipe, usual)
+    mean, doubt, scales, wider = believed(seen, whole, sampling, state.together.doubt, recipe, usual)
     used = (state.variances > 0).double()
-    return BelievedWeights((mean * used)[None], (doubt * used)[None], scales, 0.0)
+    return BelievedWeights((mean * used)[None], (doubt * used)[None], scales, 0.0, wider)
 
 
 class Seen(NamedTuple):
@@ -179,8 +179,9 @@ class Seen(NamedTuple):
 
 def believed(
     seen: Seen, curvature: Tensor, sampling: float, doubt: float, recipe: AdditiveRecipe, usual: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and variances of all weights (features,), and the scale of every column.
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Means and variances of all weights (features,), the scale of every column, and how many times wider effects of
+    single columns are in doubt than by these variances.
 
     A mean gradient is H (position - weights), with the records' own noise of covariance `sampling` H, that of releases,
     and what is wrong with H times the way that is left. Weights are N(0, tau^2), with one tau for the first wave of a
@@ -208,12 +209,28 @@ def believed(
         covariance = spread.diag() - gain @ (curvature * spread)
         doubts = covariance.diagonal().clamp(min=0)
         scales = scales.after(weights.square() + doubts)
-    doubts = doubts.clone()
-    for group in recipe.groups():  # outputs are to vary as much on average, though weights are drawn by themselves
-        own = curvature[group, group]
-        wanted, had = (own * covariance[group, group]).sum(), own.diagonal() @ doubts[group]
-        doubts[group] *= (wanted / had.clamp(min=1e-300)).clamp(0, 1)
-    return weights, doubts, torch.stack([spread[group].max().sqrt() for group in recipe.groups()])
+    doubts, wider = _by_themselves(curvature, covariance, recipe)
+    return weights, doubts, torch.stack([spread[group].max().sqrt() for group in recipe.groups()]), wider
+
+
+def _by_themselves(curvature: Tensor, covariance: Tensor, recipe: AdditiveRecipe) -> tuple[Tensor, float]:
+    """Variances with which weights are drawn by themselves, such that outputs vary as much on average as with this
+    covariance; and how many times wider effects of single columns are in doubt.
+
+    Of columns that say the same it is in doubt which of them it is that counts, and hardly what they add together.
+    """
+    doubts = covariance.diagonal().clamp(min=0).clone()
+
+    def evened(part: slice) -> float:
+        own = curvature[part, part]
+        wanted, had = (own * covariance[part, part]).sum(), own.diagonal() @ doubts[part]
+        share = float((wanted / had.clamp(min=1e-300)).clamp(0, 1))
+        doubts[part] *= share
+        return share
+
+    for group in recipe.groups():
+        evened(group)
+    return doubts, 1 / math.sqrt(max(evened(slice(1, len(doubts))), 1e-6))
 
 
 def _allowed(values: Tensor) -> Tensor:

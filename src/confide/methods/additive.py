@@ -26,7 +26,7 @@ from confide.methods._additive_belief import Beliefs, histogram_share
 from confide.methods._additive_last_look import last_look, line_of, parts_of
 from confide.methods._additive_middles import asked as middles_asked
 from confide.methods._additive_middles import loose_curvature, means, middles_of
-from confide.methods._additive_ninety import first_ninety, ninety_of, rungs_of
+from confide.methods._additive_ninety import first_ninety, ninety_of, rungs_of, surely_spread
 from confide.methods._additive_problem import (
     CUT,
     FLATTEST,
@@ -56,12 +56,12 @@ from confide.methods._additive_steps import (
     sharpness,
     steepness,
 )
-from confide.methods._additive_target import legible
+from confide.methods._additive_target import legible, room_of
 from confide.methods._additive_together import asked, products, together_of
 from confide.methods.base import Method, Problem
 from confide.models.additive import MANY_NUMBERS, NUMBER, WAVES, AdditiveNetwork, additive, blocks_of
 from confide.models.likelihoods import Categorical, Gaussian, Likelihood
-from confide.posteriors.additive import AdditiveGaussian
+from confide.posteriors.additive import WIDER, AdditiveGaussian
 from confide.sources.queries import GradientQuery, Query, Release
 
 RELEASES = 17
@@ -190,7 +190,7 @@ class Additive(Method):
         network = network_of(problem)
         self.show(problem, state)
         beliefs = self._beliefs(problem, state)
-        mean, variance, scales, leverage = beliefs.along_the_line(beliefs.weights())
+        mean, variance, scales, leverage, wider = beliefs.along_the_line(beliefs.weights())
         used = int((state.variances[1 : 1 + network.recipe.waves] > 0).sum()) if network.recipe.numbers else 0
         facts: dict[str, Any] = {
             "columns": len(network.recipe.blocks),
@@ -204,6 +204,8 @@ class Additive(Method):
             stated = state.deviation if math.isnan(state.stated) else state.stated
             likelihood = Gaussian(stated)
             facts |= {"noise_scale": stated, "noise_scale_from": "residuals, within the releases of the run"}
+        if wider > 1:
+            facts[WIDER] = round(wider, 4)
         shares = beliefs.shares()
         if shares is not None:
             facts |= {"leverage": round(leverage, 5), "levels": [round(v, 4) for v in shares[0].log().tolist()]}
@@ -266,11 +268,13 @@ class Additive(Method):
         most = min(LARGEST, to_explain(problem, state.answers) * (1 if told_of else 2))
         seen, doubt = first_ninety(counts, noise, problem.records, state.deviation)
         found = min(most, seen)
-        return self._ready(problem, replace(state, deviation=found, looked=found, doubt=doubt))
+        tails = min(LARGEST, surely_spread(counts, noise, problem.records))
+        state = replace(state, deviation=max(found, tails), looked=found, tails=tails, doubt=doubt)
+        return self._ready(problem, state)
 
     def _last_look(self, problem: Problem, state: AdditiveState) -> Query:
         doubt = self._beliefs(problem, state).weights().variance[0] / state.unit**2
-        rungs = rungs_of(state.deviation, state.doubt)
+        rungs = rungs_of(state.looked, state.doubt)
         return last_look(network_of(problem), *self._target(problem, state), clip_of(problem), rungs, doubt)
 
     def _looked(self, problem: Problem, state: AdditiveState, told: Tensor, noise: float) -> AdditiveState:
@@ -279,7 +283,7 @@ class Additive(Method):
         line = line_of(means, mean_noise)
         own = float(self._beliefs(problem, state).weights().variance[0] @ state.variances)
         most = math.sqrt(max(LARGEST**2 - own, 1e-6))
-        before = (state.deviation, state.doubt)
+        before = (state.looked, state.doubt)
         found = ninety_of(signs, sign_noise, problem.records, rungs_of(*before), before, own, most)
         deviation = math.hypot(found.likely, math.sqrt(own)) * line.left
         return replace(state, deviation=deviation, stated=found.stated * line.left, line=(line.level, line.slope))
@@ -339,7 +343,8 @@ class Additive(Method):
         """Residuals are divided by this before they are asked."""
         if not isinstance(problem.likelihood, Gaussian):
             return 1.0
-        return clip_share(problem) * CUT * state.deviation / clip_of(problem)
+        share = clip_share(problem) * CUT
+        return share * room_of(state.answers, share) * state.deviation / clip_of(problem)
 
     def _learn(self, problem: Problem, state: AdditiveState, release: Release) -> AdditiveState:
         gain = self._gain(problem, state) / state.unit * problem.records / release.expected_batch

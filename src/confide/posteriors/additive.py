@@ -28,6 +28,9 @@ _DRAWS = 64  # quasi-random outputs of a class prediction, as for every posterio
 _WRITTEN = 100  # draws that stand for the formula where a list is needed
 _POINTS, _OUTER = 101, 0.01  # of the quantile scale at which the effect of a number is told, without its ends
 _INPUTS_AT_ONCE = 4096  # 64 draws of ten classes for them are 20 MB
+WIDER = "effects_wider"
+"""The fact that says how many times wider effects of single columns are in doubt than weights are drawn: those of
+columns that move together are, and outputs are not."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class AdditiveGaussian(Shown):
         for first, width, group in zip(starts, recipe.blocks, recipe.groups(), strict=False):
             places = next(numbers) if width == NUMBER else torch.arange(float(width))
             mean, doubt = self._moments(features[: len(places), group], group)
-            found.append(Effect(first, width == NUMBER, places, mean, doubt.sqrt()))
+            found.append(Effect(first, width == NUMBER, places, mean, doubt.sqrt() * self.facts.get(WIDER, 1.0)))
         return found
 
     def with_likelihood(self, likelihood: Likelihood, facts: Mapping[str, Any]) -> Self:
