@@ -67,7 +67,7 @@ class FeatureRegression(Method):
         logits = W s (x - c) + b,        c the released mean,   s = 1 / root(L^2 - |c|^2).
 
     What all records share tells nothing of a class, and would use up the clip: the first release is the mean feature
-    of all records, shrunk by what noise leaves open. Then follow steps of momentum on sampled batches, and the last
+    of all records, shrunk by what noise leaves open, with a sketch of how features differ (`_sketch`). Then follow steps of momentum on sampled batches, and the last
     positions are averaged. The centre is folded into the weights in the end, so that a plain network comes out.
 
     The posterior is a list of draws around that average, which differ as the averages over stretches of the way do:
