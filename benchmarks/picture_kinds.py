@@ -228,10 +228,84 @@ def floats(random: Random, world: Random, count: int) -> tuple[Array, Array]:
     return 1.5 * forms * random.choice([-1, 1], (count, 1, 1)) + 0.6 * random.normal(size=u.shape), label
 
 
+# -- kinds to judge by -------------------------------------------------------------------------------------------------
+
+
+def contours(random: Random, world: Random, count: int) -> tuple[Array, Array]:
+    """Ten outlines that are waves around a middle, two and two alike, filled with fabrics, 30 x 26."""
+    label = random.integers(0, 10, count)
+    family = world.normal(size=(5, 5))
+    waves = family[label // 2] + 0.35 * world.normal(size=(10, 5))[label] + 0.2 * random.normal(size=(count, 5))
+    down, across = np.meshgrid(np.linspace(-1, 1, 30), np.linspace(-1, 1, 26), indexing="ij")
+    u, v = across + 0.08 * _draw(random, count, -1, 1), down + 0.08 * _draw(random, count, -1, 1)
+    turn = np.arctan2(v, u)
+    edge = 0.55 + 0.09 * sum(
+        waves[:, place, None, None] * np.cos((place + 1) * turn + place * place) for place in range(5)
+    )
+    fabric = _field(random, count, (30, 26), 0.6 + random.random((count, 1, 1)))
+    body = _soft(np.hypot(u, v) - edge, 28) * _draw(random, count, 0.3, 0.9) * (1 + 0.2 * fabric)
+    return body + 0.03 * random.normal(size=body.shape), label
+
+
+def clocks(random: Random, world: Random, count: int) -> tuple[Array, Array]:
+    """Twelve positions of a hand beside another that says nothing, 20 x 20."""
+    side, label = 20, random.integers(0, 12, count)
+    u, v = _plane(random, count, side, 0, 0.1, 0.1)
+    pictures = 0.15 * (np.abs(np.hypot(u, v) - 0.85) < 0.08) + 0.1
+    hands = (label * np.pi / 6 + 0.12 * random.normal(size=count), random.uniform(0, 6.3, count))
+    for angle, length, wide in zip(hands, (0.55, 0.75), (0.09, 0.05), strict=True):
+        along = u * np.sin(angle)[:, None, None] - v * np.cos(angle)[:, None, None]
+        off = np.abs(u * np.cos(angle)[:, None, None] + v * np.sin(angle)[:, None, None])
+        pictures = np.maximum(pictures, 0.9 * _soft(np.maximum(np.maximum(-along, along - length), off - wide), side))
+    return pictures + 0.1 * random.normal(size=u.shape), label
+
+
+def flags(random: Random, world: Random, count: int) -> tuple[Array, Array]:
+    """Nine flags of 18 x 30 from the same three colours, which fade and shift; shares of the classes are uneven."""
+    shares = np.array([4, 3, 3, 2, 2, 1, 1, 1, 1]) / 18
+    label = random.choice(9, count, p=shares)
+    colours = world.uniform(0.1, 0.9, (3, 3))
+    orders = np.array(
+        [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0], [0, 1, 0], [1, 2, 1], [2, 0, 2]]
+    )
+    down, across = np.meshgrid(np.linspace(0, 3, 18), np.linspace(0, 3, 30), indexing="ij")
+    at = across + 0.15 * np.sin(2 * down + _draw(random, count, 0, 6)) + _draw(random, count, -0.2, 0.2)
+    stripe = at.clip(0, 2.99).astype(int)
+    pictures = colours[np.take_along_axis(orders[label][:, None], stripe.reshape(count, 1, -1), 2)]
+    pictures = pictures.reshape(count, 18, 30, 3) * _draw(random, count, 0.4, 1.1)[..., None]
+    return pictures + 0.2 * random.normal(size=(count, 1, 1, 3)) + 0.12 * random.normal(size=pictures.shape), label
+
+
+def bones(random: Random, world: Random, count: int) -> tuple[Array, Array]:
+    """Shafts of 48 x 48 at any angle; every third is broken across."""
+    side, label = 48, (random.random(count) < 1 / 3).astype(int)
+    u, v = _plane(random, count, side, 1.2, 0.2, 0.2)
+    bent = u + 0.15 * np.sin(2 * v + _draw(random, count, 0, 6))
+    shaft = _soft(np.abs(bent) - _draw(random, count, 0.15, 0.25), side)
+    crack = np.exp(-(((v - _draw(random, count, -0.4, 0.4) - bent * _draw(random, count, -1, 1)) / 0.04) ** 2))
+    ground = 0.2 + 0.06 * _field(random, count, (side, side), 1.8)
+    pictures = ground + shaft * (0.45 - 0.3 * crack * label[:, None, None])
+    return pictures + 0.05 * random.normal(size=u.shape), label
+
+
+def knits(random: Random, world: Random, count: int) -> tuple[Array, Array]:
+    """Fifteen weaves of 24 x 40 that differ by the angle and step of two waves."""
+    label = random.integers(0, 15, count)
+    steps, angles = world.uniform(0.6, 1.6, (15, 2)), world.uniform(0, 3.1, (15, 2))
+    down, across = np.meshgrid(np.arange(24), np.arange(40), indexing="ij")
+    total = 0.0
+    for wave in range(2):
+        angle = (angles[label, wave] + 0.15 * random.normal(size=count))[:, None, None]
+        step = (steps[label, wave] * np.exp(0.1 * random.normal(size=count)))[:, None, None]
+        total = total + np.sin(step * (across * np.cos(angle) + down * np.sin(angle)) + _draw(random, count, 0, 6.3))
+    return 0.5 + 0.12 * total + 0.15 * random.normal(size=(count, 24, 40)), label
+
+
 Kind = Callable[[Random, Random, int], tuple[Array, Array]]
 SETTLE: dict[str, Kind] = {
     kind.__name__: kind
     for kind in (clothes, discs, letters, lesions, lands, bands, strips, blurs, hundred, turned, signs, floats)
 }
 FLOATS = ("floats",)
-KINDS = {**SETTLE}
+JUDGE: dict[str, Kind] = {kind.__name__: kind for kind in (contours, clocks, flags, bones, knits)}
+KINDS = {**SETTLE, **JUDGE}

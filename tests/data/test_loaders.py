@@ -297,6 +297,29 @@ def test_npz_has_two_parts(tmp_path) -> None:
     np.testing.assert_array_equal(data.test.labels, y[4:])
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("X_train", "y_train", "X_test", "y_test"),
+        ("train_images", "train_labels", "test_images", "test_labels"),
+        ("images", "labels"),
+        ("X", "y"),
+    ],
+)
+def test_arrays_of_an_npz_go_by_the_names_that_people_give_them(tmp_path, names: tuple[str, ...]) -> None:
+    """A file without parts is all training records, and what is measured on itself would be no test."""
+    x, y = np.arange(96, dtype=np.uint8).reshape(6, 4, 4), np.arange(6)[:, None]
+    parts = [x[:4], y[:4], x[4:], y[4:]] if len(names) == 4 else [x[:4], y[:4]]
+    np.savez(tmp_path / "t.npz", **dict(zip(names, parts, strict=True)), val_images=x, other=np.zeros(3))
+    data = load_dataset(tmp_path / "t.npz")
+    assert data.train.block is not None
+    np.testing.assert_array_equal(data.train.block, x[:4])
+    np.testing.assert_array_equal(np.ravel(data.train.labels), np.arange(4))
+    assert (data.test is None) == (len(names) == 2)
+    if data.test is not None:
+        np.testing.assert_array_equal(data.test.block, x[4:])
+
+
 def test_npz_never_unpickles(tmp_path) -> None:
     """A pickled array runs code when it is read; this one would raise an error of its own."""
 
@@ -317,6 +340,7 @@ def test_npz_never_unpickles(tmp_path) -> None:
     "arrays",
     [
         {"a": np.zeros((2, 2))},
+        {"test_images": np.zeros((2, 2)), "y_train": np.zeros(2)},
         {"x_train": np.zeros((0, 2)), "y_train": np.zeros(0)},
         {"x_train": np.zeros(3), "y_train": np.zeros(3)},
         {"x_train": np.float64(3)},

@@ -57,10 +57,28 @@ def test_what_lies_between_the_slopes_is_read_off_to_a_thousandth_of_the_records
     usual = law(sureness.SURENESS[sureness.USUAL]).amax(1, keepdim=True)
     shares = torch.cat(sureness._sure_shares(usual), 1)
     for slope in (0.65, 0.75, 0.95, 1.0, 1.1, 1.4, 2.0):
-        parts = sureness._pieces(torch.tensor([math.log(slope)], dtype=torch.float64))[0]
+        parts = sureness._pieces(torch.tensor([math.log(slope)], dtype=torch.float64), even=True)[0]
         read = rows[:, 1 : len(sureness.SURENESS)] @ parts
         exact = (shares * (law(slope).amax(1, keepdim=True) - usual)).mean(0)
         assert float((read - exact).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize("spread", [0.7, 1.5, 3.0])
+def test_slopes_near_zero_are_read_off_what_is_known_of_zero(spread: float) -> None:
+    """A fit of which next to nothing is true has to be flattened nearly whole. Without what is known of a slope of zero
+    (the broken variant) sureness stays where it is from half an octave under the first slope that is told on: up to
+    .27 too sure here."""
+    generator = torch.Generator().manual_seed(6)
+    logits = spread * torch.randn(RECORDS, CLASSES, generator=generator)
+    y = torch.multinomial((0.1 * logits).softmax(1), 1, generator=generator)[:, 0]
+    network = torch.nn.Linear(CLASSES, CLASSES, bias=False)
+    posterior = Draws(network, Categorical(CLASSES), torch.eye(CLASSES).reshape(1, -1), torch.ones(1))
+    found = recalibrate.odds_of(posterior, 1.0, math.inf).function(logits, y).sum(0)
+    told = recalibrate.told(found, 5.0, RECORDS, CLASSES)
+    likelihood = Calibrated(CLASSES, told.slope, told.shifts, floor=told.floor, power=told.power)
+    stated = likelihood.predictive(logits[None], torch.ones(1)).probabilities.amax(1)
+    assert told.slope < 0.2
+    assert float(stated.mean()) == pytest.approx(float((0.1 * logits).softmax(1).amax(1).mean()), abs=0.015)
 
 
 def test_noise_alone_stretches_nothing() -> None:

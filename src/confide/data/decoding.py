@@ -180,6 +180,14 @@ def _decoded_bytes(column: Any) -> int:
     return int(compute.sum(lengths.cast(pa.int64())).as_py() or 0) + 8 * len(column)
 
 
+NPZ_NAMES = {
+    "train": (("x_train", "y_train"), ("X_train", "y_train"), ("train_images", "train_labels")),
+    "test": (("x_test", "y_test"), ("X_test", "y_test"), ("test_images", "test_labels")),
+}
+NPZ_WHOLE = (("x", "y"), ("X", "y"), ("images", "labels"))
+"""Inputs and labels of a part, and of a file that has no parts, by the names that people give them."""
+
+
 def read_npz(path: Path) -> dict[str, Array]:
     """The arrays that a data set may hold, by name; members that are no plain arrays are refused."""
     limit = largest_table()
@@ -191,8 +199,8 @@ def read_npz(path: Path) -> dict[str, Array]:
 
     def read() -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as archive:
-            known = ("x_train", "y_train", "x_test", "y_test", "x", "y")
-            return {key: archive[key] for key in known if key in archive.files}
+            known = {name for pairs in (*NPZ_NAMES.values(), NPZ_WHOLE) for pair in pairs for name in pair}
+            return {name: archive[name] for name in sorted(known) if name in archive.files}
 
     if attempt(size, complaint, *NPZ_FAULTS) > limit:
         raise _too_large(path, limit)

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from confide.data import embedded
-from confide.data.decoding import read_csv, read_npz, read_parquet
+from confide.data.decoding import NPZ_NAMES, NPZ_WHOLE, read_csv, read_npz, read_parquet
 from confide.data.picture_folder import has_test, read_folder
 from confide.data.schema import Schema
 from confide.data.table import Array, DataSet, Table, as_text, attempt, placed, plain_column, quoted
@@ -58,7 +58,7 @@ def load_dataset(
     elif _suffix(path := _existing(source)) == ".npz":
         arrays = read_npz(path)
         train = _npz_table(arrays, "train", target, path)
-        held_out = _npz_table(arrays, "test", target, path) if "x_test" in arrays else None
+        held_out = _npz_table(arrays, "test", target, path) if _has_test(arrays) else None
     else:
         train = load_table(source, target, schema=schema)
     if test is not None:
@@ -232,13 +232,25 @@ def _text_columns(schema: Schema | None, target: str | None) -> list[str]:
 
 
 def _npz_table(arrays: dict[str, Array], part: Part, target: str | None, path: Path) -> Table:
-    suffix = f"_{part}" if f"x_{part}" in arrays else ""
-    if f"x{suffix}" not in arrays:
-        raise DataError(f"source={quoted(path)}: holds no array x_{part}; save x_train, y_train, x_test, y_test")
-    x, y = arrays[f"x{suffix}"], arrays.get(f"y{suffix}")
+    found = _npz_names(arrays, part)
+    if found is None:
+        raise DataError(
+            f"source={quoted(path)}: holds no array x_{part}; save x_train, y_train, x_test, y_test, or "
+            "images and labels"
+        )
+    x, y = arrays[found[0]], arrays.get(found[1])
     if x.ndim == 0 or len(x) == 0:
-        raise DataError(f"source={quoted(path)}: x{suffix} holds no records")
+        raise DataError(f"source={quoted(path)}: {found[0]} holds no records")
     return Table.from_arrays(x, y, target=target or "y")
+
+
+def _has_test(arrays: dict[str, Array]) -> bool:
+    return any(inputs in arrays for inputs, _ in NPZ_NAMES["test"])
+
+
+def _npz_names(arrays: dict[str, Array], part: Part) -> tuple[str, str] | None:
+    """Of inputs and labels of a part; a file without parts is both."""
+    return next((pair for pair in (*NPZ_NAMES[part], *NPZ_WHOLE) if pair[0] in arrays), None)
 
 
 def _arrow_table(arrow: Any, target: str | None, target_required: bool, where: str, declared: bool = False) -> Table:

@@ -104,7 +104,10 @@ class Encoder:
     def training(self, table: Table) -> tuple[Array, Array]:
         """Inputs and targets of private records: no cell is refused, and one that has no input is NaN."""
         if table.labels is None:
-            raise DataError("target: the data has no target; name the column that is to be predicted")
+            raise DataError(
+                "target: the data has no target; name the column that is to be predicted, or save labels beside the "
+                "arrays of an npz file, as y_train"
+            )
         return self.private_features(table), self._targets(table.labels, private=True)
 
     def private_features(self, table: Table) -> Any:

@@ -67,8 +67,9 @@ class FeatureRegression(Method):
         logits = W s (x - c) + b,        c the released mean,   s = 1 / root(L^2 - |c|^2).
 
     What all records share tells nothing of a class, and would use up the clip: the first release is the mean feature
-    of all records, shrunk by what noise leaves open. Then follow steps of momentum on sampled batches, and the last
-    positions are averaged. The centre is folded into the weights in the end, so that a plain network comes out.
+    of all records, shrunk by what noise leaves open, with a sketch of how features differ (`_sketch`). Then follow
+    steps of momentum on sampled batches, and the last positions are averaged. The centre is folded into the weights in
+    the end, so that a plain network comes out.
 
     The posterior is a list of draws around that average, which differ as the averages over stretches of the way do:
     they hold the privacy noise that is left, and not the width that a few records would leave without any.
@@ -205,10 +206,10 @@ class FeatureRegression(Method):
 
     def _length_of_way(self, problem: Problem) -> float:
         """What a gradient would have moved its logits by on average over the positions that count, had it stayed the
-        same, where features have length 1."""
+        same, where features have length 1. Momentum comes after the gradient by some steps."""
         second, rate = self._second(problem), self._rate(problem)
         steps = 0.0 if second is None else second.plan.steps * (1 - AVERAGED / 2)
-        return (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * steps
+        return (rate or 0.0) * _unit(problem) ** 2 / (1 - MOMENTUM) * max(steps - MOMENTUM / (1 - MOMENTUM), 0.0)
 
 
 def _clip(problem: Problem) -> float:

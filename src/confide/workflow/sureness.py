@@ -23,6 +23,7 @@ from confide.workflow.odds import (
     EXPECTED_FLOOR,
     FLOORS,
     LARGEST_SLOPE,
+    LEAST_SLOPE,
     POINTS,
     STEEPER,
     Sure,
@@ -55,6 +56,8 @@ COUPLED = 1.5
 INEXACT = 0.002
 """Share of the records by which sums may be off under a slope and a power, however little noise they have: sureness is
 told at some slopes, and under powers at the usual one alone."""
+NEARLY_EVEN = 0.99
+"""Share of the rarest class over an even share from which on classes are taken to be alike under a slope of zero."""
 SCATTERED = 0.6
 """Of the sampling noise that all predictions would have were they as sure as their mean: some are nearly certain."""
 
@@ -112,24 +115,30 @@ def fitted(found: Tensor, noise: float, records: int, levels: Tensor) -> tuple[f
     told, sums = found.split([len(FLOOR_WEIGHTS) * TOLD, 2 * len(SLOPES) * classes])
     told, sums = told.reshape(len(FLOOR_WEIGHTS), -1) / level_weight, sums.reshape(len(SLOPES), 2, classes) / sum_weight
     rarer = classes * float(levels.softmax(0).min())  # 1 for even classes: a floor raises the share of a rare one
-    slope, floor, power = sure_enough(told, noise / level_weight, records, classes, EXPECTED_FLOOR * rarer)
+    slope, floor, power = sure_enough(
+        told, noise / level_weight, records, classes, EXPECTED_FLOOR * rarer, rarer > NEARLY_EVEN
+    )
     return slope, shifts_of(sums, noise / sum_weight, slope, records), floor, power
 
 
 def sure_enough(
-    found: Tensor, noise: float, records: int, classes: int, expected_floor: float
+    found: Tensor, noise: float, records: int, classes: int, expected_floor: float, even: bool
 ) -> tuple[float, float, float]:
     """Slope, floor and power by their posterior means, from sums (3, TOLD): see `_sure_shares`.
+
+    even   whether all classes are alike under a slope of zero
 
     With e how much surer predictions are under a slope and a power than under the usual slope, the likeliest classes of
     all records are right as often as stated where the first sum is e, and so are those that are surer, and the surest,
     where the others are.
     """
-    steep = torch.linspace(math.log(0.3), math.log(LARGEST_SLOPE), 3 * POINTS, dtype=torch.float64)
+    steep = torch.linspace(math.log(LEAST_SLOPE), math.log(LARGEST_SLOPE), 3 * POINTS, dtype=torch.float64)
     floors, powers = torch.tensor(FLOORS, dtype=torch.float64), torch.tensor(TRIED_POWERS, dtype=torch.float64).log()
-    parts, bends = _pieces(steep), _bends(powers)
+    parts, bends = _pieces(steep, even), _bends(powers)
+    flat = _flattened(steep) if even else torch.zeros_like(steep)
     # of the noise of what is right and of how much surer, (slopes, powers, 1)
-    spread = 1 + parts.square().sum(1)[:, None, None] + bends.square().sum(1)[:, None]
+    of_slopes = parts.square().sum(1) + (flat / LEVEL_WEIGHT).square()
+    spread = 1 + of_slopes[:, None, None] + bends.square().sum(1)[:, None]
     found = found / torch.tensor(FLOOR_WEIGHTS, dtype=torch.float64)[:, None]
     first, second, third = found[:, -1] / LEVEL_WEIGHT
     sure = float((first + records / 2).clamp(records / classes, records))
@@ -142,8 +151,9 @@ def sure_enough(
     for place, (row, total, count) in enumerate(zip(found, totals, squares, strict=True)):
         below, above = row[1 : 1 + USUAL], row[1 + USUAL : slopes]
         pieces = row[1:slopes] if place == 1 else torch.cat([below.clamp(max=0), above.clamp(min=0)])
-        surer = (parts @ pieces)[:, None, None] + (bends @ row[slopes:-1])[:, None]
-        stated = row[-1] / LEVEL_WEIGHT + total / 2 + surer
+        usual = row[-1] / LEVEL_WEIGHT + total / 2
+        surer = (parts @ pieces - flat * (usual - total / classes))[:, None, None] + (bends @ row[slopes:-1])[:, None]
+        stated = usual + surer
         lost = floors * (stated - total / classes)
         mean = ((stated - lost) / max(total, 1.0)).clamp(1 / classes, 0.995)
         variance = (noise / FLOOR_WEIGHTS[place]) ** 2 * spread + count * mean * (1 - mean) + (INEXACT * count) ** 2
@@ -162,24 +172,43 @@ def _bends(powers: Tensor) -> Tensor:
     return torch.stack(parts, 1) * past
 
 
-def _pieces(steep: Tensor) -> Tensor:
+def _pieces(steep: Tensor, even: bool) -> Tensor:
     """By which the steps between SURENESS are multiplied for how much surer predictions are under each slope.
 
     A parabola through the three slopes that are nearest by their logarithms. Below the first it goes on for half an
-    octave, for it turns round before long. Steps below the usual slope begin there, and others where the last one ends.
+    octave, for it turns round before long, or else towards what is known of a slope of zero (`_flattened`). Steps below
+    the usual slope begin there, and others where the last one ends.
     """
     places = torch.tensor(SURENESS, dtype=torch.float64).log()
-    steep = steep.clamp(float(places[0]) - math.log(2) / 2, float(places[-1]))
-    nearest = (steep[:, None] - places).abs().argmin(1).clamp(1, len(places) - 2)
+    held = steep.clamp(float(places[0]) - math.log(2) / 2, float(places[-1]))
+    nearest = (held[:, None] - places).abs().argmin(1).clamp(1, len(places) - 2)
     a, b, c = (places[nearest + off] for off in (-1, 0, 1))
     shares = steep.new_zeros(len(steep), len(places))
     for place, at, one, other in ((nearest - 1, a, b, c), (nearest, b, a, c), (nearest + 1, c, a, b)):
-        part = (steep - one) * (steep - other) / ((at - one) * (at - other))
+        part = (held - one) * (held - other) / ((at - one) * (at - other))
         shares.scatter_(1, place[:, None], part[:, None])
+    if even:
+        below = steep < places[0]
+        shares[below] = 0.0
+        shares[below, :2] = _towards_zero(steep[below].exp())
     above = len(places) - 1 - USUAL
     steps = torch.block_diag(torch.eye(USUAL), torch.zeros(1, 0), torch.ones(above, above).tril())
     found: Tensor = shares @ steps.double()
     return found
+
+
+def _towards_zero(slopes: Tensor) -> Tensor:
+    """(slopes, 2): shares of the first two SURENESS in a parabola through them and through nothing at zero."""
+    first, second = SURENESS[:2]
+    one = slopes * (slopes - second) / (first * (first - second))
+    return torch.stack([one, slopes * (slopes - first) / (second * (second - first))], 1)
+
+
+def _flattened(steep: Tensor) -> Tensor:
+    """Share of what predictions at the usual slope are surer than even ones that is lost at small slopes beside what
+    `_pieces` tells: under a slope of zero it is all of it, which nobody has to tell."""
+    slopes = steep.exp()
+    return torch.where(slopes < SURENESS[0], 1 - _towards_zero(slopes).sum(1), 0.0)
 
 
 def shifts_of(sums: Tensor, noise: float, slope: float, records: int) -> tuple[float, ...]:
