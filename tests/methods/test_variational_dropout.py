@@ -19,6 +19,7 @@ from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.reference import per_record_gradients, reference_clipped_sum
 from confide.methods.variational_dropout import VariationalDropout
 from confide.models import networks, priors
+from confide.models.flat import copied
 from confide.models.priors import LogUniformPrior
 from confide.posteriors.variational import DiagonalGaussian
 from confide.sources.private_data import PrivateData
@@ -90,7 +91,7 @@ class TestActivations:
             plain, x = nn.Linear(5, 3).double(), torch.randn(1, 5, generator=generator()).double()
         else:
             plain, x = nn.Conv2d(2, 3, 2).double(), torch.randn(1, 2, 2, 2, generator=generator()).double()  # type: ignore[assignment]
-        layer = local_noise(plain, 0.3)
+        layer = local_noise(copied(plain), 0.3)
         assert isinstance(layer, kind)
         with torch.no_grad():
             layer.weight_log_variance.add_(torch.randn(layer.weight_mean.shape, generator=generator(1)))

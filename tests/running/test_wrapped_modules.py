@@ -115,15 +115,6 @@ def test_parametrised_layers_from_fit_to_file(norm: Callable[[nn.Module], nn.Mod
     torch.testing.assert_close(again.summary(case.x).centre, run.posterior.summary(case.x).centre)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_the_older_weight_norm_is_refused_in_one_sentence() -> None:
-    case = classification()
-    data, module = case.data(), nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 3))
-    with pytest.raises(Refusal, match=r"0\.weight was computed .*parametrizations\.weight_norm"):
-        confide.fit(confide.methods.SGLD(), module, data, small_plan(case, steps=3))
-    assert not data.ledger.entries()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch calls both of them old
 @pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, torch.zeros(2, 4))])
 def test_scripted_and_traced_networks_are_refused_in_one_sentence(made: Callable[[nn.Module], nn.Module]) -> None:

@@ -222,8 +222,10 @@ def test_a_sharp_program_has_a_small_step_by_default() -> None:
 def test_programs_of_others_need_no_step_of_their_own(name: str, method: Any) -> None:
     """Judged in standard errors: of the eight numbers of the intercepts the hundred kept draws are worth 41 to 86, so
     that the farthest mean is some .3 deviations off by chance alone: one chain of SGLD was .28 from one chain of NUTS
-    and .41 from another. SGHMC forgets more slowly: at a change point it is .31 off after 6000 steps and .14 after
-    18 000."""
+    and .41 from another. With 160 of NUTS a mean has a standard error of sqrt(1/41 + 1/160) = .175 at worst, of which
+    .5 is 2.9; against a chain of NUTS worth 600 and more, two seeds were .39 and .32 off at other numbers and by other
+    signs (.25 and -.32 at one, -.13 and .31 at another). SGHMC forgets more slowly: at a change point it is .31 off
+    after 6000 steps and .14 after 18 000."""
     torch.manual_seed(0)
     off, errors = against_nuts(OTHERS[name](), method, 18000 if isinstance(method, SGHMC) else 6000)
     assert off < 0.5

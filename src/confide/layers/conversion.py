@@ -1,4 +1,4 @@
-"""Networks with a distribution in place of every weight, and back.
+"""Networks with a distribution in place of every weight, and back; `plain` alone works on a copy.
 
     with_layers(module, make)   a network whose layers are replaced wherever `make` has something better
     mean_field, local_noise     the Bayesian form of every layer that has one, its mean at the layer's weights
