@@ -119,7 +119,7 @@ def _grid(places: int, widths: int) -> tuple[Tensor, Tensor]:
 def _misfit(counts: Tensor, shares: Tensor, noise: float, records: float, width: int) -> Tensor:
     """Of laws (..., bins), in groups of so many bins."""
     expected = records * shares.unflatten(-1, (-1, width)).sum(-1)
-    variance = width * noise**2 + expected + (NOT_NORMAL * expected).square()
+    variance = width * noise**2 + expected.clamp(min=1.0) + (NOT_NORMAL * expected).square()
     off = counts.unflatten(-1, (-1, width)).sum(-1) - expected
     misfit: Tensor = (off.square() / variance + variance.log()).sum(-1)
     return misfit
