@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 import confide
 from confide.data.schema import Schema
 from confide.methods import additive as module
-from confide.methods._additive_belief import AS_ASSUMED
+from confide.methods._additive_belief import AS_ASSUMED, Beliefs
 from confide.methods._additive_last_look import MEANS, TargetLine, last_look, line_of, parts_of
 from confide.methods._additive_middles import longest, loose_curvature, means, middles_of
 from confide.methods._additive_state import AdditiveState
@@ -195,3 +196,16 @@ def test_flags_are_learnt_at_any_budget(epsilon: float) -> None:
 def test_waves_that_cannot_be_told_apart_throw_flags_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scales, "waves_told", lambda shares, noise: torch.full((len(shares),), shares.shape[1]))
     assert flags(8.0) > 1.1
+
+
+@pytest.mark.parametrize(("columns", "alike"), [(30, math.sqrt(31)), (8, 1.0)])
+def test_columns_of_a_survey_are_no_independent_witnesses(columns: int, alike: float) -> None:
+    """Thirty questions of three factors at a budget too small to ask how they move together: what each says was added
+    up, and predictions had up to three times the error of the mean."""
+    problem, state = state_of(columns)
+    still = torch.zeros_like(state.velocity)
+    steep = torch.stack([still + 1, still + 1, still + 1000])
+    state = replace(state, sums=steep, first=(still, still, torch.ones(())))
+    assert state.loose is None
+    curvature = torch.full_like(still, 100.0)
+    assert Beliefs(problem, state, Additive()._schedule(problem))._alike(curvature) == pytest.approx(alike)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from confide.methods._additive import BelievedWeights, Schedule, leverage_of, measured, shrunk, target_share
 from confide.methods._additive_levels import LEAST_WEIGHT, constants_of, free_part, own_residuals, shares_of
+from confide.methods._additive_middles import LEAST_COLUMNS
 from confide.methods._additive_problem import (
     bend_at,
     bend_of,
@@ -162,11 +163,12 @@ class Beliefs:
         whole way shows that the curvature is the assumed one.
         """
         problem, state = self.problem, self.state
-        if state.loose is None or float(state.sums[0].max()) <= LEAST_WEIGHT:
+        columns = len(network_of(problem).recipe.blocks)
+        if columns < LEAST_COLUMNS or float(state.sums[0].max()) <= LEAST_WEIGHT:
             return state.alike
         if along_the_way(state.first, state.sums, curvature) < AS_ASSUMED:
             return state.alike
-        return max(state.alike, math.sqrt(len(network_of(problem).recipe.blocks)))
+        return max(state.alike, math.sqrt(columns))
 
     def shares(self) -> tuple[Tensor, Tensor] | None:
         """Shares of the classes by all steps that count, and their deviations."""

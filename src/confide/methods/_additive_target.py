@@ -25,6 +25,7 @@ HEAPS, NEEDED = 3, 10.0
 """How many of the fullest bins may be heaps, and by how much every normal law must be further off (in squared
 deviations): a number that lies within one bin is no heap beside something else."""
 HEAP_SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
+"""Of the records, that are tried to lie in it: a release seldom tells them apart more finely."""
 PLAIN_GRID, NARROWEST, BELIEVED_WIDTH = (129, 41), 0.004, 0.015
 """Means and deviations of normal laws that are tried, the least of them, and the least that is believed."""
 REST_GRID, REST_SPREAD, REST_DOUBT = (41, 19), 0.2, 0.8
@@ -118,7 +119,7 @@ def _grid(places: int, widths: int) -> tuple[Tensor, Tensor]:
 def _misfit(counts: Tensor, shares: Tensor, noise: float, records: float, width: int) -> Tensor:
     """Of laws (..., bins), in groups of so many bins."""
     expected = records * shares.unflatten(-1, (-1, width)).sum(-1)
-    variance = width * noise**2 + expected + (NOT_NORMAL * expected).square()
+    variance = width * noise**2 + expected.clamp(min=1.0) + (NOT_NORMAL * expected).square()
     off = counts.unflatten(-1, (-1, width)).sum(-1) - expected
     misfit: Tensor = (off.square() / variance + variance.log()).sum(-1)
     return misfit
