@@ -21,6 +21,7 @@ ROOM = 1.2
 USUAL, SPREAD = 0.01, 0.05
 """Of tr C^2 / (tr C)^2, what is expected beforehand and how far it may be from it; see docs/protocols.md."""
 SEED = 20
+"""Convention: any will do, but every process and every machine must draw the same signs."""
 
 
 def signs(features: int) -> Tensor:
