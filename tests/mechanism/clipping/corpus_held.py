@@ -36,6 +36,32 @@ PRIME = 97
 Keep = Callable[[float], float]
 
 
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "the type of its numbers": lambda module: module.float(),
+    "half of them": lambda module: module.half(),
+    "where they are": lambda module: module.to("meta"),
+    "a hook of a weight": lambda module: next(module.parameters()).register_hook(lambda gradient: 5 * gradient),
+    "a hook after a weight": lambda module: next(module.parameters()).register_post_accumulate_grad_hook(
+        lambda weight: None
+    ),
+}
+"""What a record does to the network of all."""
+
+
+class Changed(nn.Module):
+    """A network that a record which is far changes for all that come after it."""
+
+    def __init__(self, change: Callable[[nn.Module], object]) -> None:
+        super().__init__()
+        self.network, self.change = network(), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        said: Tensor = self.network(x)
+        if float(x.detach().abs().max()) > FAR:
+            self.change(self.network)
+        return said
+
+
 class Told(nn.Module):
     """A network that runs one by one, and whose outputs say what `keep` has found."""
 
@@ -49,8 +75,16 @@ class Told(nn.Module):
         return said * (-9.0 * math.cos(1 + 3 * before) if before else 1.0)
 
 
+def loud(output: Tensor, y: Tensor) -> Tensor:
+    return 30 * nn.functional.cross_entropy(output, y, reduction="none")
+
+
 def query(keep: Keep) -> Query:
-    return GradientQuery(Told(keep), lambda output, y: 30 * nn.functional.cross_entropy(output, y, reduction="none"))
+    return GradientQuery(Told(keep), loud)
+
+
+def changed(change: Callable[[nn.Module], object]) -> Query:
+    return GradientQuery(Changed(change), loud)
 
 
 def held(function: Keep) -> Keep:

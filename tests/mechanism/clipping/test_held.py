@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ import torch
 from confide.errors import Refusal
 from confide.mechanism.clipping import apart, sealed
 from confide.mechanism.clipping.places import hearing_of_uneven
+from confide.sources.queries import Query
 from tests.mechanism.clipping.corpus import RECORDS
-from tests.mechanism.clipping.corpus_held import ADDRESSES, HELD, query
+from tests.mechanism.clipping.corpus_held import ADDRESSES, CHANGES, HELD, changed, query
 from tests.mechanism.clipping.test_corpus import HUGE, ROUNDING, answer, records
 
 pytestmark = [
@@ -26,7 +28,7 @@ pytestmark = [
 ]
 
 
-def said(keep: Callable[[float], float], left_out: int | None) -> list[list[float]] | str:
+def said(asked: Callable[[], Query], left_out: int | None) -> list[list[float]] | str:
     """What leaves in a world of its own, which begins as all others do."""
     x, y = records()
     kept = [place for place in range(RECORDS) if place != left_out]
@@ -36,7 +38,7 @@ def said(keep: Callable[[float], float], left_out: int | None) -> list[list[floa
         found: list[list[float]] | str = "broken"
         with suppress(BaseException):
             try:
-                found = [answer(query(keep), x[kept], y[kept]).tolist() for _ in range(2)]
+                found = [answer(asked(), x[kept], y[kept]).tolist() for _ in range(2)]
             except Refusal as refusal:
                 found = str(refusal)
         os.write(writing, pickle.dumps(found))
@@ -48,9 +50,9 @@ def said(keep: Callable[[float], float], left_out: int | None) -> list[list[floa
     return pickle.loads(text)  # type: ignore[no-any-return]
 
 
-def moves(keep: Callable[[float], float]) -> float:
+def moves(asked: Callable[[], Query]) -> float:
     """How far leaving out one record moves an answer or the one after it; 0 where it is refused in one sentence."""
-    whole, less = said(keep, None), said(keep, HUGE)
+    whole, less = said(asked, None), said(asked, HUGE)
     if isinstance(whole, str) or isinstance(less, str):
         assert whole == less
         assert whole != "broken"
@@ -62,13 +64,19 @@ def moves(keep: Callable[[float], float]) -> float:
 @pytest.mark.parametrize("name", HELD)
 def test_nothing_is_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "is_possible", lambda: False)
-    assert moves(HELD[name]) <= ROUNDING
+    assert moves(partial(query, HELD[name])) <= ROUNDING
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_network_is_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "is_possible", lambda: False)
+    assert moves(partial(changed, CHANGES[name])) <= ROUNDING
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HELD)
 def test_nothing_is_left_in_processes(name: str) -> None:
-    assert moves(HELD[name]) <= ROUNDING
+    assert moves(partial(query, HELD[name])) <= ROUNDING
 
 
 @pytest.mark.parametrize("possible", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -87,7 +95,7 @@ def test_without_putting_back_it_is_caught(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sealed.Reachable, "check", lambda self: None)
     monkeypatch.setattr(sealed.Reachable, "lasting", "")
     monkeypatch.setattr(sealed.Reachable, "restore", lambda self: False)
-    assert moves(HELD[name]) > ROUNDING
+    assert moves(partial(query, HELD[name])) > ROUNDING
 
 
 def _views(now: float) -> float:

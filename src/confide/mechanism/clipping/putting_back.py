@@ -32,9 +32,22 @@ def view_put_back(value: Tensor, storage: torch.UntypedStorage, form: tuple[Any,
         storage.resize_(size)
     elif value.untyped_storage().data_ptr() == storage.data_ptr() and form_of_view(value) == form:
         return False
-    offset, shape, strides = form
-    value.data = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, offset, shape, strides)
+    offset, shape, strides, dtype = form
+    value.data = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
     return True
+
+
+def hooks_put_back(value: Tensor, before: Any, after: Any) -> bool:
+    """What is called with a gradient, `before` it is added up and `after`; the contents of both are put back apart."""
+    changed = value._backward_hooks is not before
+    if changed:
+        if value._backward_hooks is not None:
+            value._backward_hooks.clear()  # the node behind a tensor with a history holds them too
+        value._backward_hooks = before
+    if value._post_accumulate_grad_hooks is not after:
+        value._post_accumulate_grad_hooks = after
+        changed = True
+    return changed
 
 
 def meta_put_back(value: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -54,7 +67,7 @@ def same_attributes(value: Any, inner: dict[str, Any]) -> bool:
 
 
 def form_of_view(value: Tensor) -> tuple[Any, ...]:
-    return value.storage_offset(), value.shape, value.stride()
+    return value.storage_offset(), value.shape, value.stride(), value.dtype
 
 
 def parts_of_sparse(value: Tensor) -> list[Tensor]:

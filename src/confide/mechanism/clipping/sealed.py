@@ -57,6 +57,7 @@ from confide.mechanism.clipping.putting_back import (
     class_put_back,
     form_of_array,
     form_of_view,
+    hooks_put_back,
     is_functorch_wrapped,
     logger_put_back,
     meta_put_back,
@@ -278,6 +279,7 @@ class Reachable:
             if self.contents:
                 self._keep_storage(value)
         hooks: Any = (value._backward_hooks, value._post_accumulate_grad_hooks)
+        self.undo.append(partial(hooks_put_back, value, *hooks))
         beside = (value.__dict__, value._base, *hooks, value.grad if value.is_leaf else None)
         return [part for part in beside if part is not None]
 
