@@ -160,7 +160,7 @@ def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(Refusal, match="among 2 to 64"):
         prepare_search(_request(), CHANGES[:1])
     request = replace(_request(), facts=Schema(classes=2, bounds=(-1, 1)))
-    with pytest.raises(DataError, match="declare the number"):
+    with pytest.raises(DataError, match=r"records: not declared; .* so declare them"):
         prepare_search(request, CHANGES)
     with pytest.raises(Refusal, match="give reopen="):
         run_search(prepare_search(_request(), CHANGES), jobs=2)
