@@ -209,7 +209,8 @@ def functions_that_were_made(now: float) -> float:
 @held
 def what_was_compiled(now: float) -> float:
     code: Any = torch.jit.trace(nn.Linear(1, 1), torch.ones(1, 1))  # type: ignore[no-untyped-call]
-    return sum(map(ord, code.inlined_graph.findNode("prim::GetAttr").output().type().str())) / 9
+    graph = code.inlined_graph  # its nodes live as long as it does
+    return sum(map(ord, graph.findNode("prim::GetAttr").output().type().str())) / 9
 
 
 class _Silent:
