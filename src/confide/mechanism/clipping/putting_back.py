@@ -260,3 +260,21 @@ def all_loggers_put_back() -> list[Callable[[], bool]]:
             *(partial(restore_container, part, contents_of(part)) for part in parts if type(part) is list),
         ]
     return undo
+
+
+def cell_put_back(cell: Any, kept: Any) -> bool:
+    """What a variable of a closure holds."""
+    changed = cell.cell_contents is not kept
+    cell.cell_contents = kept
+    return changed
+
+
+def globals_put_back(space: dict[str, Any], kept: dict[str, Any]) -> bool:
+    """Some names of a file, those that were absent too."""
+    changed = [name for name, value in kept.items() if space.get(name, ABSENT) is not value]
+    for name in changed:
+        if kept[name] is ABSENT:
+            space.pop(name, None)
+        else:
+            space[name] = kept[name]
+    return bool(changed)

@@ -54,9 +54,11 @@ from confide.mechanism.clipping.putting_back import (
     array_put_back,
     attributes_of,
     behind,
+    cell_put_back,
     class_put_back,
     form_of_array,
     form_of_view,
+    globals_put_back,
     hooks_put_back,
     is_functorch_wrapped,
     logger_put_back,
@@ -447,28 +449,12 @@ class Reachable:
             kept = cell.cell_contents
         except ValueError:
             return
-
-        def put_back() -> bool:
-            changed = cell.cell_contents is not kept
-            cell.cell_contents = kept
-            return changed
-
-        self.undo.append(put_back)
+        self.undo.append(partial(cell_put_back, cell, kept))
         yield kept
 
     def _keep_names(self, space: dict[str, Any], names: frozenset[str]) -> Iterator[Any]:
         kept = {name: space.get(name, ABSENT) for name in names}
-
-        def put_back() -> bool:
-            changed = [name for name, value in kept.items() if space.get(name, ABSENT) is not value]
-            for name in changed:
-                if kept[name] is ABSENT:
-                    space.pop(name, None)
-                else:
-                    space[name] = kept[name]
-            return bool(changed)
-
-        self.undo.append(put_back)
+        self.undo.append(partial(globals_put_back, space, kept))
         yield from (
             ByName(name, value, late=is_code(value) and is_foreign(value))
             for name, value in kept.items()
