@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -68,7 +69,8 @@ def test_one_record_more_makes_no_class() -> None:
     """What the labels alone would show: were they listed, one record would be seen in the model's shape."""
     alone = labels()
     alone[0] = 77
-    assert fitted(pictures(alone)).encoder.schema.classes == (0, 1, 2)
+    with pytest.warns(CuratorNote, match="1 of 900 records have a label outside those that stood out"):
+        assert fitted(pictures(alone)).encoder.schema.classes == (0, 1, 2)
 
 
 def test_labels_may_begin_anywhere_and_what_is_outside_counts_for_nothing() -> None:
@@ -131,6 +133,21 @@ def test_anything_else_needs_declared_classes(change: dict[str, Any], tmp_path: 
     with pytest.raises(DataError, match="classes"):
         fitted(table, ledger=book, name="d", seed=None, **more)
     assert not book.exists()
+
+
+@pytest.mark.parametrize("kind", [list, pd.Series])
+def test_labels_whose_type_one_record_decides_are_refused(kind: Any) -> None:
+    """A missing label makes fractions or objects of them: whether a run exists would tell of that record."""
+    table, settings = pictures(labels()), {"epsilon": 8.0, "delta": 1e-4, "seed": 3}
+    assert not Table.from_arrays(table.block, kind(labels().tolist())).whole_labels
+    with pytest.raises(DataError, match="classes=None"):
+        confide.PrivateBayesClassifier(**settings).fit(table.block, kind(labels().tolist()))
+
+
+def test_an_array_or_a_tensor_of_whole_numbers_has_a_type_of_its_own() -> None:
+    for values in (labels(), torch.as_tensor(labels())):
+        model = confide.PrivateBayesClassifier(epsilon=8.0, delta=1e-4, seed=3).fit(pictures(labels()).block, values)
+        assert model.classes_.tolist() == [0, 1, 2]
 
 
 def test_regression_of_pictures_is_as_before() -> None:

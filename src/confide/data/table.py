@@ -119,7 +119,8 @@ class Table:
             labels = labels[:, 0]
         if labels.ndim != 1 or len(labels) != len(block):
             raise DataError(f"y: has shape {labels.shape}; must hold one label for each of the {len(block)} rows of x")
-        whole = labels.dtype.kind in "iu"
+        # Of lists and frames the type follows from the values: one missing label would make another type of it.
+        whole = isinstance(y, np.ndarray) and labels.dtype.kind in "iu"
         return cls(block=block, target=target, labels=plain_column(labels, target), whole_labels=whole)
 
     @property

@@ -197,7 +197,8 @@ class PrivateBayes(_Estimated):
             X = validate_data(self, X, reset=True, allow_nd=True, ensure_all_finite=False)
             labels = column_or_1d(one_each(y), warn=True)
             check_consistent_length(X, labels)
-            return Table.from_arrays(X, labels)
+            table = Table.from_arrays(X, labels)
+            return replace(table, whole_labels=table.whole_labels and isinstance(y, np.ndarray | torch.Tensor))
         X, y = validate_data(
             self,
             X,

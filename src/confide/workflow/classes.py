@@ -11,12 +11,14 @@ What the fit costs does not follow from the classes, so that both are fixed in a
 
 from __future__ import annotations
 
+import warnings
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
-from confide.errors import Refusal
+from confide.data.table import Array
+from confide.errors import CuratorNote, Refusal
 from confide.mechanism.clipping import Recordwise
 from confide.mechanism.gaussian import SampledGaussian
 from confide.sources.ahead import PaidAhead
@@ -54,6 +56,17 @@ def learn_classes(source: PaidAhead, mechanism: SampledGaussian) -> tuple[int, .
             "the run stays charged, and declared classes or a larger epsilon make the next one work"
         )
     return tuple(found)
+
+
+def tell_of_lost(before: Array, after: Array) -> None:
+    """Tell the curator, who may see the records, how many have a label that is no class; no output holds it."""
+    lost = int(((before >= 0) & (after < 0)).sum())
+    if lost:
+        note = (
+            f"classes: {lost} of {len(after)} records have a label outside those that stood out of the noise, and "
+            "count for nothing; declare the classes to keep them"
+        )
+        warnings.warn(note, CuratorNote, stacklevel=2)
 
 
 def standing_out(counts: Tensor) -> range:

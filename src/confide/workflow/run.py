@@ -245,6 +245,7 @@ def _counted(job: Job, source: PaidAhead) -> Job:
         settled = settled.with_records(count.count_records(source, job.counting))
     if job.labelling is not None:
         settled = settled.with_classes(classes.learn_classes(source, job.labelling))
+        classes.tell_of_lost(job.settled.y, settled.y)
     found = job_of(job.request, settled)
     if priced(found.parts) != priced(job.parts):
         raise AssertionError("the price of a fit follows its counts; it is paid for before they are known")
