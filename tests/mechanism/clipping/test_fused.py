@@ -72,7 +72,7 @@ def norms(inputs: int, outputs: int, size: int) -> list[Tensor]:
     found = []
     for room in (True, False):
         patches = sides(inputs, outputs, size, torch.float32, kernel_size=3)
-        found.append(patches._norms_of_each(None, room))
+        found.append(patches._formed_norms(None, room))
     return found
 
 

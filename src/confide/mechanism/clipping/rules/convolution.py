@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from confide.mechanism.clipping.rounding import lost_in_squares
+from confide.mechanism.clipping.rules.formed import in_double
 from confide.mechanism.clipping.rules.fused import (
     FOR_A_BATCH,
     FOR_A_RECORD,
@@ -38,7 +39,7 @@ from confide.mechanism.clipping.rules.linear import (
     squared_sizes,
 )
 from confide.mechanism.clipping.rules.patches import Cut
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, not_finite, rule_for
 from confide.mechanism.clipping.rules.squares import (
     chunks,
     expanded,
@@ -57,7 +58,8 @@ class PatchSum(Contribution):
     """sum_t left_t patch_t^T per record and channel group.
 
     left (records, groups, channels, positions); images (records, channels, *space), of which patches are cut. What is
-    `fused` has the entries of a channel in the order of the weight, else the channels of the images come last.
+    `fused` has the entries of a channel in the order of the weight, else the channels of the images come last: formed
+    gradients, stored ones, scales and sums alike. What is `formed` for its norm counts as it was formed (`formed`).
     """
 
     def __init__(self, left: Tensor, images: Tensor, cut: Cut, space: Workspace) -> None:
@@ -67,6 +69,7 @@ class PatchSum(Contribution):
         self.width: int = math.prod(cut.kernel) * images.shape[1] // self.groups
         self.work = self.positions * self.groups * self.channels * self.width  # multiply-adds of one record
         self.fused = self.by_kernel = self.work >= FOR_A_BATCH and fusible(images, cut)
+        self.formed = self.wide = False
         self.stored: Tensor | None = None
         self.squares: Tensor | None = None  # of what is stored
         self.spreads: Tensor | None = None  # as far as they are known
@@ -92,11 +95,30 @@ class PatchSum(Contribution):
     def _pieces(self) -> Any:
         return chunks(self.records, self._record_bytes(), self._piece_bytes())
 
-    def _gradients(self, start: int, stop: int) -> Tensor:
-        """(records, groups, channels, width)"""
-        if self.images is None and self.stored is not None:
-            return self.stored[start:stop].view(-1, self.groups, self.channels, self.width)
-        return self._ordered(torch.matmul(self.left[start:stop], self._columns(start, stop)))
+    def _alone(self, start: int, stop: int, room: Tensor | None = None) -> Tensor:
+        """Gradients of some records, (records, entries), each with the bits that it has among any others."""
+        images = self.images
+        assert images is not None
+        if self._each_by_itself():
+            planes = self._planes(images, start, stop)
+            with exact_convolutions():
+                each = of_each_record(planes, images[start:stop], self.cut)
+                found = torch.stack([gradient.flatten() for gradient in each])
+            return found if room is None else room.copy_(found)
+        columns = self._columns(start, stop).flatten(0, 1)
+        out = None if room is None or self.fused else room.view(-1, self.channels, self.width)
+        products = torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=out)
+        if room is not None and out is not None:
+            return room
+        found = self._ordered(products).reshape(stop - start, -1)
+        return found if room is None else room.copy_(found)
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        """Formed gradients as they count: of the type of the layer, whatever they are added up in."""
+        if self.stored is not None:
+            return self.stored[start:stop]
+        rows = self._alone(start, stop)
+        return rows.double() if self.wide else rows
 
     def _ordered(self, products: Tensor) -> Tensor:
         """Products of patches, whose channels come last, in the order of what is fused."""
@@ -123,45 +145,47 @@ class PatchSum(Contribution):
 
     def _norms(self, scales: Tensor | None) -> Tensor:
         inputs, outputs, positions = self.width, self.channels, self.positions
-        entries = self.groups * inputs * outputs
         if scales is None and positions * positions * (inputs + outputs) <= PASS_COST * inputs * outputs:
             return self._ghost_norms()
-        few = scales is None or entries * self.left.element_size() <= CACHE_BYTES
-        room = few and self.space.fits(self.records * entries * self.left.element_size())
-        if self._each_by_itself():
-            return self._norms_of_each(scales, room)
-        if room:
-            return self._stored_norms(scales)
-        return self._piecewise_norms() if scales is None else self._scaled_norms(scales)
+        size = self.groups * inputs * outputs * self.left.element_size()
+        if scales is not None and size > CACHE_BYTES and not self._each_by_itself():
+            return self._scaled_norms(scales)
+        self.formed = scales is None or size <= CACHE_BYTES  # how many records there are has no say in it
+        return self._formed_norms(scales, self.formed and self.space.fits(self.records * size))
 
     def _each_by_itself(self) -> bool:
         """Whether every record's gradient is one call of torch's kernel; depends on nothing but the layer."""
         return self.by_kernel and self.work >= FOR_A_RECORD
 
-    def _norms_of_each(self, scales: Tensor | None, room: bool) -> Tensor:
+    def _formed_norms(self, scales: Tensor | None, room: bool) -> Tensor:
         """With the same guard whether they are stored or not: how many records there are must not change a norm."""
-        images = self.images
-        assert images is not None
-        planes = self._planes(images, 0, self.records)
-        with exact_convolutions():
-            self.stored = of_all_records(planes, images, self.cut) if room else None
-            if self.stored is not None:
-                self.space.beside += self.stored.numel() * self.stored.element_size()
-            elif room:
-                self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
-                for record, gradient in enumerate(of_each_record(planes, images, self.cut)):
-                    self.stored[record] = gradient.view(-1)
-            each: Any = of_each_record(planes, images, self.cut) if self.stored is None else self.stored
-            if scales is None and self.stored is not None:
-                norms = squared_norms_alone(self.stored)
-            else:
-                scale = 1.0 if scales is None else scales.view(1, -1)
-                norms = torch.cat([squared_norms_of(one.view(1, -1) * scale) for one in each])
+        whole = self._of_all() if room else None
+        if room:
+            entries = self.groups * self.channels * self.width
+            self.stored = self.space.take(self.left, self.records, entries) if whole is None else whole
+        norms = self.left.new_empty(self.records)
+        squared = squared_norms_alone if self._each_by_itself() else squared_norms_of
+        for start, stop in self._pieces():
+            place = None if self.stored is None else self.stored[start:stop]
+            rows = place if whole is not None and place is not None else self._alone(start, stop, place)
+            norms[start:stop] = squared(rows if scales is None else rows * scales.reshape(-1))
         norms.add_(self._guard(scales))
+        self.spreads = norms.sqrt() if self.formed else None
         if self.stored is not None:
-            self.squares, self.spreads = norms, norms.sqrt()
+            self.squares = norms
             self._let_go(norms)
         return norms
+
+    def _of_all(self) -> Tensor | None:
+        """The gradients of all records in one call of torch's kernel, or None."""
+        images = self.images
+        if images is None or not self._each_by_itself():
+            return None
+        with exact_convolutions():
+            found = of_all_records(self._planes(images, 0, self.records), images, self.cut)
+        if found is not None:
+            self.space.beside += found.numel() * found.element_size()
+        return found
 
     def _guard(self, scales: Tensor | None) -> Tensor:
         """What rounding may hide where norms and sums come from two products, of gradients whose entries are scaled.
@@ -186,28 +210,16 @@ class PatchSum(Contribution):
         if bool(norms.isfinite().all()):
             self.left, self.images = self.left.new_empty(0), None
 
-    def _stored_norms(self, scales: Tensor | None) -> Tensor:
-        self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
-        norms = self.left.new_empty(self.records)
-        for start, stop in self._pieces():
-            piece = self.stored[start:stop]
-            columns = self._columns(start, stop).flatten(0, 1)
-            torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=piece.view(-1, self.channels, self.width))
-            norms[start:stop] = squared_norms_of(piece if scales is None else piece * scales.reshape(-1))
-        norms.add_(self._guard(scales))
-        self.squares, self.spreads = norms, norms.sqrt()
-        self._let_go(norms)
-        return norms
-
     def _scaled_norms(self, scales: Tensor) -> Tensor:
-        """As many channels at a time as stay in cache."""
+        """As many channels at a time as stay in cache, of gradients that are too large to be formed at once."""
         norms = self._guard(scales)
         for start, stop in self._pieces():
             columns, left = self._columns(start, stop), self.left[start:stop]
             size = max(1, CACHE_BYTES // ((stop - start) * self.groups * self.width * left.element_size()))
             for first in range(0, self.channels, size):
-                part = torch.matmul(left[:, :, first : first + size], columns).mul_(scales[:, first : first + size])
-                norms[start:stop] += squared_norms_of(part)
+                some = left[:, :, first : first + size]
+                part = torch.bmm(some.flatten(0, 1), columns.flatten(0, 1)).view(*some.shape[:3], self.width)
+                norms[start:stop] += squared_norms_of(self._ordered(part) * scales[:, first : first + size])
         return norms
 
     def _ghost_norms(self) -> Tensor:
@@ -226,16 +238,8 @@ class PatchSum(Contribution):
             self.spreads[start:stop] = torch.linalg.vector_norm(spreads.view(stop - start, self.groups), dim=1)
         return norms
 
-    def _piecewise_norms(self) -> Tensor:
-        norms = self.left.new_empty(self.records)
-        for start, stop in self._pieces():
-            columns = self._columns(start, stop)
-            left = self.left[start:stop]
-            norms[start:stop] = squared_norms_of(torch.matmul(left, columns))
-        return norms.add_(self._guard(None))
-
     def chain(self, records: int) -> int:
-        if self.stored is not None:
+        if self.formed:
             return records
         together = min(records, self._together())
         return together * self.positions + -(-records // together)
@@ -252,6 +256,10 @@ class PatchSum(Contribution):
         found: Tensor = self.spreads
         return found
 
+    def lost(self) -> Tensor | None:
+        """Every number of the left side is in every entry; of the images, some may be in none."""
+        return None if self.images is None else not_finite(self.left)
+
     def chosen(self, where: Where) -> PatchSum:
         found = copy(self)
         if self.images is not None:
@@ -264,10 +272,11 @@ class PatchSum(Contribution):
         return found
 
     def widened(self) -> PatchSum:
-        """The patches are widened as they are written out."""
+        """The patches are widened as they are written out; what was formed before its norm was taken stays as it is."""
         found = copy(self)
-        found.by_kernel = False
-        found.left = self.left.double()
+        found.wide = True
+        if not self.formed:
+            found.by_kernel, found.left = False, self.left.double()
         found.stored, found.squares, found.spreads = (
             None if values is None else values.double() for values in (self.stored, self.squares, self.spreads)
         )
@@ -279,18 +288,21 @@ class PatchSum(Contribution):
 
     def summed(self, factors: Tensor) -> Tensor:
         """(groups, channels, width)"""
-        if self.stored is not None:
-            return (factors @ self.stored).view(self.groups, self.channels, self.width)
-        return self._products(factors, min(self.records, self._together()))
+        if not self.formed:
+            return self._products(factors, min(self.records, self._together()))
+        total = self.left.new_zeros(self.groups * self.channels * self.width, dtype=factors.dtype)
+        for start, stop in [(0, self.records)] if self.stored is not None else self._pieces():
+            total += factors[start:stop] @ self._rows(start, stop)
+        return total.view(self.groups, self.channels, self.width)
 
     def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
         total = self.summed_in_blocks(factors, size)
         return None if total is None else {"weight": self.as_weight(total)}
 
     def summed_in_blocks(self, factors: Tensor, size: int) -> Tensor | None:
-        if self.stored is None:
+        if not self.formed:
             return self._products(factors, size) if size <= self._together() else None
-        total = sum_in_blocks(factors, self.stored, size)
+        total = None if self.stored is None else sum_in_blocks(factors, self.stored, size)
         return None if total is None else total.view(self.groups, self.channels, self.width)
 
     def _products(self, factors: Tensor, size: int) -> Tensor:
@@ -348,7 +360,17 @@ class PatchSum(Contribution):
         return gradients.reshape(*rows, *self.cut.kernel, -1).movedim(-1, 2)
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
-        return {"weight": self._as_weight(self._gradients(start, stop))}
+        found = {"weight": self._rows(start, stop) if self.formed else self._alone(start, stop)}
+        if self.formed and self.wide and self.images is not None:
+            found = in_double(found, lambda lost: {"weight": self._anew(lost + start)})
+        shape = (-1, self.groups, self.channels, self.width)
+        return {"weight": self._as_weight(found["weight"].view(shape))}
+
+    def _anew(self, which: Tensor) -> Tensor:
+        """Formed in double precision from the beginning."""
+        found = self.chosen(which)
+        found.stored, found.by_kernel, found.left = None, False, found.left.double()
+        return found._alone(0, found.records)
 
 
 class WithBias(Contribution):
@@ -365,6 +387,9 @@ class WithBias(Contribution):
 
     def spread(self) -> Tensor:
         return torch.hypot(self.weight.spread(), self.bias.spread())
+
+    def lost(self) -> Tensor | None:
+        return self.weight.lost()
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         return self.weight.weighted(factors) | self.bias.weighted(factors)
