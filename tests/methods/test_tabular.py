@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from benchmarks import monotone, tables
 from confide import rules
 from confide.data.schema import Column, Schema
 from confide.data.table import Table
+from confide.methods._additive_state import Together
 from confide.methods.additive import Additive
 from confide.methods.tabular import Tabular
 from confide.models.calibrated import Calibrated
@@ -23,7 +25,7 @@ from confide.models.tabular import TabularNetwork, tabular
 from confide.posteriors.draws import Draws
 from confide.posteriors.files import load_posterior
 from confide.privacy.accountants import sound_epsilon
-from confide.running.checkpoint_files import Tensors, names_in, unpacked
+from confide.running.checkpoint_files import Tensors, names_in, unpacked_fields
 from confide.running.fit import make_problem
 from confide.sources.queries import Release
 from confide.workflow import odds, recalibrate
@@ -311,10 +313,27 @@ def test_states_are_kept_and_taken_up(tmp_path: Path) -> None:
     kept = Tensors(tmp_path)
     body = kept.packed(state)["fields"]
     tensors = {name: kept.read(name) for name in names_in(list(body.values()))}
-    back = {name: unpacked(value, tensors, getattr(state, name)) for name, value in body.items()}
+    back = unpacked_fields(body, tensors, state)
     assert type(back["effects"]) is type(state.effects)
     assert torch.equal(back["effects"].heights, state.effects.heights)
     assert torch.equal(back["descent"].first, state.descent.first)
+
+
+def test_states_that_come_to_be_during_a_run_are_taken_up(tmp_path: Path) -> None:
+    """Which columns move together is not known at the start: a run that was broken off after it could not go on."""
+    plan = confide.plan(delta=1e-4, records=100, steps=5, noise_multiplier=1.0, batch=20)
+    problem = make_problem(Tabular(), tabular((0, 0), 1, (3,)), Schema(records=100), plan, seed=0)
+    state = Tabular().init(problem)
+    assert state.effects.together is None
+    later = replace(state, effects=replace(state.effects, together=Together(torch.eye(3), 0.25)))
+    (tmp_path / "tensors").mkdir()
+    kept = Tensors(tmp_path)
+    body = kept.packed(later)["fields"]
+    tensors = {name: kept.read(name) for name in names_in(list(body.values()))}
+    back = unpacked_fields(body, tensors, state)["effects"].together
+    assert type(back) is Together
+    assert torch.equal(back.correlations, torch.eye(3))
+    assert back.doubt == 0.25
 
 
 def test_one_step_is_for_the_effects() -> None:

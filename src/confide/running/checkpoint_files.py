@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -111,7 +111,8 @@ def names_in(value: Any) -> Iterator[str]:
 
 
 def unpacked(value: Any, tensors: dict[str, Tensor], like: Any = None, device: torch.device = HOST) -> Any:
-    """The inverse of packing one value; `like` is the value at the start of a run, which says what states are in it.
+    """The inverse of packing one value; `like` is the value at the start of a run, which says what states are in it, or
+    the class of the state where there was none.
 
     device   of the run, which may be another one than it was begun on: what was not on the host goes there
     """
@@ -123,9 +124,31 @@ def unpacked(value: Any, tensors: dict[str, Tensor], like: Any = None, device: t
     if "float" in value:
         return float.fromhex(value["float"])
     if "state" in value:
-        members = value["state"].items()
-        return replace(like, **{name: unpacked(one, tensors, getattr(like, name), device) for name, one in members})
+        return unpacked_fields(value["state"], tensors, like, device, whole=True)
     return tuple(unpacked(member, tensors, None, device) for member in value["tuple"])
+
+
+def unpacked_fields(
+    values: dict[str, Any], tensors: dict[str, Tensor], like: Any, device: torch.device = HOST, *, whole: bool = False
+) -> Any:
+    """Some fields of a state that is `like` this one, or of this class, by their names; or, `whole`, the state."""
+    kind = like if isinstance(like, type) else type(like)
+    found = {}
+    for name, value in values.items():
+        before = None if like is kind else getattr(like, name)
+        if before is None and isinstance(value, dict) and "state" in value:  # it came to be during the run
+            before = _class_of_state(kind, name)
+        found[name] = unpacked(value, tensors, before, device)
+    if not whole:
+        return found
+    return kind(**found) if like is kind else replace(like, **found)
+
+
+def _class_of_state(kind: type, name: str) -> type:
+    """The one class of states that a field may hold, by its annotation."""
+    hint = get_type_hints(kind)[name]
+    (found,) = (one for one in (hint, *get_args(hint)) if isinstance(one, type) and is_dataclass(one))
+    return found
 
 
 def name_of(step: int) -> str:
@@ -145,8 +168,7 @@ def packed_state(tensors: Tensors, kept: Kept) -> dict[str, Any]:
 
 def unpacked_state(body: dict[str, Any], tensors: dict[str, Tensor], like: Any, device: torch.device) -> Kept:
     """The inverse; `like` is the state at the start of a run."""
-    packed = body["state"]["fields"].items()
-    values = {name: unpacked(value, tensors, getattr(like, name), device) for name, value in packed}
+    values = unpacked_fields(body["state"]["fields"], tensors, like, device)
     return Kept(int(body["step"]), type(like)(**values), tensors[body["position"]], tensors[body["generator"]])
 
 

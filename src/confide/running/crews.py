@@ -27,7 +27,7 @@ from confide.mechanism.plan import Plan
 from confide.methods.base import Method, Problem
 from confide.privacy.events import event_from_dict, event_to_dict
 from confide.privacy.ledger.book import VERSION
-from confide.running.checkpoint_files import Tensors, locked, unpacked
+from confide.running.checkpoint_files import Tensors, locked, unpacked_fields
 from confide.running.closing import closing_from_dict, closing_to_dict
 from confide.running.journal import Attempt, CheckpointPlace, Checkpoints, Journal, KeptJournal, fingerprint_of, journal
 from confide.sources.base import Part, Source, Stretch
@@ -115,9 +115,7 @@ def kept_alike(crew: Crew, problem: Problem, state: Any, last: bool = False) -> 
     problem.position.copy_(tensors[told["position"]])
     problem.generator.set_state(tensors[told["generator"]])
     device = problem.position.device
-    return replace(
-        state, **{name: unpacked(told["state"][name], tensors, old, device) for name, old in compared.items()}
-    )
+    return replace(state, **unpacked_fields(told["state"], tensors, state, device))
 
 
 def _add_code(code: Any, value: Any, left_out: Sequence[str]) -> None:
@@ -285,9 +283,7 @@ class FollowingJournal(Journal):
         if message.get("closed") is not None:
             self.kept = closing_from_dict(message["closed"], self.closing[0][0])
         if "state" in message:
-            packed = message["state"].items()
-            device = self.problem.position.device
-            values = {name: unpacked(value, tensors, getattr(self.state, name), device) for name, value in packed}
+            values = unpacked_fields(message["state"], tensors, self.state, self.problem.position.device)
             self.state = type(self.state)(**values)
             self.problem.position.copy_(tensors[message["position"]])
             self.problem.generator.set_state(tensors[message["generator"]])
