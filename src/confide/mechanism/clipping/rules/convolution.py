@@ -47,6 +47,9 @@ from confide.mechanism.clipping.rules.squares import (
     squared_norms_of,
     sum_in_blocks,
 )
+from confide.mechanism.clipping.rules.squares import (
+    products as products_of,
+)
 from confide.mechanism.clipping.workspace import Workspace
 
 # What may be written out for one product. Fewer records meet in one where rounding asks for it, and only there: small
@@ -107,7 +110,7 @@ class PatchSum(Contribution):
             return found if room is None else room.copy_(found)
         columns = self._columns(start, stop).flatten(0, 1)
         out = None if room is None or self.fused else room.view(-1, self.channels, self.width)
-        products = torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=out)
+        products = products_of(self.left[start:stop].flatten(0, 1), columns, out)
         if room is not None and out is not None:
             return room
         found = self._ordered(products).reshape(stop - start, -1)
@@ -218,7 +221,7 @@ class PatchSum(Contribution):
             size = max(1, CACHE_BYTES // ((stop - start) * self.groups * self.width * left.element_size()))
             for first in range(0, self.channels, size):
                 some = left[:, :, first : first + size]
-                part = torch.bmm(some.flatten(0, 1), columns.flatten(0, 1)).view(*some.shape[:3], self.width)
+                part = products_of(some.flatten(0, 1), columns.flatten(0, 1)).view(*some.shape[:3], self.width)
                 norms[start:stop] += squared_norms_of(self._ordered(part) * scales[:, first : first + size])
         return norms
 
@@ -230,7 +233,7 @@ class PatchSum(Contribution):
         for start, stop in self._pieces():
             left = self.left[start:stop].flatten(0, 1).transpose(1, 2)
             if by_pixels:
-                grams = torch.bmm(left, left.mT), gram_of_patches(self.images[start:stop], self.cut)
+                grams = products_of(left, left.mT), gram_of_patches(self.images[start:stop], self.cut)
                 each, spreads = norms_of_grams(*grams, (self.channels, self.width), slack)
             else:
                 each, spreads = ghost_norms(left, self._columns(start, stop).flatten(0, 1))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from confide.errors import UnclippableError
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, not_finite, rule_for
-from confide.mechanism.clipping.rules.squares import expanded, squared_norms_of
+from confide.mechanism.clipping.rules.squares import expanded, products, squared_norms_of
 
 # With more positions than this, adding up the rows of equal indices is cheaper than comparing all pairs.
 PAIRS = 32
@@ -32,7 +32,7 @@ class Rows(Contribution):
             return squared_norms_of(self.values)
         if self.index.shape[1] <= PAIRS:
             same = self.index.unsqueeze(2) == self.index.unsqueeze(1)
-            norms = (torch.bmm(self.values, self.values.transpose(1, 2)) * same).sum((1, 2)).clamp_(min=0)
+            norms = (products(self.values, self.values.transpose(1, 2)) * same).sum((1, 2)).clamp_(min=0)
             width = self.values.shape[2]
         else:
             norms, width = self._norms_by_row(), 0

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from confide.devices import HOST
 from confide.mechanism.clipping.rules.patches import Cut
+from confide.mechanism.clipping.rules.squares import products
 
 LINE = 64  # bytes
 # Multiply-adds of one record, from which on torch's kernel beats products of patches: one record in a call, or a batch.
@@ -137,7 +138,7 @@ def gram_of_patches(images: Tensor, cut: Cut) -> Tensor:
     space, positions = len(padding), output_space(images, cut)
     pixels = images.unflatten(1, (cut.groups, -1)).flatten(0, 1).flatten(2)
     margins = [margin for _ in range(2) for pad in reversed(padding) for margin in (pad, pad)]
-    pairs = _pad(torch.bmm(pixels.mT, pixels).unflatten(2, images.shape[2:]).unflatten(1, images.shape[2:]), margins)
+    pairs = _pad(products(pixels.mT, pixels).unflatten(2, images.shape[2:]).unflatten(1, images.shape[2:]), margins)
     total = pairs
     for axis in range(space):  # one axis after the other: a kernel of 3 x 3 takes six additions, not nine
         count, step, window = positions[axis], cut.stride[axis], cut.dilation[axis]

@@ -21,7 +21,7 @@ from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.formed import in_double
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, not_finite, rule_for
-from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
+from confide.mechanism.clipping.rules.squares import chunks, expanded, products, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
 # Storing per-record gradients and passing over them costs about this many multiply-adds per entry (measured on two
@@ -168,7 +168,7 @@ class OuterSum(Contribution):
 
     def _products_of_each(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
         """Every record's own product, (records, outputs, inputs): the same bits whoever else is in the call."""
-        return torch.bmm(self.left[start:stop].transpose(1, 2), self.right[start:stop], out=out)
+        return products(self.left[start:stop].transpose(1, 2), self.right[start:stop], out)
 
     def _ghost_norms(self) -> Tensor:
         size = 2 * self.left.shape[1] ** 2 * self.left.element_size()
@@ -235,7 +235,7 @@ class OuterSum(Contribution):
         return found if self.biases is None else found | {"bias": self.biases[start:stop]}
 
     def _anew(self, which: Tensor) -> dict[str, Tensor]:
-        return {"weight": torch.bmm(self.left[which].double().transpose(1, 2), self.right[which].double())}
+        return {"weight": products(self.left[which].double().transpose(1, 2), self.right[which].double())}
 
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
         return merge_outer_products(self, others)
@@ -252,8 +252,8 @@ def ghost_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     native = gram_norms(left, right, slack, precision.tiny)
     if native is not None:
         return native
-    gram_left = torch.bmm(left, left.transpose(1, 2))
-    gram_right = torch.bmm(right, right.transpose(1, 2))
+    gram_left = products(left, left.transpose(1, 2))
+    gram_right = products(right, right.transpose(1, 2))
     return norms_of_grams(gram_left, gram_right, (left.shape[2], right.shape[2]), slack)
 
 

@@ -48,6 +48,31 @@ def _one_squared_norm(row: Tensor, width: int) -> Tensor:
     return torch.stack([(piece * piece).sum() for piece in row.split(width)]).sum()
 
 
+def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """left[i] @ right[i] for every i, with the same bits however many others are in the call.
+
+    A call for one product is another one than for several, and fewer than there are threads may be shared out between
+    them, so that sums are in another order (seen with two threads, and with one for products with a vector). So there
+    are copies beside few of them, and large ones are always made one by one.
+    """
+    count, fewest = len(left), torch.get_num_threads() + 1
+    if left.shape[1] * right.shape[2] * left.element_size() > PIECE_BYTES:
+        found = left.new_empty(count, left.shape[1], right.shape[2]) if out is None else out
+        for one in range(count):
+            torch.mm(left[one], right[one], out=found[one])
+        return found
+    if count == 0 or count >= fewest:
+        return torch.bmm(left, right) if out is None else torch.bmm(left, right, out=out)
+    found = torch.bmm(*(_copies(side, count, fewest) for side in (left, right)))[:count]
+    return found if out is None else out.copy_(found)
+
+
+def _copies(side: Tensor, count: int, fewest: int) -> Tensor:
+    """With copies of the last matrix, each as it lies in memory: turned ones stay turned."""
+    where = torch.arange(fewest, device=side.device).clamp_(max=count - 1)
+    return side.mT[where].mT if side.stride(1) == 1 else side[where]
+
+
 def chunks(records: int, bytes_each: int, budget: int) -> Iterator[tuple[int, int]]:
     """Ranges of records whose per-record buffers of `bytes_each` stay within `budget`; at least one record."""
     size = max(1, min(records, budget // max(1, bytes_each)))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from confide.mechanism.clipping.factors import guard
@@ -19,7 +18,7 @@ from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.embedding import MeanFieldRows, Rows
 from confide.mechanism.clipping.rules.linear import OuterProduct, OuterSum, with_positions
 from confide.mechanism.clipping.rules.registry import Contribution
-from confide.mechanism.clipping.rules.squares import squared_norms_of
+from confide.mechanism.clipping.rules.squares import products, squared_norms_of
 
 
 def tied_norms(members: Sequence[Contribution], terms: int) -> Tensor | None:
@@ -45,5 +44,5 @@ def tied_norms(members: Sequence[Contribution], terms: int) -> Tensor | None:
 def crossed(rows: Rows, left: Tensor, right: Tensor) -> Tensor:
     """<A, E> for every record."""
     index = rows.index.unsqueeze(1).expand(-1, left.shape[1], -1)
-    products = torch.bmm(right, rows.values.transpose(1, 2))
-    return left.gather(2, index).mul_(products).sum(2).sum(1)
+    crossing = products(right, rows.values.transpose(1, 2))
+    return left.gather(2, index).mul_(crossing).sum(2).sum(1)
