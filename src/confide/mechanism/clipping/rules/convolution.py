@@ -95,8 +95,10 @@ class PatchSum(Contribution):
     def _piece_bytes(self) -> int:
         return min(self.space.budget, CACHE_BYTES)
 
-    def _pieces(self) -> Any:
-        return chunks(self.records, self._record_bytes(), self._piece_bytes())
+    def _pieces(self, formed: bool = False) -> Any:
+        """Of records whose patches, and gradients where these are formed, stay in the cache."""
+        each = self.groups * self.channels * self.width * self.left.element_size() if formed else 0
+        return chunks(self.records, max(each, self._record_bytes()), self._piece_bytes())
 
     def _alone(self, start: int, stop: int, room: Tensor | None = None) -> Tensor:
         """Gradients of some records, (records, entries), each with the bits that it has among any others."""
@@ -168,7 +170,7 @@ class PatchSum(Contribution):
             self.stored = self.space.take(self.left, self.records, entries) if whole is None else whole
         norms = self.left.new_empty(self.records)
         squared = squared_norms_alone if self._each_by_itself() else squared_norms_of
-        for start, stop in self._pieces():
+        for start, stop in self._pieces(formed=True):
             place = None if self.stored is None else self.stored[start:stop]
             rows = place if whole is not None and place is not None else self._alone(start, stop, place)
             norms[start:stop] = squared(rows if scales is None else rows * scales.reshape(-1))
@@ -294,7 +296,7 @@ class PatchSum(Contribution):
         if not self.formed:
             return self._products(factors, min(self.records, self._together()))
         total = self.left.new_zeros(self.groups * self.channels * self.width, dtype=factors.dtype)
-        for start, stop in [(0, self.records)] if self.stored is not None else self._pieces():
+        for start, stop in [(0, self.records)] if self.stored is not None else self._pieces(formed=True):
             total += factors[start:stop] @ self._rows(start, stop)
         return total.view(self.groups, self.channels, self.width)
 
