@@ -69,18 +69,20 @@ def add_certified(clusters: Sequence[Cluster], anatomy: Anatomy, bound: ClipAske
     factors, norms = factors_of(squares, total, anatomy, bound)
     # what every record's parts come to beside C once they are scaled, layer by layer and in all
     spreads = [cluster.spread() * factors[cluster.group] / bound.clip for cluster in clusters]
-    together = torch.stack([spread.to(norms.dtype).square() for spread in spreads]).sum(0) <= CANCELLING**2
+    # one after the other: a sum over a stack could round by a record's place, which must not decide who is apart
+    first, *rest = (spread.to(norms.dtype).square() for spread in spreads)
+    together = sum(rest, start=first) <= CANCELLING**2
     if bool(together.all()):  # false for what is not a number
         add_sums(clusters, factors, spreads, bound, views.parts)
         return norms
-    chosen, rest = (~together).nonzero().flatten(), together.nonzero().flatten()
+    chosen, others = (~together).nonzero().flatten(), together.nonzero().flatten()
     weights = None if bound.weights is None else bound.weights[chosen].double()
     alone = [cluster.chosen(chosen) for cluster in clusters]
     total, of_rows = sum_of_rows(alone, len(chosen), anatomy, bound, weights)
-    if len(rest):
-        factors = {group: values[rest] for group, values in factors.items()}
-        some = [cluster.chosen(rest) for cluster in clusters]
-        add_sums(some, factors, [spread[rest] for spread in spreads], bound, views_of(total, anatomy))
+    if len(others):
+        factors = {group: values[others] for group, values in factors.items()}
+        some = [cluster.chosen(others) for cluster in clusters]
+        add_sums(some, factors, [spread[others] for spread in spreads], bound, views_of(total, anatomy))
     views.out.add_(total)
     return norms.index_copy(0, chosen, of_rows.to(norms.dtype))
 
