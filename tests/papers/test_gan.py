@@ -14,7 +14,7 @@ from torch import Tensor
 
 from confide.papers.base import Context, PaperMeasure
 from confide.papers.dp_sgmcmc import gan, gan_networks, gan_table
-from confide.papers.dp_sgmcmc.gan import CLASSES, UNLABELLED, Digits, DigitsReader, GanSetting, discriminator_loss
+from confide.papers.dp_sgmcmc.gan import CLASSES, UNLABELLED, Digits, DigitsReader, DiscriminatorLoss, GanSetting
 from confide.papers.drawing import save_figure
 from confide.sources.queries import GradientQuery
 
@@ -38,8 +38,15 @@ def test_a_record_pays_for_its_class_and_for_being_real_at_once() -> None:
     with_fake = torch.cat([outputs, torch.zeros(4, 1)], 1).log_softmax(1)
     real = -with_fake[:, :CLASSES].logsumexp(1)
     own = F.cross_entropy(outputs, y.clamp(max=CLASSES - 1), reduction="none")
-    assert torch.allclose(discriminator_loss(outputs, y), real + torch.where(y < CLASSES, own, 0.0), atol=1e-5)
+    assert torch.allclose(DiscriminatorLoss()(outputs, y), real + torch.where(y < CLASSES, own, 0.0), atol=1e-5)
     assert torch.allclose(gan.fake_loss(outputs), -with_fake[:, CLASSES], atol=1e-5)
+
+
+def test_an_unlabelled_record_alone_pays_for_not_being_sure_of_a_class() -> None:
+    outputs = torch.stack([torch.zeros(CLASSES), torch.zeros(CLASSES), 50.0 * torch.eye(CLASSES)[2]])
+    y = torch.tensor([4, UNLABELLED, UNLABELLED])
+    more = DiscriminatorLoss(2.0)(outputs, y) - DiscriminatorLoss()(outputs, y)
+    assert torch.allclose(more, torch.tensor([0.0, 2 * math.log(CLASSES), 0.0]), atol=1e-5)
 
 
 def reader(labels_public: bool = False, epsilon: float | None = 1.0, setting: GanSetting = SMALL) -> DigitsReader:
@@ -80,7 +87,7 @@ class TestPrice:
             made = DigitsReader(replace(data, x=x), SMALL, 1.0, False, 1)
             made.whole = replace(made.whole, noise_multiplier=1e-9)
             paid = made.few.charge([(made.whole, 1)], "a test")
-            query = GradientQuery(network, discriminator_loss)
+            query = GradientQuery(network, DiscriminatorLoss(1.0))
             found.append(made.few.answer(query, made.whole, paid).sum)
         assert float((found[0] - found[1]).norm()) <= 2 * SMALL.clip * (1 + 1e-4)
 
@@ -207,7 +214,7 @@ class TestViews:
         x = self.pictures().repeat(40, 1)
         y = torch.arange(200) % CLASSES
         data = Digits(x, y, gan.labelled_rows(y, 2, 1), x, y, True)
-        run = gan.fitted(data, replace(SMALL, steps=4, batch=40, filters=(3, 4)), 1.0, seed=2, noise_seed=1)
+        run = gan.fitted(data, replace(SMALL, steps=4, batch=40, filters=(3, 4), sure=1.0), 1.0, seed=2, noise_seed=1)
         assert 0 < run.epsilon <= 1.0
         assert torch.isfinite(run.chances).all()
 

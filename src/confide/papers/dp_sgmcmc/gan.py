@@ -6,6 +6,10 @@ A discriminator has an output o_k for every class; a fake has the output 0. With
     labelled     log(1 + 1 / Z) - log(exp(o_y) / Z)  that it is real, and its class: one gradient, clipped once
     fake         log(1 + Z)                          of a generator: no record, so it joins in `tell` as the prior does
 
+and an unlabelled record may pay for not being sure of a class, whichever it is (Springenberg, ICLR 2016):
+
+    unlabelled   w H(o),  H the entropy of softmax(o)
+
 Generators are to make fakes that are taken for real, and whose mean features (the last hidden layer of a discriminator)
 are those of real records. That mean is read from records: it is a query of its own, and paid for. Chains of
 discriminators and of generators run side by side by SGHMC. Every discriminator asks for itself, so every chain pays.
@@ -66,6 +70,7 @@ class GanSetting:
     matched_every   steps between two queries for the mean features of real records
     rate, generator_rate   of SGHMC in units of a weight's usual gradient, at first; they fall linearly to a tenth
     clip, feature_clip     of a record's gradient and of its features, under privacy
+    sure            w of an unlabelled record, after the first third of the steps, in which it grows from nothing
     prior_scale     of a weight, over the root of the inputs of its unit
     kept            last part of the steps whose positions predict
     """
@@ -82,6 +87,7 @@ class GanSetting:
     friction: float = 0.5
     clip: float = 1.0
     feature_clip: float = 1.0
+    sure: float = 0.0
     prior_scale: float = 1.0
     kept: float = 0.3
 
@@ -113,11 +119,18 @@ class GanRun:
         return float((self.chances.argmax(1) == y).double().mean())
 
 
-def discriminator_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """One loss per record: that it is real, and for a labelled one its class with it."""
-    total = outputs.logsumexp(1)
-    own = outputs.gather(1, y.long().clamp(max=CLASSES - 1)[:, None])[:, 0]
-    return F.softplus(-total) + torch.where(y < CLASSES, total - own, torch.zeros_like(total))
+@dataclass
+class DiscriminatorLoss:
+    """One loss per record: that it is real, and its class with it, or `sure` times the entropy of its class."""
+
+    sure: float = 0.0
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        total = outputs.logsumexp(1)
+        own = outputs.gather(1, y.long().clamp(max=CLASSES - 1)[:, None])[:, 0]
+        logs = outputs - total[:, None]
+        entropy = -(logs.exp() * logs).sum(1)
+        return F.softplus(-total) + torch.where(y < CLASSES, total - own, self.sure * entropy)
 
 
 def fake_loss(outputs: Tensor) -> Tensor:
@@ -172,7 +185,7 @@ class DigitsReader:
     def __init__(
         self, data: Digits, setting: GanSetting, epsilon: float | None, labels_public: bool, seed: int | None
     ) -> None:
-        self.setting, self.labels_public = setting, labels_public
+        self.setting, self.labels_public, self.loss = setting, labels_public, DiscriminatorLoss()
         self.labelled = (data.x[data.labelled], data.y[data.labelled])
         others = torch.ones(len(data.x), dtype=torch.bool)
         others[data.labelled] = False
@@ -199,12 +212,12 @@ class DigitsReader:
 
     def gradient(self, network: nn.Sequential) -> tuple[Tensor, float]:
         """Of the mean loss over labelled records and that over the others, and the deviation of its noise."""
-        query = GradientQuery(network, discriminator_loss)
+        query = GradientQuery(network, self.loss)
         release = self.unlabelled.answer(query, self.drawn, self.receipt)
         found, variance = release.sum / release.expected_batch, (release.noise_std / release.expected_batch) ** 2
         if self.few_receipt is None:
             x, y = self.labelled
-            return found + _gradient(network, discriminator_loss(network(x), y).mean()), math.sqrt(variance)
+            return found + _gradient(network, self.loss(network(x), y).mean()), math.sqrt(variance)
         few = self.few.answer(query, self.whole, self.few_receipt)
         return found + few.sum / self.count, math.sqrt(variance + (few.noise_std / self.count) ** 2)
 
@@ -248,6 +261,7 @@ def fitted(
         chances, looks = torch.zeros(len(data.x_test), CLASSES), 0
         for step in range(setting.steps):
             share = 1 - 0.9 * step / setting.steps
+            reader.loss.sure = setting.sure * min(1.0, 3 * step / setting.steps)
             for judge in judges:
                 renew_view(judge.network)
                 _tell_judge(judge, makers, reader, share * setting.rate, len(data.x))

@@ -38,7 +38,7 @@ GanPart: TypeAlias = Literal["open", "private", "pixels"]
 # which two chains were worse than expected (docs/protocols.md).
 OPEN: dict[str, GanSetting] = {
     PIXELS: GanSetting(
-        chains=1, hidden=200, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3, filters=(16, 32)
+        chains=1, hidden=200, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3, filters=(16, 32), sure=1.0
     ),
     PARTS: GanSetting(chains=1, hidden=200, steps=4000, batch=100, rate=1.5e-3, generator_rate=1.5e-3),
 }
@@ -190,7 +190,7 @@ def _notes(given: dict[str, GanImages], context: Context) -> tuple[str, ...]:
                 f"{kind}, {name}: {_discriminators(one, images.x.shape[1])} and generators with two hidden layers of "
                 f"{one.hidden} from {one.latent} numbers, {_chains(one.chains)} of each, {one.steps} steps, Poisson "
                 f"batches of {one.batch}, mean features every {one.matched_every}, rates {one.rate:g} and "
-                f"{one.generator_rate:g}, friction {one.friction:g}"
+                f"{one.generator_rate:g}, friction {one.friction:g}{_sureness(one)}"
             )
     count = next(len(images.y) for images in given.values())
     return (
@@ -218,6 +218,10 @@ def _discriminators(one: GanSetting, inputs: int) -> str:
         f"hidden units, which see all pictures of a step under one public view (turned by up to {TURN:g}, shear "
         f"{SHEAR:g}, size {SCALE:g}, shift {SHIFT / 2:.2g} of the width)"
     )
+
+
+def _sureness(one: GanSetting) -> str:
+    return f", weight {one.sure:g} of the entropy of an unlabelled image's class" if one.sure else ""
 
 
 def _chains(count: int) -> str:
