@@ -3,9 +3,9 @@
     dW = sum over positions t of  g_t  patch_t^T
 
 with g_t the output gradient and patch_t the part of the padded input under the kernel. A transposed convolution
-exchanges the roles: the patches are cut from the output gradient and the input takes the place of g. Large layers go
-by torch's own kernel (`fused`). Elsewhere patches are strided views of a channels-last copy, made and written out a
-cache-sized piece at a time, never for the whole batch.
+exchanges the roles: the patches are cut from the output gradient and the input takes the place of g. Gradients of
+single records are made by a native kernel of ours, sums of large layers by torch's (`fused`). Elsewhere patches are
+strided views of a channels-last copy, made and written out a cache-sized piece at a time, never for the whole batch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide._native.patches import patch_gradients, patches_fit
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.fused import (
     FOR_A_BATCH,
-    FOR_A_RECORD,
     exact_convolutions,
     fewer_products,
     fusible,
     gram_of_patches,
-    of_all_records,
-    of_each_record,
     output_space,
     weight_gradient,
 )
@@ -42,7 +40,6 @@ from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense,
 from confide.mechanism.clipping.rules.squares import (
     chunks,
     expanded,
-    squared_norms_alone,
     squared_norms_of,
     sum_in_blocks,
 )
@@ -51,6 +48,9 @@ from confide.mechanism.clipping.workspace import Workspace
 # What may be written out for one product. Fewer records meet in one where rounding asks for it, and only there: small
 # weights then take many products in one call, large ones as few as will do, since adding those up is dear.
 PRODUCT_BYTES = 16 << 20
+# What storing an entry of a gradient costs where the native kernel makes it, in multiply-adds of Gram matrices of
+# patches (measured: on either side of 20 the one or the other is quicker).
+NATIVE_PASS_COST = 20
 
 
 class PatchSum(Contribution):
@@ -66,7 +66,9 @@ class PatchSum(Contribution):
         self.records, self.groups, self.channels, self.positions = left.shape
         self.width: int = math.prod(cut.kernel) * images.shape[1] // self.groups
         self.work = self.positions * self.groups * self.channels * self.width  # multiply-adds of one record
-        self.fused = self.by_kernel = self.work >= FOR_A_BATCH and fusible(images, cut)
+        self.native = cut.padding is not None and patches_fit(left, images, len(cut.kernel))
+        self.by_kernel = self.work >= FOR_A_BATCH and fusible(images, cut)
+        self.fused = self.native or self.by_kernel
         self.stored: Tensor | None = None
         self.squares: Tensor | None = None  # of what is stored
         self.spreads: Tensor | None = None  # as far as they are known
@@ -124,44 +126,44 @@ class PatchSum(Contribution):
     def _norms(self, scales: Tensor | None) -> Tensor:
         inputs, outputs, positions = self.width, self.channels, self.positions
         entries = self.groups * inputs * outputs
-        if scales is None and positions * positions * (inputs + outputs) <= PASS_COST * inputs * outputs:
+        pass_cost = NATIVE_PASS_COST if self.native else PASS_COST
+        if scales is None and positions * positions * (inputs + outputs) <= pass_cost * inputs * outputs:
             return self._ghost_norms()
         few = scales is None or entries * self.left.element_size() <= CACHE_BYTES
         room = few and self.space.fits(self.records * entries * self.left.element_size())
-        if self._each_by_itself():
-            return self._norms_of_each(scales, room)
+        if self.native:
+            return self._native_norms(scales, room)
         if room:
             return self._stored_norms(scales)
         return self._piecewise_norms() if scales is None else self._scaled_norms(scales)
 
-    def _each_by_itself(self) -> bool:
-        """Whether every record's gradient is one call of torch's kernel; depends on nothing but the layer."""
-        return self.by_kernel and self.work >= FOR_A_RECORD
-
-    def _norms_of_each(self, scales: Tensor | None, room: bool) -> Tensor:
+    def _native_norms(self, scales: Tensor | None, room: bool) -> Tensor:
         """With the same guard whether they are stored or not: how many records there are must not change a norm."""
-        images = self.images
-        assert images is not None
-        planes = self._planes(images, 0, self.records)
-        with exact_convolutions():
-            self.stored = of_all_records(planes, images, self.cut) if room else None
-            if self.stored is not None:
-                self.space.beside += self.stored.numel() * self.stored.element_size()
-            elif room:
-                self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
-                for record, gradient in enumerate(of_each_record(planes, images, self.cut)):
-                    self.stored[record] = gradient.view(-1)
-            each: Any = of_each_record(planes, images, self.cut) if self.stored is None else self.stored
-            if scales is None and self.stored is not None:
-                norms = squared_norms_alone(self.stored)
-            else:
-                scale = 1.0 if scales is None else scales.view(1, -1)
-                norms = torch.cat([squared_norms_of(one.view(1, -1) * scale) for one in each])
+        entries = self.groups * self.channels * self.width
+        if room:
+            self.stored = self.space.take(self.left, self.records, entries)
+        if scales is None:
+            norms = self._written(0, self.records, self.stored)
+        else:
+            norms = self.left.new_empty(self.records)
+            for start, stop in chunks(self.records, entries * self.left.element_size(), self._piece_bytes()):
+                each = self.left.new_empty(stop - start, entries) if self.stored is None else self.stored[start:stop]
+                self._written(start, stop, each)
+                norms[start:stop] = squared_norms_of(each * scales.reshape(1, -1))
         norms.add_(self._guard(scales))
-        if self.stored is not None:
+        if room:
             self.squares, self.spreads = norms, norms.sqrt()
             self._let_go(norms)
         return norms
+
+    def _written(self, start: int, stop: int, into: Tensor | None) -> Tensor:
+        """Squared norms of the gradients of some records, which the native kernel writes, or throws away."""
+        images, cut, padding = self.images, self.cut, self.cut.padding
+        assert images is not None
+        assert padding is not None
+        left, images = self.left[start:stop].flatten(1, 2), images[start:stop]
+        sizes = (cut.kernel, cut.stride, cut.dilation, padding)
+        return patch_gradients(left, images, sizes, self.groups, output_space(images, cut), into)
 
     def _guard(self, scales: Tensor | None) -> Tensor:
         """What rounding may hide where norms and sums come from two products, of gradients whose entries are scaled.
@@ -322,7 +324,7 @@ class PatchSum(Contribution):
                 part = weight_gradient(left, images[start:stop], self.cut)
             total = part if total is None else total.add_(part)
         assert total is not None
-        return total.view(self.groups, self.channels, self.width)
+        return total.reshape(self.groups, self.channels, self.width)
 
     def _some_products(self, factors: Tensor, start: int, stop: int, size: int) -> Tensor:
         """The sums of blocks of records: (blocks, groups, channels, width)."""
