@@ -164,12 +164,12 @@ def test_blocks_of_positions_are_those_of_whole_records() -> None:
         assert (weight == wanted - 2.0**24).all()
 
 
-def test_what_is_stored_or_in_double_precision_takes_the_other_way() -> None:
+def test_what_is_formed_or_in_double_precision_takes_the_other_way() -> None:
     layer = linear.OuterSum(torch.ones(4, 2, 30), torch.ones(4, 2, 40), False, space())
     weight = torch.zeros(30, 40)
-    layer.stored = torch.zeros(4, 1200)
+    layer.formed = True
     assert not layer.add_product(weight, None, torch.ones(4), 4)
-    layer.stored = None
+    layer.formed = False
     wide = layer.widened()
     assert not wide.add_onto({"weight": weight}, torch.ones(4).double(), 4)
     assert (weight == 0).all()

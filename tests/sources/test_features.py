@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,12 +106,32 @@ def test_no_record_sees_another() -> None:
     network, stores = last_layer(Mixing(), 2, 6), []
     from confide.sources.queries import GradientQuery, Origin
 
-    query = GradientQuery(network, nn.functional.cross_entropy, origin=Origin(None, None, None))
+    problem = SimpleNamespace(plan=SimpleNamespace(records=RECORDS))
+    query = GradientQuery(network, nn.functional.cross_entropy, origin=Origin(None, problem, None))
     for count in (RECORDS, RECORDS // 2):
         part = module_of_features.LastPart.of(query)
         assert part is not None
         stores.append(module_of_features.FeatureStore().rows(part, x[:count], torch.arange(RECORDS // 2)))
     assert torch.equal(stores[0], stores[1])
+
+
+def test_the_declared_number_of_records_says_whether_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as much room as the declared records need: one record more, and all would go through the whole network,
+    whose numbers round in another way."""
+    seen = []
+    before = module_of_features.FeatureStore.rows
+
+    def looked(self: Any, *given: Any) -> Any:
+        seen.append(found := before(self, *given))
+        return found
+
+    monkeypatch.setattr(module_of_features.FeatureStore, "rows", looked)
+    monkeypatch.setattr(module_of_features, "MOST_BYTES", RECORDS * 6 * 4)
+    (x, y) = records()
+    for more in (0, 1):
+        mean(Counting(), torch.cat([x, x[:more]]), torch.cat([y, y[:more]]), steps=2)
+    assert len(seen) == 4
+    assert all(found is not None for found in seen)
 
 
 def test_a_record_that_raises_counts_as_zero() -> None:

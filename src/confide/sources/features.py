@@ -23,7 +23,7 @@ from confide.errors import Refusal
 from confide.mechanism.clipping import isolated_rows
 from confide.mechanism.clipping.proven import listens
 from confide.models.networks import FeatureNetwork, LastLayerNetwork
-from confide.sources.prefix import Prefix, prefix_of
+from confide.sources.prefix import Prefix, plan_of, prefix_of
 from confide.sources.queries import GradientQuery, Query
 
 MOST_BYTES = 1 << 30
@@ -131,16 +131,18 @@ def _computed(row: Callable[[Any], Tensor], query: GradientQuery, x: Tree, width
 class FeatureStore:
     """What is known so far of the features of all records, for every backbone that is still in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: int = 1) -> None:
+        """Of each of so many processes that hold a part of the records."""
+        self._members = members
         self._kept: WeakKeyDictionary[nn.Module, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         self._prefix: Prefix | None = None  # of the network that was rehearsed last
 
-    def rehearsed(self, query: Query, x: Tree, records: int) -> Part | None:
-        """What can be kept of this network, looked at on made-up records `x`; so many records there are."""
+    def rehearsed(self, query: Query, x: Tree) -> Part | None:
+        """What can be kept of this network, looked at on made-up records `x`."""
         if isinstance(query, GradientQuery):
             self._prefix = prefix_of(query, x) if LastPart.of(query) is None else None
         found = self.part(query)
-        return found if found is not None and _has_room(found, records) else None
+        return found if found is not None and self._has_room(found) else None
 
     def part(self, query: Query) -> Part | None:
         """What can be kept of this network; nothing where it is not the one that was looked at, or has changed."""
@@ -149,13 +151,13 @@ class FeatureStore:
         return LastPart.of(query)
 
     def rows(self, part: Part, x: Tree, rows: Tensor, usable: Tensor | None = None) -> Tensor | None:
-        """The features of these records; None where those of all records would take too much room.
+        """The features of these records; None where those of the declared records would take too much room.
 
         Looking at what user code could write to takes long beside a few records: where some are new, others that are
         `usable` are computed with them.
         """
         records, dtype = trees.size_of(x), part.query.inputs
-        if not _has_room(part, records):
+        if not self._has_room(part):
             return None
         kept = self._kept.get(part.key)
         if kept is None or kept[0].dtype != dtype:
@@ -171,9 +173,14 @@ class FeatureStore:
         known[new] = True
         return features[rows]
 
-
-def _has_room(part: Part, records: int) -> bool:
-    return records * part.width * part.query.inputs.itemsize <= MOST_BYTES
+    def _has_room(self, part: Part) -> bool:
+        """By the planned number of records, a public one: what is kept rounds otherwise than the whole network, and one
+        record more than there is room for must not change how all others round."""
+        plan = plan_of(part.query)
+        if plan is None:
+            return False
+        records: int = -(-plan.records // self._members)
+        return records * part.width * part.query.inputs.itemsize <= MOST_BYTES
 
 
 def _altered(module: nn.Module) -> bool:

@@ -219,9 +219,14 @@ def prefix_of(query: Any, x: Tree) -> Prefix | None:
         return None
 
 
+def plan_of(query: GradientQuery) -> Any:
+    """Of the run that asks; None where nobody says what run that is."""
+    return getattr(getattr(query.origin, "problem", None), "plan", None)
+
+
 def _times_again(query: GradientQuery) -> float:
     """How often a record is used in the planned run after its first time, added up over all records."""
-    plan = getattr(getattr(query.origin, "problem", None), "plan", None)
+    plan = plan_of(query)
     if plan is None:
         return 0.0
     uses = sum(mechanism.rate * steps for mechanism, steps in plan.blocks)

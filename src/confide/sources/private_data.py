@@ -128,7 +128,7 @@ class PrivateData:
         self.__registered = self.__sketched = False
         self.seeded = seed is not None
         self.crew, self.assumptions = crew, tuple(vouched)
-        self.__features, self.__seen = features, FeatureStore()
+        self.__features, self.__seen = features, FeatureStore(crew.size)
         self.__targets = targets
         keep_out(features, targets, *(() if mapped else (x, y)))
         self.__weights, weighty = as_weights(weights, len(targets))
@@ -286,7 +286,7 @@ class PrivateData:
             y[-1] = self.schema.class_count - 1  # a network with too few outputs fails here, not at such a record
         trial = SampledGaussian(1.0, 1.0, 1.0, 2, "full-batch")
         total = torch.zeros(query.size, dtype=query.dtype, device=query.device)
-        part = self.__seen.rehearsed(query, x, trees.size_of(self.__features))
+        part = self.__seen.rehearsed(query, x)
         if part is not None:
             query, x = (
                 part.asked,

@@ -39,7 +39,8 @@ def patches(groups: int) -> PatchSum:
 
 def stored() -> PatchSum:
     found = patches(2)
-    found._stored_norms(None)
+    found.formed = True
+    found._formed_norms(None, True)
     return found
 
 
@@ -102,16 +103,3 @@ def test_how_many_records_fit_does_not_change_a_norm(shape: tuple[int, int]) -> 
 
 def dotted(output: Tensor, y: Tensor) -> Tensor:
     return (output * y).flatten(1).sum(1)
-
-
-def test_the_same_of_convolutions() -> None:
-    torch.manual_seed(0)
-    for mode in ("constant", "circular"):
-        layer: Any = nn.Conv2d(3, 4, 3, padding=1)
-        cut = Cut(layer, layer._reversed_padding_repeated_twice, mode)
-        images, left = torch.randn(RECORDS, 3, 9, 9), channel_groups(torch.randn(RECORDS, 4, 9, 9), 1)
-        scales = torch.rand(1, 4, 27)
-        found = PatchSum(left, images, cut, space())
-        assert torch.equal(found._piecewise_norms(), PatchSum(left, images, cut, space())._stored_norms(None))
-        scaled = PatchSum(left, images, cut, space())._stored_norms(scales)
-        torch.testing.assert_close(found._scaled_norms(scales), scaled, rtol=1e-6, atol=0)

@@ -72,8 +72,7 @@ def norms(inputs: int, outputs: int, size: int) -> list[Tensor]:
     found = []
     for room in (True, False):
         patches = sides(inputs, outputs, size, torch.float32, kernel_size=3)
-        assert patches.native
-        found.append(patches._native_norms(None, room))
+        found.append(patches._formed_norms(None, room))
     return found
 
 
@@ -89,13 +88,13 @@ def test_equal_records_have_equal_norms_wherever_they_stand(shape: tuple[int, in
 def test_norms_of_scaled_gradients_do_not_depend_on_room(monkeypatch: pytest.MonkeyPatch) -> None:
     scales = torch.linspace(0.1, 2.0, 6 * 4 * 9).view(1, 6, 36)
     kept, thrown_away = (sides(4, 6, 7, torch.float32, kernel_size=3) for _ in range(2))
-    found = kept._native_norms(scales, True)
+    found = kept._formed_norms(scales, True)
     assert kept.stored is not None
     wanted = (kept.stored.double() * scales.double().view(1, -1)).square().sum(1)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=0.0)  # what is added for rounding
     assert (found.double() >= wanted).all(), "never down"
     monkeypatch.setattr(convolution, "CACHE_BYTES", 1)
-    assert torch.equal(thrown_away._native_norms(scales, False), found)
+    assert torch.equal(thrown_away._formed_norms(scales, False), found)
 
 
 def test_no_shorter_format_whatever_was_set_outside() -> None:

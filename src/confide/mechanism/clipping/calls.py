@@ -106,6 +106,10 @@ class Cluster:
         first, *rest = (contribution.spread() for _, contribution in self.members)
         return sum(rest, start=first)
 
+    def lost(self) -> list[Tensor]:
+        """Whose gradients are surely no numbers, by every member that looks."""
+        return [found for _, contribution in self.members if (found := contribution.lost()) is not None]
+
     def chain(self, records: int) -> int:
         return sum(contribution.chain(records) for _, contribution in self.members) + len(self.members) - 1
 

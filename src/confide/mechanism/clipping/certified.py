@@ -166,6 +166,12 @@ def sum_of_rows(
     Their gradients are formed in full in double precision and clipped as rows, so that nothing depends on how their
     parts were rounded. A row that is not finite counts as zero. The sum and the norms come back, in double precision.
     """
+    lost = lost_records(clusters)
+    if lost is not None:  # of a network that runs away all records are, and forming them takes seconds each
+        some = (~lost).nonzero().flatten()
+        theirs = None if weights is None else weights[some]
+        found, norms = sum_of_rows([cluster.chosen(some) for cluster in clusters], len(some), anatomy, bound, theirs)
+        return found, norms.new_zeros(records).index_copy(0, some, norms)
     wide = [cluster.widened() for cluster in clusters]
     offsets = [0, *torch.tensor(anatomy.sizes).cumsum(0).tolist()]
     clip, style = shrunk(bound.clip, working_type(anatomy.parameters)), bound.style  # as for the others
@@ -189,6 +195,19 @@ def sum_of_rows(
             total.open.add_(torch.mv(rows.t(), row_factors(sizes, scale, clip, style) * each))
         total.added()
     return total.total(), norms
+
+
+def lost_records(clusters: Sequence[Cluster]) -> Tensor | None:
+    """Records whose rows would be no numbers, as one side of their products shows; None where there are none.
+
+    Not as norms or spreads show: those are no numbers too where single precision does not reach, of records whose rows
+    are numbers in double precision.
+    """
+    found = [lost for cluster in clusters for lost in cluster.lost()]
+    if not found:
+        return None
+    together = torch.stack(found).any(0)
+    return together if bool(together.any()) else None
 
 
 def columns_by_group(clusters: Sequence[Cluster], offsets: list[int]) -> list[Tensor]:

@@ -38,6 +38,7 @@ from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups
 from confide.mechanism.clipping.rules.embedding import MeanFieldRows, without_padding
+from confide.mechanism.clipping.rules.formed import in_double
 from confide.mechanism.clipping.rules.linear import OuterProduct, OuterSum, with_positions
 from confide.mechanism.clipping.rules.patches import Cut
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, rule_for
@@ -65,16 +66,25 @@ class Combined(Contribution):
         self.records = bases[0].records
         self.kept: dict[str, Tensor] | None = None
         self.squares: Tensor | None = None
+        self.wide = False
 
     def _weights(self, start: int, stop: int) -> dict[str, Tensor]:
+        """What was formed stays as it was (`formed`)."""
         if self.kept is not None:
-            return {name: values[start:stop] for name, values in self.kept.items()}
-        values = [base.dense(start, stop)["weight"] for base in self.bases]
+            found = {name: values[start:stop] for name, values in self.kept.items()}
+        else:
+            found = self._of_bases([base.dense(start, stop)["weight"] for base in self.bases])
+        return in_double(found, lambda lost: self._anew(lost + start)) if self.wide else found
+
+    def _of_bases(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         return {
             name: sum((values[base] if scale is None else values[base] * scale for base, scale in parts[1:]), first)
             for name, parts in self.terms.items()
             for first in [values[parts[0][0]] if parts[0][1] is None else values[parts[0][0]] * parts[0][1]]
         }
+
+    def _anew(self, which: Tensor) -> dict[str, Tensor]:
+        return self._of_bases([base.chosen(which).widened().dense(0, len(which))["weight"] for base in self.bases])
 
     def _pieces(self) -> list[tuple[int, int]]:
         entries = self.bases[0].dense(0, 1)["weight"]
@@ -113,7 +123,9 @@ class Combined(Contribution):
         return self._alike([base.chosen(where) for base in self.bases], lambda values: values[where])
 
     def widened(self) -> Contribution:
-        return self._alike([base.widened() for base in self.bases], Tensor.double)
+        found = self._alike(self.bases, Tensor.double)
+        found.wide = True
+        return found
 
     def _alike(self, bases: list[Contribution], change: Callable[[Tensor], Tensor]) -> Combined:
         found = copy(self)
@@ -352,6 +364,10 @@ class LocalOuterProducts(Combined):
     """One outer product per record for the mean and one, scaled by the variance, for the log variance."""
 
     exact = True
+
+    def widened(self) -> Contribution:
+        """Nothing is formed for its norm."""
+        return self._alike([base.widened() for base in self.bases], Tensor.double)
 
     def _weight_norms(self) -> Tensor:
         norms = self.bases[0].squared_norms()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from confide._native.patches import patch_gradients, patches_fit
 from confide.mechanism.clipping.rounding import lost_in_squares
+from confide.mechanism.clipping.rules.formed import in_double
 from confide.mechanism.clipping.rules.fused import (
     FOR_A_BATCH,
     exact_convolutions,
@@ -36,7 +37,7 @@ from confide.mechanism.clipping.rules.linear import (
     squared_sizes,
 )
 from confide.mechanism.clipping.rules.patches import Cut
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, not_finite, rule_for
 from confide.mechanism.clipping.rules.squares import (
     chunks,
     expanded,
@@ -57,7 +58,8 @@ class PatchSum(Contribution):
     """sum_t left_t patch_t^T per record and channel group.
 
     left (records, groups, channels, positions); images (records, channels, *space), of which patches are cut. What is
-    `fused` has the entries of a channel in the order of the weight, else the channels of the images come last.
+    `fused` has the entries of a channel in the order of the weight, else the channels of the images come last: formed
+    gradients, stored ones, scales and sums alike. What is `formed` for its norm counts as it was formed (`formed`).
     """
 
     def __init__(self, left: Tensor, images: Tensor, cut: Cut, space: Workspace) -> None:
@@ -69,6 +71,7 @@ class PatchSum(Contribution):
         self.native = cut.padding is not None and patches_fit(left, images, len(cut.kernel))
         self.by_kernel = self.work >= FOR_A_BATCH and fusible(images, cut)
         self.fused = self.native or self.by_kernel
+        self.formed = self.wide = False
         self.stored: Tensor | None = None
         self.squares: Tensor | None = None  # of what is stored
         self.spreads: Tensor | None = None  # as far as they are known
@@ -94,11 +97,27 @@ class PatchSum(Contribution):
     def _pieces(self) -> Any:
         return chunks(self.records, self._record_bytes(), self._piece_bytes())
 
-    def _gradients(self, start: int, stop: int) -> Tensor:
-        """(records, groups, channels, width)"""
-        if self.images is None and self.stored is not None:
-            return self.stored[start:stop].view(-1, self.groups, self.channels, self.width)
-        return self._ordered(torch.matmul(self.left[start:stop], self._columns(start, stop)))
+    def _alone(self, start: int, stop: int, room: Tensor | None = None) -> Tensor:
+        """Gradients of some records, (records, entries), each with the bits that it has among any others."""
+        if self.native:
+            entries = self.groups * self.channels * self.width
+            each = self.left.new_empty(stop - start, entries) if room is None else room
+            self._written(start, stop, each)
+            return each
+        columns = self._columns(start, stop).flatten(0, 1)
+        out = None if room is None or self.fused else room.view(-1, self.channels, self.width)
+        products = torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=out)
+        if room is not None and out is not None:
+            return room
+        found = self._ordered(products).reshape(stop - start, -1)
+        return found if room is None else room.copy_(found)
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        """Formed gradients as they count: of the type of the layer, whatever they are added up in."""
+        if self.stored is not None:
+            return self.stored[start:stop]
+        rows = self._alone(start, stop)
+        return rows.double() if self.wide else rows
 
     def _ordered(self, products: Tensor) -> Tensor:
         """Products of patches, whose channels come last, in the order of what is fused."""
@@ -125,34 +144,30 @@ class PatchSum(Contribution):
 
     def _norms(self, scales: Tensor | None) -> Tensor:
         inputs, outputs, positions = self.width, self.channels, self.positions
-        entries = self.groups * inputs * outputs
         pass_cost = NATIVE_PASS_COST if self.native else PASS_COST
         if scales is None and positions * positions * (inputs + outputs) <= pass_cost * inputs * outputs:
             return self._ghost_norms()
-        few = scales is None or entries * self.left.element_size() <= CACHE_BYTES
-        room = few and self.space.fits(self.records * entries * self.left.element_size())
-        if self.native:
-            return self._native_norms(scales, room)
-        if room:
-            return self._stored_norms(scales)
-        return self._piecewise_norms() if scales is None else self._scaled_norms(scales)
+        size = self.groups * inputs * outputs * self.left.element_size()
+        if scales is not None and size > CACHE_BYTES and not self.native:
+            return self._scaled_norms(scales)
+        self.formed = scales is None or size <= CACHE_BYTES  # how many records there are has no say in it
+        return self._formed_norms(scales, self.formed and self.space.fits(self.records * size))
 
-    def _native_norms(self, scales: Tensor | None, room: bool) -> Tensor:
+    def _formed_norms(self, scales: Tensor | None, room: bool) -> Tensor:
         """With the same guard whether they are stored or not: how many records there are must not change a norm."""
-        entries = self.groups * self.channels * self.width
         if room:
-            self.stored = self.space.take(self.left, self.records, entries)
-        if scales is None:
+            self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
+        if self.native and scales is None:
             norms = self._written(0, self.records, self.stored)
         else:
             norms = self.left.new_empty(self.records)
-            for start, stop in chunks(self.records, entries * self.left.element_size(), self._piece_bytes()):
-                each = self.left.new_empty(stop - start, entries) if self.stored is None else self.stored[start:stop]
-                self._written(start, stop, each)
-                norms[start:stop] = squared_norms_of(each * scales.reshape(1, -1))
+            for start, stop in self._pieces():
+                rows = self._alone(start, stop, None if self.stored is None else self.stored[start:stop])
+                norms[start:stop] = squared_norms_of(rows if scales is None else rows * scales.reshape(-1))
         norms.add_(self._guard(scales))
-        if room:
-            self.squares, self.spreads = norms, norms.sqrt()
+        self.spreads = norms.sqrt() if self.formed else None
+        if self.stored is not None:
+            self.squares = norms
             self._let_go(norms)
         return norms
 
@@ -188,28 +203,16 @@ class PatchSum(Contribution):
         if bool(norms.isfinite().all()):
             self.left, self.images = self.left.new_empty(0), None
 
-    def _stored_norms(self, scales: Tensor | None) -> Tensor:
-        self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
-        norms = self.left.new_empty(self.records)
-        for start, stop in self._pieces():
-            piece = self.stored[start:stop]
-            columns = self._columns(start, stop).flatten(0, 1)
-            torch.bmm(self.left[start:stop].flatten(0, 1), columns, out=piece.view(-1, self.channels, self.width))
-            norms[start:stop] = squared_norms_of(piece if scales is None else piece * scales.reshape(-1))
-        norms.add_(self._guard(scales))
-        self.squares, self.spreads = norms, norms.sqrt()
-        self._let_go(norms)
-        return norms
-
     def _scaled_norms(self, scales: Tensor) -> Tensor:
-        """As many channels at a time as stay in cache."""
+        """As many channels at a time as stay in cache, of gradients that are too large to be formed at once."""
         norms = self._guard(scales)
         for start, stop in self._pieces():
             columns, left = self._columns(start, stop), self.left[start:stop]
             size = max(1, CACHE_BYTES // ((stop - start) * self.groups * self.width * left.element_size()))
             for first in range(0, self.channels, size):
-                part = torch.matmul(left[:, :, first : first + size], columns).mul_(scales[:, first : first + size])
-                norms[start:stop] += squared_norms_of(part)
+                some = left[:, :, first : first + size]
+                part = torch.bmm(some.flatten(0, 1), columns.flatten(0, 1)).view(*some.shape[:3], self.width)
+                norms[start:stop] += squared_norms_of(self._ordered(part) * scales[:, first : first + size])
         return norms
 
     def _ghost_norms(self) -> Tensor:
@@ -228,16 +231,8 @@ class PatchSum(Contribution):
             self.spreads[start:stop] = torch.linalg.vector_norm(spreads.view(stop - start, self.groups), dim=1)
         return norms
 
-    def _piecewise_norms(self) -> Tensor:
-        norms = self.left.new_empty(self.records)
-        for start, stop in self._pieces():
-            columns = self._columns(start, stop)
-            left = self.left[start:stop]
-            norms[start:stop] = squared_norms_of(torch.matmul(left, columns))
-        return norms.add_(self._guard(None))
-
     def chain(self, records: int) -> int:
-        if self.stored is not None:
+        if self.formed:
             return records
         together = min(records, self._together())
         return together * self.positions + -(-records // together)
@@ -254,6 +249,10 @@ class PatchSum(Contribution):
         found: Tensor = self.spreads
         return found
 
+    def lost(self) -> Tensor | None:
+        """Every number of the left side is in every entry; of the images, some may be in none."""
+        return None if self.images is None else not_finite(self.left)
+
     def chosen(self, where: Where) -> PatchSum:
         found = copy(self)
         if self.images is not None:
@@ -266,10 +265,11 @@ class PatchSum(Contribution):
         return found
 
     def widened(self) -> PatchSum:
-        """The patches are widened as they are written out."""
+        """The patches are widened as they are written out; what was formed before its norm was taken stays as it is."""
         found = copy(self)
-        found.by_kernel = False
-        found.left = self.left.double()
+        found.wide = True
+        if not self.formed:
+            found.native, found.by_kernel, found.left = False, False, self.left.double()
         found.stored, found.squares, found.spreads = (
             None if values is None else values.double() for values in (self.stored, self.squares, self.spreads)
         )
@@ -281,18 +281,21 @@ class PatchSum(Contribution):
 
     def summed(self, factors: Tensor) -> Tensor:
         """(groups, channels, width)"""
-        if self.stored is not None:
-            return (factors @ self.stored).view(self.groups, self.channels, self.width)
-        return self._products(factors, min(self.records, self._together()))
+        if not self.formed:
+            return self._products(factors, min(self.records, self._together()))
+        total = self.left.new_zeros(self.groups * self.channels * self.width, dtype=factors.dtype)
+        for start, stop in [(0, self.records)] if self.stored is not None else self._pieces():
+            total += factors[start:stop] @ self._rows(start, stop)
+        return total.view(self.groups, self.channels, self.width)
 
     def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor] | None:
         total = self.summed_in_blocks(factors, size)
         return None if total is None else {"weight": self.as_weight(total)}
 
     def summed_in_blocks(self, factors: Tensor, size: int) -> Tensor | None:
-        if self.stored is None:
+        if not self.formed:
             return self._products(factors, size) if size <= self._together() else None
-        total = sum_in_blocks(factors, self.stored, size)
+        total = None if self.stored is None else sum_in_blocks(factors, self.stored, size)
         return None if total is None else total.view(self.groups, self.channels, self.width)
 
     def _products(self, factors: Tensor, size: int) -> Tensor:
@@ -350,7 +353,17 @@ class PatchSum(Contribution):
         return gradients.reshape(*rows, *self.cut.kernel, -1).movedim(-1, 2)
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
-        return {"weight": self._as_weight(self._gradients(start, stop))}
+        found = {"weight": self._rows(start, stop) if self.formed else self._alone(start, stop)}
+        if self.formed and self.wide and self.images is not None:
+            found = in_double(found, lambda lost: {"weight": self._anew(lost + start)})
+        shape = (-1, self.groups, self.channels, self.width)
+        return {"weight": self._as_weight(found["weight"].view(shape))}
+
+    def _anew(self, which: Tensor) -> Tensor:
+        """Formed in double precision from the beginning."""
+        found = self.chosen(which)
+        found.stored, found.native, found.by_kernel, found.left = None, False, False, found.left.double()
+        return found._alone(0, found.records)
 
 
 class WithBias(Contribution):
@@ -367,6 +380,9 @@ class WithBias(Contribution):
 
     def spread(self) -> Tensor:
         return torch.hypot(self.weight.spread(), self.bias.spread())
+
+    def lost(self) -> Tensor | None:
+        return self.weight.lost()
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         return self.weight.weighted(factors) | self.bias.weighted(factors)

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from confide.mechanism.clipping.rules.formed import in_double
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Rule, Where, find_rule
 from confide.mechanism.clipping.rules.squares import chunks, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
@@ -41,15 +42,24 @@ class DrawnGradients(Contribution):
         self.records = base.records
         self.kept: dict[str, Tensor] | None = None
         self.squares: Tensor | None = None
+        self.wide = False
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
+        """What was formed stays as it was (`formed`)."""
         if self.kept is not None:
-            return {name: values[start:stop] for name, values in self.kept.items()}
-        found = self.base.dense(start, stop)
+            found = {name: values[start:stop] for name, values in self.kept.items()}
+        else:
+            found = self._of_base(self.base.dense(start, stop))
+        return in_double(found, lambda lost: self._anew(lost + start)) if self.wide else found
+
+    def _of_base(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
             name: found[drawn_name(name)] * self.slopes[name] if name in self.slopes else found[drawn_name(name)]
             for name in self.wanted
         }
+
+    def _anew(self, which: Tensor) -> dict[str, Tensor]:
+        return self._of_base(self.base.chosen(which).widened().dense(0, len(which)))
 
     def _pieces(self) -> list[tuple[int, int]]:
         size = sum(value.numel() * value.element_size() for value in self.dense(0, 1).values())
@@ -68,6 +78,9 @@ class DrawnGradients(Contribution):
     def spread(self) -> Tensor:
         return self.squared_norms().sqrt()
 
+    def lost(self) -> Tensor | None:
+        return self.base.lost()
+
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         total: dict[str, Tensor] = {}
         for start, stop in self._pieces():
@@ -80,8 +93,8 @@ class DrawnGradients(Contribution):
         return self._alike(self.base.chosen(where), lambda values: values[where])
 
     def widened(self) -> Contribution:
-        found = self._alike(self.base.widened(), Tensor.double)
-        found.slopes = {name: slope.double() for name, slope in self.slopes.items()}
+        found = self._alike(self.base, Tensor.double)
+        found.wide = True
         return found
 
     def _alike(self, base: Contribution, change: Callable[[Tensor], Tensor]) -> DrawnGradients:

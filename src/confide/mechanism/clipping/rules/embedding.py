@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from confide.errors import UnclippableError
 from confide.mechanism.clipping.rounding import lost_in_squares
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, rule_for
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Where, not_finite, rule_for
 from confide.mechanism.clipping.rules.squares import expanded, squared_norms_of
 
 # With more positions than this, adding up the rows of equal indices is cheaper than comparing all pairs.
@@ -51,6 +51,9 @@ class Rows(Contribution):
 
     def spread(self) -> Tensor:
         return squared_norms_of(self.values.flatten(0, 1)).sqrt_().view(self.index.shape).sum(1)
+
+    def lost(self) -> Tensor | None:
+        return not_finite(self.values)
 
     def chain(self, records: int) -> int:
         """No more than the most frequent index has in all."""

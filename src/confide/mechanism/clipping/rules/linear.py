@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from confide._native.arithmetic import add_outer, gram_norms
 from confide.mechanism.clipping.factors import PRECISION, guard
 from confide.mechanism.clipping.rounding import lost_in_squares
-from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for
+from confide.mechanism.clipping.rules.formed import in_double
+from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, not_finite, rule_for
 from confide.mechanism.clipping.rules.squares import chunks, expanded, squared_norms_of
 from confide.mechanism.clipping.workspace import Workspace
 
@@ -58,6 +59,9 @@ class OuterProduct(Contribution):
 
     def spread(self) -> Tensor:
         return self.squared_norms().sqrt()
+
+    def lost(self) -> Tensor | None:
+        return not_finite(self.left)
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         left, right = self.left, self.right
@@ -107,17 +111,21 @@ class OuterProduct(Contribution):
 
 
 class OuterSum(Contribution):
-    """A sum of outer products per record: left (records, positions, outputs), right (records, positions, inputs)."""
+    """A sum of outer products per record: left (records, positions, outputs), right (records, positions, inputs).
+
+    Where its norm is that of a gradient that was `formed`, that gradient is what counts (`formed`).
+    """
 
     def __init__(self, left: Tensor, right: Tensor, bias: bool, space: Workspace) -> None:
         self.left, self.right, self.bias, self.space = left, right, bias, space
         self.records = left.shape[0]
         self.biases = left.sum(1) if bias else None
+        self.formed = self.wide = False
         self.stored: Tensor | None = None
         self.spreads: Tensor | None = None  # of the weight, as far as they are known
 
     def chain(self, records: int) -> int:
-        return records if self.stored is not None else records * self.left.shape[1]
+        return records if self.formed else records * self.left.shape[1]
 
     def spread(self) -> Tensor:
         if self.spreads is None:
@@ -125,41 +133,42 @@ class OuterSum(Contribution):
         found: Tensor = self.spreads
         return found if self.biases is None else (found.square() + squared_norms_of(self.biases)).sqrt_()
 
+    def lost(self) -> Tensor | None:
+        return not_finite(self.left)
+
     def squared_norms(self) -> Tensor:
         norms = self._weight_norms()
         return norms if self.biases is None else norms + squared_norms_of(self.biases)
 
     def _weight_norms(self) -> Tensor:
         """Choose by cost: store all outer sums, or position-by-position Gram matrices, or pieces thrown away."""
-        records, positions, outputs = self.left.shape
-        inputs = self.right.shape[2]
+        positions, outputs, inputs = *self.left.shape[1:], self.right.shape[2]
         entries = inputs * outputs
         stored_cost = (LARGE_PASS if entries > positions * (inputs + outputs) else PASS_COST) * entries
         if positions * positions * (inputs + outputs) <= stored_cost:
             return self._ghost_norms()
         size = entries * self.left.element_size()
-        if self.space.fits(records * size):
-            return self._stored_norms(size)
         if size <= self.space.budget:
-            return self._piecewise_norms(size)
+            return self._formed_norms(size)
         return self._ghost_norms()
 
-    def _stored_norms(self, size: int) -> Tensor:
-        """Form every record's gradient, squaring each piece while it is in cache.
-
-        With the guard of gradients that are thrown away: how many records fit must not change a norm.
-        """
+    def _formed_norms(self, size: int) -> Tensor:
+        """Form every record's gradient, squaring each piece while it is in cache; stored where all have room."""
         outputs, inputs = self.left.shape[2], self.right.shape[2]
-        self.stored = self.space.take(self.left, self.records, outputs * inputs)
+        self.formed = True
+        if self.space.fits(self.records * size):
+            self.stored = self.space.take(self.left, self.records, outputs * inputs)
         norms = self.left.new_empty(self.records)
         for start, stop in chunks(self.records, size, CACHE_BYTES):
-            piece = self.stored[start:stop]
-            left, right = self.left[start:stop], self.right[start:stop]
-            torch.bmm(left.transpose(1, 2), right, out=piece.view(-1, outputs, inputs))
-            norms[start:stop] = squared_norms_of(piece)
+            room = None if self.stored is None else self.stored[start:stop].view(-1, outputs, inputs)
+            norms[start:stop] = squared_norms_of(self._products_of_each(start, stop, room))
         norms.add_(rounding_guard(self.left, self.right, self.left.shape[1]))
         self.spreads = norms.sqrt()
         return norms
+
+    def _products_of_each(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Every record's own product, (records, outputs, inputs): the same bits whoever else is in the call."""
+        return torch.bmm(self.left[start:stop].transpose(1, 2), self.right[start:stop], out=out)
 
     def _ghost_norms(self) -> Tensor:
         size = 2 * self.left.shape[1] ** 2 * self.left.element_size()
@@ -168,18 +177,11 @@ class OuterSum(Contribution):
             norms[start:stop], self.spreads[start:stop] = ghost_norms(self.left[start:stop], self.right[start:stop])
         return norms
 
-    def _piecewise_norms(self, size: int) -> Tensor:
-        norms = self.left.new_empty(self.records)
-        for start, stop in chunks(self.records, size, min(self.space.budget, max(size, CACHE_BYTES))):
-            left, right = self.left[start:stop], self.right[start:stop]
-            norms[start:stop] = squared_norms_of(torch.bmm(left.transpose(1, 2), right))
-        return norms.add_(rounding_guard(self.left, self.right, self.left.shape[1]))
-
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         if self.stored is not None:
             weight = (factors @ self.stored.to(factors.dtype)).view(self.left.shape[2], self.right.shape[2])
         else:
-            weight = self._products(factors)
+            weight = self._sum_of_formed(factors) if self.formed else self._products(factors)
         return {"weight": weight} if self.biases is None else {"weight": weight, "bias": factors @ self.biases}
 
     def add_onto(self, places: dict[str, Tensor], factors: Tensor, size: int) -> bool:
@@ -189,7 +191,7 @@ class OuterSum(Contribution):
         self, weight: Tensor, bias: Tensor | None, factors: Tensor, size: int, turned: bool = False
     ) -> bool:
         """The same by the native kernel, to which every position is a record; onto a weight that may be `turned`."""
-        if self.stored is not None:
+        if self.formed:
             return False
         sides = [self.left.flatten(0, 1), self.right.flatten(0, 1)]
         left, right = sides[::-1] if turned else sides
@@ -205,16 +207,31 @@ class OuterSum(Contribution):
     def chosen(self, where: Where) -> Contribution:
         found = OuterSum(self.left[where], self.right[where], False, self.space)
         found.bias, found.biases = self.bias, None if self.biases is None else self.biases[where]
+        found.formed, found.wide = self.formed, self.wide
         found.stored = None if self.stored is None else self.stored[where]
         found.spreads = None if self.spreads is None else self.spreads[where]
         return found
 
     def widened(self) -> Contribution:
-        found = OuterSum(self.left.double(), self.right.double(), False, self.space)
+        found = OuterSum(*self._sides_for_sums(), False, self.space)
         # what was formed before its norm was taken stays as it is
         found.bias, found.biases = self.bias, None if self.biases is None else self.biases.double()
-        found.stored = None if self.stored is None else self.stored.double()
+        found.formed, found.wide = self.formed, True
+        found.stored, found.spreads = (
+            None if values is None else values.double() for values in (self.stored, self.spreads)
+        )
         return found
+
+    def _sides_for_sums(self) -> tuple[Tensor, Tensor]:
+        return (self.left, self.right) if self.formed else (self.left.double(), self.right.double())
+
+    def _sum_of_formed(self, factors: Tensor) -> Tensor:
+        """Gradients are formed once more, bit by bit as they were for their norms."""
+        weight = self.left.new_zeros(self.left.shape[2], self.right.shape[2], dtype=factors.dtype)
+        for start, stop in chunks(self.records, weight.numel() * self.left.element_size(), CACHE_BYTES):
+            each = self._products_of_each(start, stop).flatten(1).to(factors.dtype)
+            weight += (factors[start:stop] @ each).view_as(weight)
+        return weight
 
     def _products(self, factors: Tensor) -> Tensor:
         """One product over the positions of all records, the narrower side scaled, a piece that fits into the cache."""
@@ -232,10 +249,13 @@ class OuterSum(Contribution):
         return weight
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
-        weight = torch.bmm(self.left[start:stop].transpose(1, 2), self.right[start:stop])
-        if self.biases is None:
-            return {"weight": weight}
-        return {"weight": weight, "bias": self.biases[start:stop]}
+        found = {"weight": self._products_of_each(start, stop)}
+        if self.formed and self.wide:
+            found = in_double(found, lambda lost: self._anew(lost + start))
+        return found if self.biases is None else found | {"bias": self.biases[start:stop]}
+
+    def _anew(self, which: Tensor) -> dict[str, Tensor]:
+        return {"weight": torch.bmm(self.left[which].double().transpose(1, 2), self.right[which].double())}
 
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
         return merge_outer_products(self, others)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from confide.mechanism.clipping.rules.squares import squared_norms_of, sum_in_blocks
@@ -73,6 +74,10 @@ class Contribution(ABC):
     def spread(self) -> Tensor:
         """For every record the sum of the norms of the parts that `weighted` adds up: at least the gradient's norm."""
 
+    def lost(self) -> Tensor | None:
+        """Whose gradients are surely no numbers, as one side alone shows; None where nobody looks."""
+        return None
+
     def chain(self, records: int) -> int:
         """How many terms meet in one entry of `weighted`, at most, for so many of the records."""
         return records
@@ -108,6 +113,11 @@ class Contribution(ABC):
         return None
 
 
+def not_finite(values: Tensor) -> Tensor:
+    """Which records have something that is no number."""
+    return torch.isfinite(values).flatten(1).all(1).logical_not_()
+
+
 class Dense(Contribution):
     """Gradients held in full; right for parameters that are small beside the activations."""
 
@@ -121,6 +131,9 @@ class Dense(Contribution):
 
     def spread(self) -> Tensor:
         return self.squared_norms().sqrt_()
+
+    def lost(self) -> Tensor | None:
+        return torch.stack([not_finite(value) for value in self.values.values()]).any(0)
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         return {

@@ -38,13 +38,16 @@ class SlopedPatches(Contribution):
             return None
         return (self.slopes.square() + 1).sqrt_() if self.mean else self.slopes
 
+    def lost(self) -> Tensor | None:
+        return self.base.lost()
+
     def chain(self, records: int) -> int:
         return max(self.base.chain(records), records)
 
     def spread(self) -> Tensor:
         """Scaling entries after the sum changes their errors as it changes them."""
         squares = self.squared_norms()
-        if self.base.stored is not None:  # parts are whole gradients
+        if self.base.formed:  # parts are whole gradients
             return squares.sqrt()
         largest = 1.0 if self.slopes is None else float(self.slopes.abs().max())
         scale = (largest**2 + 1) ** 0.5 if self.mean else largest

@@ -27,6 +27,9 @@ class TransposedLayer(Contribution):
     def spread(self) -> Tensor:
         return self.ordinary.spread()
 
+    def lost(self) -> Tensor | None:
+        return self.ordinary.lost()
+
     def chain(self, records: int) -> int:
         return self.ordinary.chain(records)
 
