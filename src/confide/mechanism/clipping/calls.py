@@ -145,10 +145,11 @@ class Cluster:
         weight = slot.targets["weight"].view(views)
         if factors.dtype != weight.dtype:
             return False
-        both = self.space.take(weight, *weight.shape).zero_()
+        mark, both = self.space.used, self.space.take(weight, *weight.shape).zero_()
         both.index_copy_(0, *rows[0].sums(factors, size))
         places = {name: target.view(views) for name, target in slot.targets.items()} | {"weight": both}
         if not other.add_onto(places, factors, size):
+            self.space.used = mark
             return False
         weight.add_(both)
         return True
