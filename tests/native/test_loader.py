@@ -33,6 +33,7 @@ FAULTS = {
         "start < task.records; start += task.block",
         "start + task.block < task.records; start += task.block",
     ),
+    "patches": ("patches.cpp", "place += task.stride[1]", "place += 1"),
     "predict": ("prediction.cpp", "0.693359375f", "0.693f"),
     "digest": ("digest.cpp", "words + 4 * at", "words"),
     "lstm": ("recurrence.cpp", "(1.0f - turned[i] * turned[i])", "(1.0f - turned[i])"),
@@ -42,9 +43,9 @@ FAULTS = {
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A copy of the sources, with nothing built yet, in place of the real ones."""
-    for path in (build.HEADER, *build.SOURCES):
+    for path in (*build.HEADERS, *build.SOURCES):
         shutil.copy(path, tmp_path)
-    monkeypatch.setattr(build, "HEADER", tmp_path / build.HEADER.name)
+    monkeypatch.setattr(build, "HEADERS", tuple(tmp_path / path.name for path in build.HEADERS))
     monkeypatch.setattr(build, "SOURCES", tuple(tmp_path / name for name in build.NAMES))
     monkeypatch.setattr(build, "LIBRARY", tmp_path / build.LIBRARY.name)
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-O1"))  # compiles in half the time

@@ -134,3 +134,42 @@ def test_the_clipped_sum_takes_it_and_is_that_of_torch(monkeypatch: pytest.Monke
         monkeypatch.setattr(linear, "add_outer", lambda *_: False)
     assert all(50 < block < 600 for block in blocks[-2:])  # made-up records come first
     assert torch.allclose(*sums, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [3, 5])
+def test_positions_of_records_are_added_up_record_by_record(size: int, turned: bool) -> None:
+    """Five records of four positions, onto what is there: the product, of so many records in a block."""
+    generator = torch.Generator().manual_seed(size)
+    shapes = ((5, 4, 30), (5, 4, 26), (5,), (30, 26), (30,))
+    left, right, factors, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes)
+    layer = linear.OuterSum(left, right, True, space())
+    scaled = (left.double() * factors.double()[:, None, None]).flatten(0, 1)
+    wanted, wanted_bias = weight + scaled.t() @ right.double().flatten(0, 1), bias + scaled.sum(0)
+    onto = weight.t().contiguous() if turned else weight.clone()
+    assert layer.add_product(onto, bias, factors, size, turned)
+    found = onto.t() if turned else onto
+    assert torch.allclose(found.double(), wanted, atol=2e-5, rtol=0)
+    assert torch.allclose(bias.double(), wanted_bias, atol=2e-5, rtol=0)
+
+
+def test_blocks_of_positions_are_those_of_whole_records() -> None:
+    """Records of 2^24 and of ones: in a block of their own the ones meet first, and noise meets what comes of it."""
+    left = torch.ones(4, 2, 30)
+    left[0] = torch.tensor([2.0**24, 0.0])[:, None]
+    for size, wanted in ((4, 2.0**24), (1, 2.0**24 + 6)):
+        weight, bias = torch.full((30, 40), -(2.0**24)), torch.zeros(30)
+        layer = linear.OuterSum(left, torch.ones(4, 2, 40), True, space())
+        assert layer.add_product(weight, bias, torch.ones(4), size)
+        assert (weight == wanted - 2.0**24).all()
+
+
+def test_what_is_formed_or_in_double_precision_takes_the_other_way() -> None:
+    layer = linear.OuterSum(torch.ones(4, 2, 30), torch.ones(4, 2, 40), False, space())
+    weight = torch.zeros(30, 40)
+    layer.formed = True
+    assert not layer.add_product(weight, None, torch.ones(4), 4)
+    layer.formed = False
+    wide = layer.widened()
+    assert not wide.add_onto({"weight": weight}, torch.ones(4).double(), 4)
+    assert (weight == 0).all()

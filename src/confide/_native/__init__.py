@@ -2,7 +2,7 @@
 (`secure.cpp`), the arithmetic of clipped sums (`clipping.cpp`, behind `arithmetic`), of recurrent layers
 (`recurrence.cpp`, behind `recurrence`), of predictions (`prediction.cpp`, behind
 `confide.posteriors.prediction.native`) and codes of what lies in memory (`digest.cpp`, behind `digest`), in vectorised
-C++ with one header, `kernels.h`.
+C++ with two headers, `kernels.h` and `tiles.h`.
 
 The library is built at installation where a C++ compiler exists and opened by `loader` alone. Where it is missing, or
 must not be called, `kernel()` is None and the torch path does the same work.

@@ -21,9 +21,9 @@ from confide._native.threads import share
 THREAD_ENTRIES = 1 << 17  # so many weights are worth a thread
 THREAD_SQUARES = 1 << 20  # so many squares
 THREAD_PRODUCTS = 1 << 21  # and so many multiply-adds
-# Records and outputs of which the kernel of outer products is quicker than torch: the panels of more records do not
-# stay in the caches, and fewer outputs are not worth copying the inputs.
-OUTER_RECORDS, OUTER_OUTPUTS = 2048, 24
+# Records, or their positions, and outputs of which the kernel of outer products is quicker than torch: the panels of
+# more records do not stay in the caches, and fewer outputs are not worth copying the inputs.
+OUTER_RECORDS, OUTER_OUTPUTS = 8192, 24
 
 
 class Room(Protocol):

@@ -19,12 +19,13 @@ NAMES = (
     "secure.cpp",
     "clipping.cpp",
     "outer.cpp",
+    "patches.cpp",
     "prediction.cpp",
     "recurrence.cpp",
     "digest.cpp",
 )
 SOURCES = tuple(Path(__file__).with_name(name) for name in NAMES)
-HEADER = Path(__file__).with_name("kernels.h")
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("kernels.h", "tiles.h"))
 LIBRARY = Path(__file__).with_name("libconfide.so")
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 MARK = "confide sources "
@@ -33,7 +34,7 @@ MARK = "confide sources "
 
 def fingerprint() -> str:
     """The hash of the sources as they lie here, and of the flags: a library is called if it was made of just these."""
-    parts = [" ".join(FLAGS).encode(), *(path.read_bytes() for path in (HEADER, *SOURCES))]
+    parts = [" ".join(FLAGS).encode(), *(path.read_bytes() for path in (*HEADERS, *SOURCES))]
     return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 

@@ -45,6 +45,23 @@ struct OuterTask {
   float* room;
 };
 
+// The gradients of a convolution's weight for every record, and their squared norms. `outputs` and `channels` are those
+// of one group; pairs belong to the rows and the columns of images; `left` has an image's positions at even distances.
+// Gradients lie `out_stride` numbers apart: none, where they are thrown away.
+struct PatchTask {
+  std::int64_t records, groups, outputs, channels;
+  std::int64_t rows, columns, height, width;  // positions, and pixels
+  std::int64_t kernel[2], stride[2], dilation[2], padding[2];
+  const float* left;
+  std::int64_t left_record, left_channel, left_position;
+  const float* images;
+  std::int64_t image_record, image_channel, image_row, image_column;
+  float* out;
+  std::int64_t out_stride;
+  float* norms;
+  float* room;
+};
+
 // Where a layer's numbers stand in a draw; no bias is a negative place.
 struct PredictionLayer {
   std::int64_t outputs, inputs, weight, bias, activation;
@@ -99,6 +116,9 @@ void confide_add_rows(const float* const* rows, std::int64_t row_count, const fl
 
 std::int64_t confide_outer_room(const OuterTask* task);
 void confide_outer(const OuterTask* task);
+
+std::int64_t confide_patches_room(const PatchTask* task);
+void confide_patches(const PatchTask* task);
 
 void confide_predict(const PredictionTask* given);
 

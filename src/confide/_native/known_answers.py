@@ -31,6 +31,7 @@ def wrong_in(library: Any) -> str:
         "mean_field": _mean_field,
         "add_rows": _add_rows,
         "outer": _outer,
+        "patches": _patches,
         "predict": _predict,
         "lstm": _lstm,
         "digest": _digest,
@@ -250,6 +251,59 @@ def _outer(library: Any) -> bool:
     task.room = ctypes.addressof(room)
     library.confide_outer(ctypes.addressof(task))
     return _close(list(found), wanted, FLOAT)
+
+
+class PatchTask(ctypes.Structure):
+    """As in `kernels.h`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("records", "groups", "outputs", "channels")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "height", "width")),
+        *((name, ctypes.c_int64 * 2) for name in ("kernel", "stride", "dilation", "padding")),
+        ("left", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("left_record", "left_channel", "left_position")),
+        ("images", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("image_record", "image_channel", "image_row", "image_column")),
+        ("out", ctypes.c_void_p),
+        ("out_stride", ctypes.c_int64),
+        ("norms", ctypes.c_void_p),
+        ("room", ctypes.c_void_p),
+    )
+
+
+def _patches(library: Any) -> bool:
+    """Two records of one group with channels last, padded unevenly, steps of (1, 2): an edge on either side."""
+    outputs, channels, height, width, rows, columns = 9, 4, 5, 4, 5, 2
+    kernel, stride, padding = (3, 3), (1, 2), (1, 1)
+    positions, across = rows * columns, channels * kernel[0] * kernel[1]
+    left, images = _numbers(2 * positions * outputs), _numbers(2 * height * width * channels, 30)
+    wanted: list[float] = []
+    for record in range(2):
+        for o in range(outputs):
+            for entry in range(across):
+                c, y, x = entry // 9, entry // 3 % 3 - padding[0], entry % 3 - padding[1]
+                total = 0.0
+                for t in range(positions):
+                    row, column = t // columns * stride[0] + y, t % columns * stride[1] + x
+                    if 0 <= row < height and 0 <= column < width:
+                        pixel = images[((record * height + row) * width + column) * channels + c]
+                        total += left[(record * positions + t) * outputs + o] * pixel
+                wanted.append(total)
+    made = [(ctypes.c_float * len(values))(*values) for values in (left, images)]
+    found, norms = (ctypes.c_float * len(wanted))(), (ctypes.c_float * 2)()
+    task = PatchTask(2, 1, outputs, channels, rows, columns, height, width)
+    pairs = ((ctypes.c_int64 * 2)(*pair) for pair in (kernel, stride, (1, 1), padding))
+    task.kernel, task.stride, task.dilation, task.padding = pairs
+    task.left, task.images, task.out, task.norms = map(ctypes.addressof, (*made, found, norms))
+    task.left_record, task.left_channel, task.left_position = positions * outputs, 1, outputs
+    task.image_record, task.image_channel = height * width * channels, 1
+    task.image_row, task.image_column, task.out_stride = width * channels, channels, outputs * across
+    room = (ctypes.c_float * library.confide_patches_room(ctypes.addressof(task)))()
+    task.room = ctypes.addressof(room)
+    library.confide_patches(ctypes.addressof(task))
+    half = outputs * across
+    squares = [sum(value * value for value in wanted[start : start + half]) for start in (0, half)]
+    return _close(list(found), wanted, FLOAT) and _close(list(norms), squares, FLOAT)
 
 
 class PredictionLayer(ctypes.Structure):

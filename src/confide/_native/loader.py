@@ -38,6 +38,8 @@ FUNCTIONS: dict[str, tuple[list[Any], Any]] = {
     "confide_add_rows": ([_ADDRESS, _COUNT, _ADDRESS, _ADDRESS, _COUNT], None),
     "confide_outer_room": ([_ADDRESS], _COUNT),
     "confide_outer": ([_ADDRESS], None),
+    "confide_patches_room": ([_ADDRESS], _COUNT),
+    "confide_patches": ([_ADDRESS], None),
     "confide_predict": ([_ADDRESS], None),
     "confide_digest": ([_ADDRESS, _COUNT, _COUNT, _ADDRESS], ctypes.c_uint64),
     "confide_lstm": ([_COUNT] * 4 + [_ADDRESS] * 6, None),

@@ -9,28 +9,19 @@
 // and van de Geijn 2008, ACM TOMS 34) both sides are copied into panels first, in which a tile reads one number after
 // the other; a group of right panels and some left ones stay in the caches.
 
-#include "kernels.h"
-
 #include <algorithm>
+
+#include "tiles.h"
 
 namespace {
 
 // Numbers of right panels that are used for all outputs before the next, and of left panels for all of those.
 constexpr std::int64_t RIGHT_ROOM = 1 << 20, LEFT_ROOM = 1 << 17;
 
-template <int BYTES>
-struct Lanes {
-  typedef float Value __attribute__((vector_size(BYTES)));
-  typedef float Unaligned __attribute__((vector_size(BYTES), aligned(sizeof(float)), may_alias));
-  static constexpr int WIDTH = BYTES / sizeof(float);
-};
-
-// A tile has ROWS outputs and COLUMNS inputs, two vectors of them.
 template <int BYTES, int ROWS>
-struct Tiles {
-  using Value = typename Lanes<BYTES>::Value;
-  using Unaligned = typename Lanes<BYTES>::Unaligned;
-  static constexpr int WIDTH = Lanes<BYTES>::WIDTH, COLUMNS = 2 * WIDTH;
+struct Tiles : Tile<BYTES, ROWS> {
+  using this_tile = Tile<BYTES, ROWS>;
+  using this_tile::COLUMNS;
 
   static std::int64_t columns_at_once(const OuterTask& task) {
     const std::int64_t some = RIGHT_ROOM / task.records / COLUMNS, all = (task.inputs + COLUMNS - 1) / COLUMNS;
@@ -44,38 +35,6 @@ struct Tiles {
 
   static std::int64_t room(const OuterTask& task) {
     return task.records * (columns_at_once(task) + rows_at_once(task));
-  }
-
-  // The sum of one tile, added onto `into`, where rows begin `stride` numbers apart.
-  CONFIDE_VECTOR static inline __attribute__((always_inline)) void add(std::int64_t records, std::int64_t block,
-                                                                       const float* left, const float* right,
-                                                                       float* into, std::int64_t stride) {
-    Value before[ROWS][2] = {};
-    for (std::int64_t start = 0;; start += block) {
-      const std::int64_t stop = std::min(records, start + block);
-      Value sums[ROWS][2] = {};
-      for (std::int64_t record = start; record < stop; ++record, left += ROWS, right += COLUMNS) {
-        const Value first = *reinterpret_cast<const Unaligned*>(right);
-        const Value second = *reinterpret_cast<const Unaligned*>(right + WIDTH);
-#pragma GCC unroll 16
-        for (int row = 0; row < ROWS; ++row) {
-          const Value scale = left[row] - Value{};
-          sums[row][0] += scale * first;
-          sums[row][1] += scale * second;
-        }
-      }
-#pragma GCC unroll 16
-      for (int row = 0; row < ROWS; ++row) {
-        before[row][0] += sums[row][0];
-        before[row][1] += sums[row][1];
-      }
-      if (stop == records) break;
-    }
-    for (int row = 0; row < ROWS; ++row) {
-      Unaligned* place = reinterpret_cast<Unaligned*>(into + row * stride);
-      place[0] += before[row][0];
-      place[1] += before[row][1];
-    }
   }
 
   CONFIDE_VECTOR static inline __attribute__((always_inline)) void pack_right(const OuterTask& task, std::int64_t start,
@@ -133,11 +92,11 @@ struct Tiles {
       for (int i = 0; i < ROWS; ++i) {  // they are there when the sum is
         for (int j = 0; j < COLUMNS; j += 16) __builtin_prefetch(into + i * task.weight_stride + j, 1);
       }
-      add(task.records, task.block, left, right, into, task.weight_stride);
+      this_tile::add(task.records, task.block, left, right, into, task.weight_stride);
       return;
     }
     float found[ROWS * COLUMNS] = {};  // a tile at the edge
-    add(task.records, task.block, left, right, found, COLUMNS);
+    this_tile::add(task.records, task.block, left, right, found, COLUMNS);
     for (std::int64_t i = 0; i < std::min<std::int64_t>(ROWS, task.outputs - row); ++i) {
       for (std::int64_t j = 0; j < std::min<std::int64_t>(COLUMNS, task.inputs - column); ++j) {
         into[i * task.weight_stride + j] += found[i * COLUMNS + j];
@@ -171,9 +130,6 @@ using Usual = Tiles<32, 6>;  // 12 of 16 registers hold sums
 
 #if defined(__x86_64__)
 using Long = Tiles<64, 12>;  // 24 of 32
-
-// Zen 3 and 4 take two turns for a vector of 64 bytes and are quicker with 32.
-bool is_long() { return __builtin_cpu_supports("avx512f") && !__builtin_cpu_is("amdfam19h"); }
 
 __attribute__((target("avx512f,avx2,fma"))) void add_long(const OuterTask& task) { Long::all(task); }
 #endif

@@ -4,65 +4,58 @@
 // numbers that come and go between them take as long as the products. Every record is computed by itself, each number
 // as one sum in one order, whoever stands beside it. The caller asks `confide_supported` first.
 
-#include "kernels.h"
-
 #include <cmath>
+
+#include "tiles.h"
 
 namespace {
 
-typedef float Vector __attribute__((vector_size(32)));
-typedef float Unaligned __attribute__((vector_size(32), aligned(4), may_alias));
-constexpr std::int64_t WIDTH = 8, PANEL = 16;  // numbers of a vector; columns that are made side by side
-constexpr int ROWS = 6;                        // and rows: their sums and one row of two vectors fill the registers
+constexpr std::int64_t PANEL = 16;  // columns that are made side by side
 
 // onto (rows, PANEL) += from (rows, depth) times panel (depth, PANEL); or = where it is `fresh`
-template <int COUNT>
+template <int BYTES, int COUNT>
 CONFIDE_INLINE void tile(const float* from, std::int64_t from_stride, const float* panel, std::int64_t depth,
                          float* onto, std::int64_t onto_stride, bool fresh) {
-  Vector sums[COUNT][2] = {};
+  using Vector = typename Lanes<BYTES>::Value;
+  using Unaligned = typename Lanes<BYTES>::Unaligned;
+  constexpr int WIDTH = Lanes<BYTES>::WIDTH, VECTORS = PANEL / WIDTH;
+  Vector sums[COUNT][VECTORS] = {};
   if (!fresh) {
+#pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
-      for (int v = 0; v < 2; ++v) {
+      for (int v = 0; v < VECTORS; ++v) {
         sums[r][v] = *reinterpret_cast<const Unaligned*>(onto + r * onto_stride + v * WIDTH);
       }
     }
   }
   for (std::int64_t k = 0; k < depth; ++k, panel += PANEL) {
-    const Vector low = *reinterpret_cast<const Unaligned*>(panel);
-    const Vector high = *reinterpret_cast<const Unaligned*>(panel + WIDTH);
+    Vector row[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) row[v] = *reinterpret_cast<const Unaligned*>(panel + v * WIDTH);
+#pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
-      const float value = from[r * from_stride + k];
-      sums[r][0] += value * low;
-      sums[r][1] += value * high;
+      const Vector value = from[r * from_stride + k] - Vector{};
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] += value * row[v];
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < COUNT; ++r) {
-    for (int v = 0; v < 2; ++v) *reinterpret_cast<Unaligned*>(onto + r * onto_stride + v * WIDTH) = sums[r][v];
+    for (int v = 0; v < VECTORS; ++v) {
+      *reinterpret_cast<Unaligned*>(onto + r * onto_stride + v * WIDTH) = sums[r][v];
+    }
   }
 }
 
 // The same for the last columns, of which there are fewer: by way of a tile of their own.
-template <int COUNT>
+template <int BYTES, int COUNT>
 CONFIDE_INLINE void narrow_tile(const float* from, std::int64_t from_stride, const float* panel, std::int64_t depth,
                                 float* onto, std::int64_t onto_stride, std::int64_t width, bool fresh) {
   float room[COUNT * PANEL] = {};
   for (int r = 0; r < COUNT; ++r) {
     for (std::int64_t c = 0; c < width; ++c) room[r * PANEL + c] = onto[r * onto_stride + c];
   }
-  tile<COUNT>(from, from_stride, panel, depth, room, PANEL, fresh);
+  tile<BYTES, COUNT>(from, from_stride, panel, depth, room, PANEL, fresh);
   for (int r = 0; r < COUNT; ++r) {
     for (std::int64_t c = 0; c < width; ++c) onto[r * onto_stride + c] = room[r * PANEL + c];
-  }
-}
-
-template <int COUNT>
-CONFIDE_VECTOR __attribute__((noinline)) void some_rows(const float* from, std::int64_t from_stride,
-                                                        const float* panel, std::int64_t depth, float* onto,
-                                                        std::int64_t onto_stride, std::int64_t width, bool fresh) {
-  if (width >= PANEL) {
-    tile<COUNT>(from, from_stride, panel, depth, onto, onto_stride, fresh);
-  } else {
-    narrow_tile<COUNT>(from, from_stride, panel, depth, onto, onto_stride, width, fresh);
   }
 }
 
@@ -72,23 +65,48 @@ struct Rows {
   std::int64_t from_stride, onto_stride;
 };
 
+// COUNT rows, or as many as are left
+template <int BYTES, int COUNT>
+CONFIDE_INLINE void some_rows(std::int64_t left, Rows at, const float* panel, std::int64_t depth, std::int64_t width,
+                              bool fresh) {
+  if constexpr (COUNT > 1) {
+    if (left < COUNT) return some_rows<BYTES, COUNT - 1>(left, at, panel, depth, width, fresh);
+  }
+  if (width >= PANEL) {
+    tile<BYTES, COUNT>(at.from, at.from_stride, panel, depth, at.onto, at.onto_stride, fresh);
+  } else {
+    narrow_tile<BYTES, COUNT>(at.from, at.from_stride, panel, depth, at.onto, at.onto_stride, width, fresh);
+  }
+}
+
 // `packed` has PANEL columns after the other, each (depth, PANEL), the last filled up with zeros.
-CONFIDE_VECTOR void add_products(std::int64_t rows, Rows at, const float* packed, std::int64_t depth,
-                                 std::int64_t columns, bool fresh) {
+template <int BYTES, int ROWS>
+CONFIDE_INLINE void add_by(std::int64_t rows, Rows at, const float* packed, std::int64_t depth, std::int64_t columns,
+                           bool fresh) {
   for (std::int64_t column = 0; column < columns; column += PANEL, packed += depth * PANEL) {
-    const float* from = at.from;
-    float* onto = at.onto + column;
-    for (std::int64_t row = 0; row < rows; row += ROWS, from += ROWS * at.from_stride, onto += ROWS * at.onto_stride) {
-      switch (rows - row) {
-        case 1: some_rows<1>(from, at.from_stride, packed, depth, onto, at.onto_stride, columns - column, fresh); break;
-        case 2: some_rows<2>(from, at.from_stride, packed, depth, onto, at.onto_stride, columns - column, fresh); break;
-        case 3: some_rows<3>(from, at.from_stride, packed, depth, onto, at.onto_stride, columns - column, fresh); break;
-        case 4: some_rows<4>(from, at.from_stride, packed, depth, onto, at.onto_stride, columns - column, fresh); break;
-        case 5: some_rows<5>(from, at.from_stride, packed, depth, onto, at.onto_stride, columns - column, fresh); break;
-        default: some_rows<6>(from, at.from_stride, packed, depth, onto, at.onto_stride, columns - column, fresh);
-      }
+    Rows here{at.from, at.onto + column, at.from_stride, at.onto_stride};
+    for (std::int64_t row = 0; row < rows; row += ROWS) {
+      some_rows<BYTES, ROWS>(rows - row, here, packed, depth, columns - column, fresh);
+      here.from += ROWS * at.from_stride;
+      here.onto += ROWS * at.onto_stride;
     }
   }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f,avx2,fma"), noinline)) void add_long(std::int64_t rows, Rows at, const float* packed,
+                                                                    std::int64_t depth, std::int64_t columns,
+                                                                    bool fresh) {
+  add_by<64, 12>(rows, at, packed, depth, columns, fresh);
+}
+#endif
+
+CONFIDE_VECTOR __attribute__((noinline)) void add_products(std::int64_t rows, Rows at, const float* packed,
+                                                           std::int64_t depth, std::int64_t columns, bool fresh) {
+#if defined(__x86_64__)
+  if (is_long()) return add_long(rows, at, packed, depth, columns, fresh);
+#endif
+  add_by<32, 6>(rows, at, packed, depth, columns, fresh);
 }
 
 CONFIDE_INLINE float as_float(std::int32_t bits) {

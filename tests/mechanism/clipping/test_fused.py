@@ -1,4 +1,4 @@
-"""Convolutions by torch's own kernel: exact, and a record's gradient the same whoever else is in the batch."""
+"""Convolutions by torch's own kernel and by ours: exact, and a record's norm the same whoever else is in the batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from confide._native.loader import library
 from confide.mechanism.clipping.rules import convolution, fused
 from confide.mechanism.clipping.rules.convolution import PatchSum, channel_groups
 from confide.mechanism.clipping.rules.patches import Cut
@@ -26,7 +27,6 @@ RECORDS = 6
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """However small a layer is, and in double precision too."""
-    monkeypatch.setattr(convolution, "FOR_A_RECORD", 0)
     monkeypatch.setattr(convolution, "FOR_A_BATCH", 0)
     monkeypatch.setattr(fused, "TYPES", (torch.float32, torch.float64))
 
@@ -76,7 +76,7 @@ def norms(inputs: int, outputs: int, size: int) -> list[Tensor]:
     return found
 
 
-@pytest.mark.usefixtures("everywhere")
+@pytest.mark.skipif(library() is None, reason="no native library")
 @pytest.mark.parametrize("shape", ODD)
 def test_equal_records_have_equal_norms_wherever_they_stand(shape: tuple[int, int, int]) -> None:
     stored, thrown_away = norms(*shape)
@@ -84,23 +84,17 @@ def test_equal_records_have_equal_norms_wherever_they_stand(shape: tuple[int, in
     assert torch.equal(stored, thrown_away)
 
 
-def test_every_record_is_read_from_the_beginning_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of 3 x 11 x 12 numbers begin at other places: read where they lie, a kernel may add up otherwise."""
-    seen: list[int] = []
-
-    def read(left: Tensor, images: Tensor, cut: Cut) -> Tensor:
-        seen.extend(side.data_ptr() % fused.LINE for side in (left, images))
-        return torch.zeros(())
-
-    monkeypatch.setattr(fused, "weight_gradient", read)
-    patches = sides(3, 2, 11, torch.float32, kernel_size=3)
-    assert patches.images is not None
-    planes = patches._planes(patches.images, 0, RECORDS)
-    list(fused.of_each_record(planes, patches.images, patches.cut))
-    assert seen == [0] * 2 * RECORDS
-    monkeypatch.setattr(fused, "_aligned", lambda values: True)
-    list(fused.of_each_record(planes, patches.images, patches.cut))
-    assert set(seen) != {0}
+@pytest.mark.skipif(library() is None, reason="no native library")
+def test_norms_of_scaled_gradients_do_not_depend_on_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales = torch.linspace(0.1, 2.0, 6 * 4 * 9).view(1, 6, 36)
+    kept, thrown_away = (sides(4, 6, 7, torch.float32, kernel_size=3) for _ in range(2))
+    found = kept._formed_norms(scales, True)
+    assert kept.stored is not None
+    wanted = (kept.stored.double() * scales.double().view(1, -1)).square().sum(1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=0.0)  # what is added for rounding
+    assert (found.double() >= wanted).all(), "never down"
+    monkeypatch.setattr(convolution, "CACHE_BYTES", 1)
+    assert torch.equal(thrown_away._formed_norms(scales, False), found)
 
 
 def test_no_shorter_format_whatever_was_set_outside() -> None:
@@ -113,21 +107,3 @@ def test_no_shorter_format_whatever_was_set_outside() -> None:
         assert backend.conv.fp32_precision == "bf16"
     finally:
         backend.conv.fp32_precision = before
-
-
-@pytest.mark.parametrize("options", [{"padding": 1}, {"stride": 2, "padding": 1}, {"groups": 2, "dilation": 2}])
-def test_all_records_in_one_call_have_the_bits_of_each_alone(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patches = sides(16, 16, 16, torch.float32, kernel_size=3, **options)
-    assert patches.images is not None
-    planes = patches._planes(patches.images, 0, RECORDS).contiguous()
-    found = fused.of_all_records(planes, patches.images, patches.cut)
-    if found is not None:  # a processor on which it is otherwise takes them one by one
-        alone = torch.stack([one.flatten() for one in fused.of_each_record(planes, patches.images, patches.cut)])
-        assert torch.equal(found, alone)
-    fused._same_together.cache_clear()
-    whole = fused._together
-    monkeypatch.setattr(fused, "_together", lambda *given: whole(*given) * (1 + 2**-23))
-    assert fused.of_all_records(planes, patches.images, patches.cut) is None, "one bit more, and it is not taken"
-    fused._same_together.cache_clear()

@@ -98,7 +98,10 @@ class Examined:
 
 @dataclass
 class Anatomy:
-    """The slots of a module, its trainable parameters in order, and what was learnt of its calls."""
+    """The slots of a module, its trainable parameters in order, and what was learnt of its calls.
+
+    `pooled`: it takes maxima of images
+    """
 
     parameters: list[nn.Parameter]
     slots: list[Slot]
@@ -106,6 +109,7 @@ class Anatomy:
     signature: list[Any]
     draws: int
     escaped: frozenset[int]
+    pooled: bool = False
     examined: dict[Any, Examined] = field(default_factory=dict)
     parts: dict[Any, Slot] = field(default_factory=dict)
 
@@ -161,7 +165,8 @@ def anatomy_of(module: nn.Module, escaped: frozenset[int] = frozenset()) -> Anat
         targets = {"value": Target(position)}
         slots.append(Slot(weakref.ref(module), None, targets, groups[position], copied=True))
     count = len(set(groups.values()))
-    return Anatomy(parameters, slots, count, signature_of(module), _draws(module), escaped)
+    pooled = any(type(layer) is nn.MaxPool2d for layer in module.modules())
+    return Anatomy(parameters, slots, count, signature_of(module), _draws(module), escaped, pooled)
 
 
 def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from confide.data.trees import map_tensors, tensors_in
 from confide.mechanism.clipping.anatomy import Anatomy, Slot, Target
 from confide.mechanism.clipping.rounding import ROWS, Tally, lost_in_squares
+from confide.mechanism.clipping.rules.embedding import Rows
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Rule, Where
 from confide.mechanism.clipping.rules.squares import chunks, full_precision, squared_norms_of
 from confide.mechanism.clipping.rules.tied import tied_norms
@@ -128,11 +129,30 @@ class Cluster:
         self.space.used = mark
 
     def _added_at_once(self, factors: Tensor, views: list[Tensor], size: int) -> bool:
-        """Whether the only member has added its sum, in one pass over the parameters."""
+        """Whether the sum was added in one pass over the parameters: of the only member, or of a table that is also
+        the weight of a linear layer, by way of one buffer in which both meet."""
         if len(self.members) > 1:
-            return False
+            return self._added_tied(factors, views, size)
         slot, contribution = self.members[0]
         return contribution.add_onto({n: t.view(views) for n, t in slot.targets.items()}, factors, size)
+
+    def _added_tied(self, factors: Tensor, views: list[Tensor], size: int) -> bool:
+        rows = [one for _, one in self.members if type(one) is Rows]
+        others = [(slot, one) for slot, one in self.members if type(one) is not Rows]
+        if len(rows) != 1 or len(others) != 1 or not self._share_a_weight():
+            return False
+        slot, other = others[0]
+        weight = slot.targets["weight"].view(views)
+        if factors.dtype != weight.dtype:
+            return False
+        mark, both = self.space.used, self.space.take(weight, *weight.shape).zero_()
+        both.index_copy_(0, *rows[0].sums(factors, size))
+        places = {name: target.view(views) for name, target in slot.targets.items()} | {"weight": both}
+        if not other.add_onto(places, factors, size):
+            self.space.used = mark
+            return False
+        weight.add_(both)
+        return True
 
     def _in_blocks(self, contribution: Contribution, factors: Tensor, size: int) -> dict[str, Tensor]:
         """The weighted sum of one member, at most `size` records in one product."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from confide.data.trees import Tree, called, map_tensors, size_of
+from confide.devices import HOST
 from confide.errors import Refusal
 from confide.layers.bayesian import observed
 from confide.mechanism.clipping.anatomy import Anatomy
@@ -37,11 +38,26 @@ def folded(tree: Any, draws: int) -> Any:
     return tree if draws == 1 else map_tensors(lambda tensor: torch.cat([tensor] * draws), tree)
 
 
+def laid_out(anatomy: Anatomy, x: Inputs) -> Inputs:
+    """Images of a network that takes maxima of them, with their channels side by side: of planes that lie apart, torch
+    takes them one by one on the host, which lasts longer than all convolutions. The layers that see it are torch's."""
+    if not anatomy.pooled or anatomy.bayesian or not isinstance(x, Tensor) or x.dim() != 4:
+        return x
+    if x.device != HOST or x.dtype != torch.float32 or x.requires_grad:
+        return x
+    channels, height, width = x.shape[1:]
+    strides = (channels * height * width, 1, width * channels, channels)  # said of a single channel too
+    return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
+
+
 def per_record_losses(module: nn.Module, loss: Loss, x: Inputs, y: Any, draws: int) -> Tensor:
     """The batch as it is: one loss per record, averaged over the weight draws before any gradient is taken."""
-    inputs, targets = folded(x, draws), folded(y, draws)
-    losses = loss(called(module, inputs), targets)
-    check_losses(losses, records_of(inputs))
+    return _losses_of(loss, called(module, folded(x, draws)), y, draws, records_of(x))
+
+
+def _losses_of(loss: Loss, output: Any, y: Any, draws: int, records: int) -> Tensor:
+    losses = loss(output, folded(y, draws))
+    check_losses(losses, draws * records)
     return losses if draws == 1 else losses.view(draws, -1).mean(0)
 
 
@@ -116,13 +132,13 @@ def _noticed(anatomy: Anatomy, leaves: bool) -> Iterator[None]:
 
 def proven_pass(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any, leaves: bool = True) -> Pass:
     """The whole batch at once; with `leaves` autograd ends at drawn weights."""
-    tape = Tape(anatomy, records_of(x))
+    tape, x = Tape(anatomy, records_of(x)), laid_out(anatomy, x)
     with _noticed(anatomy, leaves):
         with tape.listening():
+            output = called(module, folded(x, anatomy.draws))
+            output = output.contiguous() if anatomy.pooled else output  # how it lies is nothing that a loss should see
             if is_proven_loss(loss, y):
-                losses = per_record_losses(module, loss, x, y, anatomy.draws)
-            else:
-                output = called(module, folded(x, anatomy.draws))
+                losses = _losses_of(loss, output, y, anatomy.draws, records_of(x))
         if not is_proven_loss(loss, y):
             losses = isolated_losses(loss, output, y, anatomy.draws)
     return Pass(tape, losses)

@@ -40,10 +40,11 @@ MOST_PLACES = 2_000_000
 ASKED_BY_CONFIDE = (frozenset({"loss", "predictive"}), frozenset({"predict"}))
 # Where a method of a class, a property or a lazy one has its functions.
 _BEHIND_MEMBERS = ("__func__", "fget", "fset", "fdel", "func", "wrapped")
+_CODE = (types.FunctionType, types.ModuleType, type)
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, range)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ByName:
     """A value and the name by which code asks for it; `late`: it is nobody's business until somebody asks."""
 
@@ -52,21 +53,21 @@ class ByName:
     late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kind:
     """The class of an object, or of a class: no reason to believe that another object of it is made."""
 
     value: type
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldBehind:
     """What somebody gave to a function that was made for him: a decorator of a package holds the user's own code."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NamesOfFile:
     """The names of a file of the user's: all of them count where names are computed, attributes of a module anyhow."""
 
@@ -74,7 +75,7 @@ class NamesOfFile:
     of_a_module: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Reached:
     """A value on the way.
 
@@ -120,11 +121,8 @@ class Search:
         waiting = [_Reached(root) for root in roots]
         while waiting:
             found = waiting.pop()
-            if type(found.value) in PLAIN or self._is_elsewhere(found, waiting):
+            if type(found.value) in PLAIN or (is_code(found.value) and self._waits(found, waiting)):
                 continue
-            if self._is_wrapper_unasked(found):
-                continue
-            waiting += self._heard(found)
             if self.running.computed > self.opened:
                 self.opened = self.running.computed
                 waiting += [_Reached(space.value) for space in self.spaces if self._is_open(space)]
@@ -134,6 +132,13 @@ class Search:
                     f"module: it reaches more than {MOST_PLACES} objects, which cannot all be put back after every "
                     "record; keep large tables in tensors or arrays"
                 )
+
+    def _waits(self, found: _Reached, waiting: list[_Reached]) -> bool:
+        """Whether nobody has asked for this function, class or module so far; else what it asks for goes on."""
+        if self._is_elsewhere(found, waiting) or self._is_wrapper_unasked(found):
+            return True
+        waiting += self._heard(found)
+        return False
 
     def _is_open(self, space: NamesOfFile) -> bool:
         return self.opened >= (ATTRIBUTES if space.of_a_module else ANY)
@@ -149,7 +154,7 @@ class Search:
 
     def _is_elsewhere(self, found: _Reached, waiting: list[_Reached]) -> bool:
         """Code of a package that only other packages use, so far."""
-        if not is_code(found.value) or not is_foreign(found.value) or is_known(found.value):
+        if not is_foreign(found.value) or is_known(found.value):
             return False
         package = package_of(found.value)
         if found.near and package not in self.packages:
@@ -271,7 +276,7 @@ class Search:
 
 
 def is_code(value: Any) -> bool:
-    return isinstance(value, types.FunctionType | types.ModuleType | type)
+    return isinstance(value, _CODE)
 
 
 def _functions_of(member: Any) -> list[types.FunctionType]:

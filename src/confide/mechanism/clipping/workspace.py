@@ -54,11 +54,11 @@ class Gaps:
 
 
 class Workspace:
-    """Pieces of one buffer; `begin` takes them all back. `beside`: bytes of others that count as well."""
+    """Pieces of one buffer; `begin` takes them all back."""
 
     def __init__(self) -> None:
         self.buffer: Tensor | None = None
-        self.used = self.beside = 0
+        self.used = 0
         self.wanted = 0
         self.budget = 0
 
@@ -67,10 +67,10 @@ class Workspace:
         self.wanted = max(self.wanted, expected)
         if self.buffer is not None and self.wanted > self.buffer.numel():
             self.buffer = None  # one that is large enough is made at the first request
-        self.budget, self.used, self.beside = budget, 0, 0
+        self.budget, self.used = budget, 0
 
     def fits(self, bytes_needed: int) -> bool:
-        return self.used + self.beside + bytes_needed <= self.budget
+        return self.used + bytes_needed <= self.budget
 
     def take(self, like: Tensor, *shape: int) -> Tensor:
         """An uninitialised tensor of the type of `like`; from the buffer while that lasts."""

@@ -3,9 +3,9 @@
     dW = sum over positions t of  g_t  patch_t^T
 
 with g_t the output gradient and patch_t the part of the padded input under the kernel. A transposed convolution
-exchanges the roles: the patches are cut from the output gradient and the input takes the place of g. Large layers go
-by torch's own kernel (`fused`). Elsewhere patches are strided views of a channels-last copy, made and written out a
-cache-sized piece at a time, never for the whole batch.
+exchanges the roles: the patches are cut from the output gradient and the input takes the place of g. Gradients of
+single records are made by a native kernel of ours, sums of large layers by torch's (`fused`). Elsewhere patches are
+strided views of a channels-last copy, made and written out a cache-sized piece at a time, never for the whole batch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confide._native.patches import patch_gradients, patches_fit
 from confide.mechanism.clipping.rounding import lost_in_squares
 from confide.mechanism.clipping.rules.formed import in_double
 from confide.mechanism.clipping.rules.fused import (
     FOR_A_BATCH,
-    FOR_A_RECORD,
     exact_convolutions,
     fewer_products,
     fusible,
     gram_of_patches,
-    of_all_records,
-    of_each_record,
     output_space,
     weight_gradient,
 )
@@ -43,7 +41,6 @@ from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense,
 from confide.mechanism.clipping.rules.squares import (
     chunks,
     expanded,
-    squared_norms_alone,
     squared_norms_of,
     sum_in_blocks,
 )
@@ -55,6 +52,9 @@ from confide.mechanism.clipping.workspace import Workspace
 # What may be written out for one product. Fewer records meet in one where rounding asks for it, and only there: small
 # weights then take many products in one call, large ones as few as will do, since adding those up is dear.
 PRODUCT_BYTES = 16 << 20
+# What storing an entry of a gradient costs where the native kernel makes it, in multiply-adds of Gram matrices of
+# patches (measured: on either side of 20 the one or the other is quicker).
+NATIVE_PASS_COST = 20
 
 
 class PatchSum(Contribution):
@@ -71,7 +71,9 @@ class PatchSum(Contribution):
         self.records, self.groups, self.channels, self.positions = left.shape
         self.width: int = math.prod(cut.kernel) * images.shape[1] // self.groups
         self.work = self.positions * self.groups * self.channels * self.width  # multiply-adds of one record
-        self.fused = self.by_kernel = self.work >= FOR_A_BATCH and fusible(images, cut)
+        self.native = cut.padding is not None and patches_fit(left, images, len(cut.kernel))
+        self.by_kernel = self.work >= FOR_A_BATCH and fusible(images, cut)
+        self.fused = self.native or self.by_kernel
         self.formed = self.wide = False
         self.stored: Tensor | None = None
         self.squares: Tensor | None = None  # of what is stored
@@ -102,14 +104,11 @@ class PatchSum(Contribution):
 
     def _alone(self, start: int, stop: int, room: Tensor | None = None) -> Tensor:
         """Gradients of some records, (records, entries), each with the bits that it has among any others."""
-        images = self.images
-        assert images is not None
-        if self._each_by_itself():
-            planes = self._planes(images, start, stop)
-            with exact_convolutions():
-                each = of_each_record(planes, images[start:stop], self.cut)
-                found = torch.stack([gradient.flatten() for gradient in each])
-            return found if room is None else room.copy_(found)
+        if self.native:
+            entries = self.groups * self.channels * self.width
+            each = self.left.new_empty(stop - start, entries) if room is None else room
+            self._written(start, stop, each)
+            return each
         columns = self._columns(start, stop).flatten(0, 1)
         out = None if room is None or self.fused else room.view(-1, self.channels, self.width)
         products = products_of(self.left[start:stop].flatten(0, 1), columns, out)
@@ -150,30 +149,26 @@ class PatchSum(Contribution):
 
     def _norms(self, scales: Tensor | None) -> Tensor:
         inputs, outputs, positions = self.width, self.channels, self.positions
-        if scales is None and positions * positions * (inputs + outputs) <= PASS_COST * inputs * outputs:
+        pass_cost = NATIVE_PASS_COST if self.native else PASS_COST
+        if scales is None and positions * positions * (inputs + outputs) <= pass_cost * inputs * outputs:
             return self._ghost_norms()
         size = self.groups * inputs * outputs * self.left.element_size()
-        if scales is not None and size > CACHE_BYTES and not self._each_by_itself():
+        if scales is not None and size > CACHE_BYTES and not self.native:
             return self._scaled_norms(scales)
         self.formed = scales is None or size <= CACHE_BYTES  # how many records there are has no say in it
         return self._formed_norms(scales, self.formed and self.space.fits(self.records * size))
 
-    def _each_by_itself(self) -> bool:
-        """Whether every record's gradient is one call of torch's kernel; depends on nothing but the layer."""
-        return self.by_kernel and self.work >= FOR_A_RECORD
-
     def _formed_norms(self, scales: Tensor | None, room: bool) -> Tensor:
         """With the same guard whether they are stored or not: how many records there are must not change a norm."""
-        whole = self._of_all() if room else None
         if room:
-            entries = self.groups * self.channels * self.width
-            self.stored = self.space.take(self.left, self.records, entries) if whole is None else whole
-        norms = self.left.new_empty(self.records)
-        squared = squared_norms_alone if self._each_by_itself() else squared_norms_of
-        for start, stop in self._pieces(formed=True):
-            place = None if self.stored is None else self.stored[start:stop]
-            rows = place if whole is not None and place is not None else self._alone(start, stop, place)
-            norms[start:stop] = squared(rows if scales is None else rows * scales.reshape(-1))
+            self.stored = self.space.take(self.left, self.records, self.groups * self.channels * self.width)
+        if self.native and scales is None:
+            norms = self._written(0, self.records, self.stored)
+        else:
+            norms = self.left.new_empty(self.records)
+            for start, stop in self._pieces(formed=True):
+                rows = self._alone(start, stop, None if self.stored is None else self.stored[start:stop])
+                norms[start:stop] = squared_norms_of(rows if scales is None else rows * scales.reshape(-1))
         norms.add_(self._guard(scales))
         self.spreads = norms.sqrt() if self.formed else None
         if self.stored is not None:
@@ -181,16 +176,14 @@ class PatchSum(Contribution):
             self._let_go(norms)
         return norms
 
-    def _of_all(self) -> Tensor | None:
-        """The gradients of all records in one call of torch's kernel, or None."""
-        images = self.images
-        if images is None or not self._each_by_itself():
-            return None
-        with exact_convolutions():
-            found = of_all_records(self._planes(images, 0, self.records), images, self.cut)
-        if found is not None:
-            self.space.beside += found.numel() * found.element_size()
-        return found
+    def _written(self, start: int, stop: int, into: Tensor | None) -> Tensor:
+        """Squared norms of the gradients of some records, which the native kernel writes, or throws away."""
+        images, cut, padding = self.images, self.cut, self.cut.padding
+        assert images is not None
+        assert padding is not None
+        left, images = self.left[start:stop].flatten(1, 2), images[start:stop]
+        sizes = (cut.kernel, cut.stride, cut.dilation, padding)
+        return patch_gradients(left, images, sizes, self.groups, output_space(images, cut), into)
 
     def _guard(self, scales: Tensor | None) -> Tensor:
         """What rounding may hide where norms and sums come from two products, of gradients whose entries are scaled.
@@ -281,7 +274,7 @@ class PatchSum(Contribution):
         found = copy(self)
         found.wide = True
         if not self.formed:
-            found.by_kernel, found.left = False, self.left.double()
+            found.native, found.by_kernel, found.left = False, False, self.left.double()
         found.stored, found.squares, found.spreads = (
             None if values is None else values.double() for values in (self.stored, self.squares, self.spreads)
         )
@@ -339,7 +332,7 @@ class PatchSum(Contribution):
                 part = weight_gradient(left, images[start:stop], self.cut)
             total = part if total is None else total.add_(part)
         assert total is not None
-        return total.view(self.groups, self.channels, self.width)
+        return total.reshape(self.groups, self.channels, self.width)
 
     def _some_products(self, factors: Tensor, start: int, stop: int, size: int) -> Tensor:
         """The sums of blocks of records: (blocks, groups, channels, width)."""
@@ -374,7 +367,7 @@ class PatchSum(Contribution):
     def _anew(self, which: Tensor) -> Tensor:
         """Formed in double precision from the beginning."""
         found = self.chosen(which)
-        found.stored, found.by_kernel, found.left = None, False, found.left.double()
+        found.stored, found.native, found.by_kernel, found.left = None, False, False, found.left.double()
         return found._alone(0, found.records)
 
 

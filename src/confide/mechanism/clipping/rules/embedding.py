@@ -24,6 +24,8 @@ PAIRS = 32
 class Rows(Contribution):
     """index (records, positions), values (records, positions, features) added to those rows of the weight."""
 
+    names: tuple[str, ...] = ("weight",)
+
     def __init__(self, index: Tensor, values: Tensor, rows: int) -> None:
         self.index, self.values, self.rows, self.records = index, values, rows, index.shape[0]
 
@@ -62,9 +64,34 @@ class Rows(Contribution):
         return min(records * self.index.shape[1], int(torch.bincount(self.index.flatten()).max()))
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
+        return self.in_blocks(factors, max(1, self.records))
+
+    def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor]:
+        places, sums = self.sums(factors, size)
+        return {"weight": sums.new_zeros(self.rows, sums.shape[1]).index_copy_(0, places, sums)}
+
+    def sums(self, factors: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The rows that are looked up, each once, and their weighted sums: blocks of `size` records, then all of
+        them."""
         scaled = self.values * expanded(factors, 3)
-        weight = scaled.new_zeros(self.rows, self.values.shape[2])
-        return {"weight": weight.index_add_(0, self.index.flatten(), scaled.flatten(0, 1))}
+        places, inverse = torch.unique(self.index, return_inverse=True)
+        total = scaled.new_zeros(len(places), scaled.shape[2])
+        for start in range(0, self.records, size):
+            some = slice(start, start + size)
+            onto = total if start == 0 else torch.zeros_like(total)
+            onto.index_add_(0, inverse[some].flatten(), scaled[some].flatten(0, 1))
+            if start:
+                total += onto
+        return places, total
+
+    def add_onto(self, places: dict[str, Tensor], factors: Tensor, size: int) -> bool:
+        """Only the rows that are looked up are touched, each once."""
+        if any(value.dtype != factors.dtype for value in (self.values, *places.values())):
+            return False
+        where, sums = self.sums(factors, size)
+        for name, part in zip(self.names, sums.chunk(len(self.names), -1), strict=True):
+            places[name].index_add_(0, where, part)
+        return True
 
     def chosen(self, where: Where) -> Contribution:
         return self._alike(self.index[where], self.values[where])
@@ -95,8 +122,8 @@ class MeanFieldRows(Rows):
         super().__init__(index, values, rows)
         self.names = tuple(names)
 
-    def weighted(self, factors: Tensor) -> dict[str, Tensor]:
-        return self._apart(super().weighted(factors)["weight"])
+    def in_blocks(self, factors: Tensor, size: int) -> dict[str, Tensor]:
+        return self._apart(super().in_blocks(factors, size)["weight"])
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         return self._apart(super().dense(start, stop)["weight"])

@@ -184,6 +184,26 @@ class OuterSum(Contribution):
             weight = self._sum_of_formed(factors) if self.formed else self._products(factors)
         return {"weight": weight} if self.biases is None else {"weight": weight, "bias": factors @ self.biases}
 
+    def add_onto(self, places: dict[str, Tensor], factors: Tensor, size: int) -> bool:
+        return self.add_product(places["weight"], places.get("bias"), factors, size)
+
+    def add_product(
+        self, weight: Tensor, bias: Tensor | None, factors: Tensor, size: int, turned: bool = False
+    ) -> bool:
+        """The same by the native kernel, to which every position is a record; onto a weight that may be `turned`."""
+        if self.formed:
+            return False
+        sides = [self.left.flatten(0, 1), self.right.flatten(0, 1)]
+        left, right = sides[::-1] if turned else sides
+        positions = self.left.shape[1]
+        each = factors.repeat_interleave(positions)
+        if not add_outer(left, right, each, weight.view(left.shape[1], -1), None, size * positions, self.space):
+            return False
+        if self.biases is not None:
+            assert bias is not None
+            bias.add_(_sum_of_blocks(factors, self.biases, size))
+        return True
+
     def chosen(self, where: Where) -> Contribution:
         found = OuterSum(self.left[where], self.right[where], False, self.space)
         found.bias, found.biases = self.bias, None if self.biases is None else self.biases[where]
@@ -239,6 +259,14 @@ class OuterSum(Contribution):
 
     def merged(self, others: Sequence[Contribution]) -> Contribution | None:
         return merge_outer_products(self, others)
+
+
+def _sum_of_blocks(factors: Tensor, rows: Tensor, size: int) -> Tensor:
+    """sum_i factors[i] rows[i], at most `size` in one product."""
+    total = factors[:size] @ rows[:size]
+    for start in range(size, len(rows), size):
+        total += factors[start : start + size] @ rows[start : start + size]
+    return total
 
 
 def ghost_norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

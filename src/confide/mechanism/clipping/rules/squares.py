@@ -38,12 +38,6 @@ def squared_norms_of(values: Tensor) -> Tensor:
     return norms
 
 
-def squared_norms_alone(rows: Tensor) -> Tensor:
-    """The same of every row, with the bits that it has in a matrix of its own."""
-    native = row_squares(rows)
-    return torch.cat([squared_norms_of(row[None]) for row in rows]) if native is None else native
-
-
 def _one_squared_norm(row: Tensor, width: int) -> Tensor:
     return torch.stack([(piece * piece).sum() for piece in row.split(width)]).sum()
 

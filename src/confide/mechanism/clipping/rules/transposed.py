@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from confide.mechanism.clipping.rules.linear import linear
+from confide.mechanism.clipping.rules.linear import OuterSum, linear
 from confide.mechanism.clipping.rules.registry import Call, Contribution, Dense, Where, rule_for_named
 
 
@@ -35,6 +35,11 @@ class TransposedLayer(Contribution):
 
     def weighted(self, factors: Tensor) -> dict[str, Tensor]:
         return _turned(self.ordinary.weighted(factors))
+
+    def add_onto(self, places: dict[str, Tensor], factors: Tensor, size: int) -> bool:
+        if not isinstance(self.ordinary, OuterSum):
+            return False
+        return self.ordinary.add_product(places["weight"], places.get("bias"), factors, size, turned=True)
 
     def dense(self, start: int, stop: int) -> dict[str, Tensor]:
         return _turned(self.ordinary.dense(start, stop))
