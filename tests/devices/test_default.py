@@ -1,4 +1,4 @@
-"""`torch.set_default_device`: a run is the same whatever it names. "meta" holds no numbers, so nothing may land there."""
+"""A run is the same whatever `torch.set_default_device` names. "meta" holds no numbers, so nothing may land there."""
 
 from __future__ import annotations
 
