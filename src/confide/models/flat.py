@@ -132,7 +132,7 @@ def flatten_(module: nn.Module) -> Tensor:
 
 def _one_type(kinds: set[torch.dtype]) -> str:
     if any(kind.is_complex for kind in kinds):
-        return "keep a complex one as pairs of real numbers, and use torch.view_as_complex in the forward"
+        return "confide.networks.real_pairs(module) makes complex ones of two real ones each"
     return "convert it to one type with module.to(...)"
 
 

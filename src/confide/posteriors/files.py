@@ -98,7 +98,7 @@ def check_saveable(module: nn.Module, likelihood: Likelihood, posterior: Callabl
         if parameter.dtype not in NUMBERS.values():
             raise Refusal(
                 f"module: a parameter is of type {parameter.dtype}, which no posterior file holds; use one of "
-                f"{', '.join(NUMBERS)}"
+                f"{', '.join(NUMBERS)}" + "; confide.networks.real_pairs(module) does" * parameter.is_complex()
             )
     try:
         made = get_type_hints(posterior).get("return")
