@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import confide
 from confide.models import likelihoods, networks, priors
 from confide.models.flat import flatten_, named_slices
 from confide.models.predictive import ClassPredictive, RealPredictive, weighted_quantile
@@ -207,3 +208,35 @@ class TestGroupNormed:
 
         with pytest.raises(ValueError, match="Stranger"):
             networks.group_normed(nn.Sequential(Stranger(4)))
+
+
+class Rotated(nn.Module):
+    """A state that turns at every step, by complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = nn.Parameter(torch.randn(3, dtype=torch.complex64, generator=generator()))
+        self.frozen = nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False)
+        self.last = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros_like(self.turns)
+        for step in x.unbind(1):
+            state = state * torch.exp(1j * self.turns) + self.frozen * step[:, None]
+        found: torch.Tensor = self.last(state.real)
+        return found
+
+
+def test_complex_parameters_are_made_of_real_ones_and_can_be_fitted(tmp_path: Path) -> None:
+    given, x = Rotated(), torch.randn(40, 4, generator=generator())
+    data = confide.PrivateData(x, (x[:, 0] > 0).long(), schema=confide.Schema(records=40, classes=2))
+    plan = confide.plan(records=40, batch=10, steps=3, noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="real_pairs"):
+        confide.fit(confide.methods.SGLD(), given, data, plan)
+    module = networks.real_pairs(given)
+    assert torch.equal(module(x), given(x))
+    assert sum(one.numel() for one in module.parameters() if one.requires_grad) == 2 * 3 + 8
+    run = confide.fit(confide.methods.SGLD(), module, data, plan, seed=1)
+    run.posterior.save(tmp_path / "a.safetensors")
+    again = confide.load_posterior(tmp_path / "a.safetensors", networks.real_pairs(Rotated()))
+    assert torch.equal(again.summary(x).centre, run.posterior.summary(x).centre)

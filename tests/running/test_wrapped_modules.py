@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import confide
 from confide.errors import Refusal
 from confide.mechanism.clipping import clipped_sum
+from confide.models.flat import copied
 from tests.conformance.conftest import classification, small_plan
 
 
@@ -147,3 +148,71 @@ def test_batch_normalisation_given_in_evaluation_stays_frozen_through_a_fit(meth
     posterior.save(tmp_path / "frozen.safetensors")
     again = confide.load_posterior(tmp_path / "frozen.safetensors", module)
     torch.testing.assert_close(again.summary(case.x[:6]).centre, together)
+
+
+class Rare(nn.Module):
+    """Numbers of rare kinds that are no weights, and others in every network that is built."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.register_buffer("waves", torch.randn(4, 5, dtype=torch.complex64))
+        self.register_buffer("passing", torch.randn(5, dtype=torch.complex64), persistent=False)
+        self.register_buffer("edges", (torch.rand(4, 4) > 0.5).float().to_sparse(layout=layout))
+        self.shift = nn.Parameter(torch.randn(5, dtype=torch.complex64), requires_grad=False)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        edges, waves, passing = (self.get_buffer(name) for name in ("edges", "waves", "passing"))
+        found: Tensor = self.last(((edges @ x.mT).mT.to(waves.dtype) @ waves + passing + self.shift).abs())
+        return found
+
+
+@pytest.mark.filterwarnings("ignore::confide.errors.SpeedWarning", "ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=["coo", "csr"])
+def test_complex_and_sparse_numbers_come_back_into_a_network_built_anew(layout: torch.layout, tmp_path: Path) -> None:
+    case = classification()
+    torch.manual_seed(0)
+    run = confide.fit(confide.methods.SGLD(), Rare(layout), case.data(), small_plan(case, steps=3), seed=5)
+    run.posterior.save(tmp_path / "a.safetensors")
+    torch.manual_seed(1)
+    again = confide.load_posterior(tmp_path / "a.safetensors", module=Rare(layout))
+    assert torch.equal(again.summary(case.x).centre, run.posterior.summary(case.x).centre)
+
+
+class Recurrent(nn.Module):
+    """Its recurrent layer keeps the weights, one of them made anew at every call, in a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = weight_norm(nn.LSTM(2, 4, batch_first=True), "weight_hh_l0"), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.inner(x.unflatten(1, (2, 2)))[0].mean(1))
+        return found
+
+
+def test_a_recurrent_layer_with_a_normalised_weight_is_copied() -> None:
+    given, x = Recurrent(), torch.ones(2, 4)
+    before = given(x)
+    own = copied(given)  # torch's own copy is an error after a call
+    torch.testing.assert_close(own(x), before)
+    with torch.no_grad():
+        own.get_parameter("inner.parametrizations.weight_hh_l0.original1").mul_(-1)
+    assert not torch.allclose(own(x), before)
+    torch.testing.assert_close(given(x), before)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_masks_of_a_loaded_network_are_not_compiled(tmp_path: Path) -> None:
+    """A mask is a seed, for each of which torch would compile the network again."""
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        return torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3)))
+
+    case = classification()
+    run = confide.fit(confide.methods.MCDropout(), make(), case.data(), small_plan(case, steps=3), seed=5)
+    run.posterior.save(tmp_path / "a.safetensors")
+    again = confide.load_posterior(tmp_path / "a.safetensors", module=make())
+    assert isinstance(again.module, nn.Sequential)
+    assert torch.equal(again.summary(case.x).centre, run.posterior.summary(case.x).centre)

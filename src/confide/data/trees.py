@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from confide.data.columns import Input
 from confide.data.table import Array
+from confide.devices.default import default_back
 from confide.errors import Refusal
 
 Tree: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
@@ -83,9 +84,10 @@ def rows_of(tree: Any, rows: slice | Tensor) -> Any:
 
 def called(module: Callable[..., Any], tree: Any) -> Any:
     """The module at these records: given as one argument, as several, or by name."""
-    if isinstance(tree, dict):
-        return module(**tree)
-    return module(*tree) if isinstance(tree, tuple) else module(tree)
+    with default_back():
+        if isinstance(tree, dict):
+            return module(**tree)
+        return module(*tree) if isinstance(tree, tuple) else module(tree)
 
 
 def form_of(tree: Any) -> tuple[Any, ...]:

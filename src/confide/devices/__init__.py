@@ -82,9 +82,9 @@ def computes_for(device: torch.device) -> torch.device:
 
 
 def moved(tree: Value, device: torch.device) -> Value:
-    """Tensors of the host on a device. From pinned memory the copy goes on while the host does something else."""
+    """The same on a device. From pinned memory the copy goes on while the host does something else."""
     if device.type == HOST.type:
-        return tree
+        return on_host(tree)
     pinned = device.type in _PINNED
 
     def move(tensor: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def normals(shape: Any, generator: torch.Generator | None, dtype: torch.dtype, d
 
     count = torch.Size(shape).numel()
     if device.type == HOST.type or dtype != torch.float32 or count < WORTH_IT:
-        return torch.randn(shape, generator=generator, dtype=dtype).to(device)
+        return torch.randn(shape, generator=generator, dtype=dtype, device=HOST).to(device)
     return normal_(torch.empty(shape, dtype=dtype, device=device), 1.0, key_from(generator))
 
 

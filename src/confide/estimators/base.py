@@ -22,6 +22,7 @@ from confide.data.preprocessing import Encoder
 from confide.data.rows import one_each, read_rows
 from confide.data.schema import Column, Schema, Task
 from confide.data.table import Array, Table, plain_column
+from confide.devices.default import default_aside
 from confide.errors import BudgetExceeded, BudgetExceededInSearch, Refusal
 from confide.estimators.frames import (
     declared,
@@ -272,6 +273,7 @@ class PrivateBayes(_Estimated):
         for start in range(0, trees.size_of(inputs), ROWS_AT_ONCE):
             yield self.posterior_.summary(trees.rows_of(inputs, slice(start, start + ROWS_AT_ONCE)))
 
+    @default_aside
     def _inputs(self, X: Any) -> trees.Tree:
         check_is_fitted(self, "posterior_")
         return trees.tree_of(self.encoder_.features(self._new_table(X)))

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from confide.devices import HOST
 from confide.errors import Refusal
 from confide.layers.bayesian import (
     SMALLEST_VARIANCE,
@@ -61,12 +62,12 @@ class SharedDropout(BayesianLayer, nn.Dropout):
     def mask(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> Tensor:
         """The masks of all draws for activations of that shape (without rows): (draws, *shape)."""
         if self.seed is None:
-            return torch.ones(1, *shape, dtype=dtype)
+            return torch.ones(1, *shape, dtype=dtype, device=HOST)
         if self.channels:
             shape = torch.Size([shape[0], *[1] * (len(shape) - 1)])
         generator = torch.Generator().manual_seed(self.seed)
-        kept = torch.rand((self.draws, *shape), generator=generator) >= self.rate
-        return kept.to(dtype).div_(1 - self.rate)
+        numbers = torch.rand((self.draws, *shape), generator=generator, dtype=torch.float32, device=HOST)
+        return (numbers >= self.rate).to(dtype).div_(1 - self.rate)
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.seed is None or self.rate == 0:
@@ -119,7 +120,7 @@ class _SharedNoise:
         layer: VariationalDropoutLinear = self  # type: ignore[assignment]
         layer._check_rows(mean)
         generator = torch.Generator().manual_seed(self.seed)
-        one = torch.randn((layer.draws, 1, *mean.shape[1:]), generator=generator, dtype=mean.dtype)
+        one = torch.randn((layer.draws, 1, *mean.shape[1:]), generator=generator, dtype=mean.dtype, device=HOST)
         rows = one.expand(-1, len(mean) // layer.draws, *mean.shape[1:])
         return rows.reshape(mean.shape).to(mean.device)
 

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from confide.devices import HOST
 from confide.errors import Refusal
 from confide.methods.base import Problem
 from confide.models.flat import copied, trainable
@@ -38,7 +39,7 @@ BATCHES = 64
 """Of them, under which scores are averaged: these are set off against the noise of a release, and stay below it."""
 USUAL_OUTPUT = 3.0
 """Standard deviation of an output under a prior that was not given: from one class to another, with some doubt left."""
-FACTORS = torch.logspace(-4, 1, 51, dtype=torch.float64)
+FACTORS = torch.logspace(-4, 1, 51, dtype=torch.float64, device=HOST)
 """By which a prior that was not given may be narrower or, within reason, wider; a quarter apart."""
 LEAST_MOMENT = 1e-3
 """Of the mean one: a direction in which features hardly vary has a prior too."""

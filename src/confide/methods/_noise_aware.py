@@ -26,6 +26,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from confide.devices import HOST
 from confide.methods._noise_aware_bends import BentScores, moments_of_draws
 from confide.methods._noise_aware_inputs import (
     Doubt,
@@ -394,7 +395,7 @@ def _residual_square(model: Model, evidence: ReleasedEvidence, belief: Belief, d
     return evidence.reaches**2 * clipped_square(scale)
 
 
-SCALES = torch.logspace(-3, 0.5, 141, dtype=torch.float64)
+SCALES = torch.logspace(-3, 0.5, 141, dtype=torch.float64, device=HOST)
 """Noise scales that are considered, from a thousandth to three times half a target's range, 6 % apart."""
 LOG_SPREAD = 1.5
 """Prior deviation of the logarithm of the noise scale about the given one: a factor of four and a half."""

@@ -43,8 +43,13 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 def copied(module: nn.Module) -> nn.Module:
     """A copy with parameters of its own. torch copies no tensor that was computed from others, such as the weight that
-    a hook makes anew before every call (weight_norm, pruning): the copy has its numbers."""
-    return copy.deepcopy(module, {id(value): value.detach().clone() for _, _, value in computed(module)})
+    a hook makes anew before every call (weight_norm, pruning), and no matrix by compressed rows or columns: the copy
+    has its numbers. Recurrent layers keep a list of such weights."""
+    lists = (value for layer in module.modules() for value in vars(layer).values() if type(value) is list)
+    listed = (one for some in lists for one in some if isinstance(one, Tensor) and one.grad_fn is not None)
+    compressed = (value for value in module.buffers() if value.layout not in (torch.strided, torch.sparse_coo))
+    found = (*(value for _, _, value in computed(module)), *listed, *compressed)
+    return copy.deepcopy(module, {id(value): value.detach().clone() for value in found})
 
 
 def computed(module: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -127,7 +132,7 @@ def flatten_(module: nn.Module) -> Tensor:
 
 def _one_type(kinds: set[torch.dtype]) -> str:
     if any(kind.is_complex for kind in kinds):
-        return "keep a complex one as pairs of real numbers, and use torch.view_as_complex in the forward"
+        return "confide.networks.real_pairs(module) makes complex ones of two real ones each"
     return "convert it to one type with module.to(...)"
 
 

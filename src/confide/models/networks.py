@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 
 from confide.errors import Refusal
 from confide.models.flat import copied
@@ -227,6 +228,29 @@ def group_normed(module: nn.Module) -> nn.Module:
                 made[child] = made[child] if child in made else _grouped(child)
                 setattr(parent, name, made[child])
     return module
+
+
+def real_pairs(module: nn.Module) -> nn.Module:
+    """A copy whose complex parameters are made of two real ones each, as state-space and Fourier layers need.
+
+    A posterior is a law of real numbers. What the network computes stays the same.
+    """
+    module = copied(module)
+    for layer in list(module.modules()):
+        for name, value in list(layer.named_parameters(recurse=False)):
+            if value.is_complex():
+                parametrize.register_parametrization(layer, name, _OfPair())
+                for part in layer.parametrizations[name].parameters():  # type: ignore[index, union-attr]
+                    part.requires_grad_(value.requires_grad)
+    return module
+
+
+class _OfPair(nn.Module):
+    def forward(self, real: Tensor, imaginary: Tensor) -> Tensor:
+        return torch.complex(real, imaginary)
+
+    def right_inverse(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return value.real.clone(), value.imag.clone()
 
 
 def _grouped(layer: _BatchNorm) -> nn.Module:

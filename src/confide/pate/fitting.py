@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from confide.devices.default import default_aside
 from confide.errors import Refusal
 from confide.mechanism.vote_costs import estimated_epsilon
 from confide.mechanism.votes import ONE_VOTE, UNANSWERED, Teacher, VotesAnswers
@@ -50,6 +51,7 @@ class PateRun:
         return int((self.answers.labels != UNANSWERED).sum())
 
 
+@default_aside
 def fit(
     teacher: Teacher,
     data: PrivateData,

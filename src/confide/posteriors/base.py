@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from confide.devices.default import default_aside
 from confide.errors import Refusal
 from confide.models.flat import trainable
 from confide.models.likelihoods import Likelihood
@@ -73,8 +74,15 @@ class Posterior(Protocol):
         """The posterior from what `save` wrote."""
 
 
+_DOORS = ("sample", "mean", "weighted_draws", "predict", "summary", "save", "named_draws", "to_arviz")
+
+
 class Shown:
     """What Python and a notebook show of a posterior; what it warns of comes before anything else."""
+
+    def __init_subclass__(cls) -> None:
+        for name in vars(cls).keys() & set(_DOORS):
+            setattr(cls, name, default_aside(vars(cls)[name]))
 
     def __repr__(self: Any) -> str:
         size = sum(parameter.numel() for parameter in trainable(self.module))

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 from torch import Tensor, nn
 
+from confide.devices.default import default_aside
 from confide.errors import Refusal
 from confide.models.flat import trainable
 from confide.models.likelihoods import Likelihood, check_likelihood
@@ -34,6 +35,7 @@ MAPPED_ABOVE = 1 << 28
 """Bytes of a file of draws, a quarter of a gigabyte, above which it is read piece by piece instead of as a whole."""
 
 
+@default_aside
 def load_posterior(
     path: str | Path,
     module: nn.Module | None = None,
@@ -96,7 +98,7 @@ def check_saveable(module: nn.Module, likelihood: Likelihood, posterior: Callabl
         if parameter.dtype not in NUMBERS.values():
             raise Refusal(
                 f"module: a parameter is of type {parameter.dtype}, which no posterior file holds; use one of "
-                f"{', '.join(NUMBERS)}"
+                f"{', '.join(NUMBERS)}" + "; confide.networks.real_pairs(module) does" * parameter.is_complex()
             )
     try:
         made = get_type_hints(posterior).get("return")

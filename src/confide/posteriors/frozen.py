@@ -38,8 +38,24 @@ and a draw weighs more."""
 
 def frozen_of(module: nn.Module) -> dict[str, Tensor]:
     """What a file holds of it, by place, each with memory of its own."""
-    listed = {f"{FROZEN}{place}": value.detach().clone() for place, value in enumerate(_values(module))}
-    return listed | {f"{LOOSE}{name}": value.detach().clone() for name, value in _loose(module).items()}
+    listed = {f"{FROZEN}{place}": _kept(value).clone() for place, value in enumerate(_values(module))}
+    return listed | {f"{LOOSE}{name}": _kept(value).clone() for name, value in _loose(module).items()}
+
+
+def _kept(value: Tensor) -> Tensor:
+    """In a form that a file holds: dense, and complex numbers as pairs."""
+    value = value.detach() if value.layout == torch.strided else value.detach().to_dense()
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+
+
+def _put(value: Tensor, found: Tensor) -> None:
+    """What `_kept` gave, in the place of these numbers."""
+    found = torch.view_as_complex(found.contiguous()) if value.is_complex() else found
+    if value.layout == torch.strided:
+        value.data.copy_(found)
+    else:  # in place, with as many places as the file has
+        given = found.to(value.device, value.dtype).to_sparse(layout=value.layout)
+        value.resize_as_sparse_(given).copy_(given)
 
 
 def fingerprint_of_frozen(module: nn.Module) -> str | None:
@@ -50,7 +66,7 @@ def fingerprint_of_frozen(module: nn.Module) -> str | None:
     found = hashlib.sha256()
     for value in parameters:
         found.update(f"{tuple(value.shape)} {value.dtype};".encode())
-        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.update(_kept(value).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -76,18 +92,21 @@ def with_frozen(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         return module
     own = copied(module)
     values = _values(own)
+    if len(values) != len(kept):  # files of earlier versions have no complex ones, and the oldest all buffers
+        values = [value for value in values if not value.is_complex()]
     if len(values) != len(kept):
-        values = _values(own, persistent=False)  # files of earlier versions have all buffers here
-    if [value.shape for value in values] != [value.shape for value in kept]:
+        values = [value for value in _values(own, persistent=False) if not value.is_complex()]
+    if [_kept(value).shape for value in values] != [value.shape for value in kept]:
         raise Refusal(
             f"module={type(module).__name__}: its frozen parameters and buffers have other shapes than those of the "
             "network that was fitted; pass that one"
         )
     for value, found in zip(values, kept, strict=True):
-        value.data.copy_(found)
+        _put(value, found)
     for name, value in _loose(own).items():
-        if name in loose and loose[name].shape == value.shape:  # what a forward keeps for later may differ
-            value.data = loose[name].to(value).clone()
+        if name in loose and loose[name].shape == _kept(value).shape:  # what a forward keeps for later may differ
+            value.data = value.data.clone()  # several may be views of one
+            _put(value, loose[name])
     return own
 
 
@@ -112,7 +131,7 @@ def _values(module: nn.Module, persistent: bool = True) -> list[Tensor]:
     fixed: list[nn.Parameter] = _parameters(module) if _are_few(module) else []
     passing = {id(value) for value in _passing(module).values()} if persistent else set()
     buffers = [value for value in module.buffers() if id(value) not in passing]
-    return [value for value in (*fixed, *buffers) if not value.is_complex()]
+    return [*fixed, *buffers]
 
 
 def _passing(module: nn.Module) -> dict[str, Tensor]:
@@ -133,4 +152,4 @@ def _loose(module: nn.Module) -> dict[str, Tensor]:
         if isinstance(value, Tensor)
     }
     found = attributes | _passing(module)
-    return {name: value for name, value in found.items() if not value.is_complex() and not value.requires_grad}
+    return {name: value for name, value in found.items() if not value.requires_grad}

@@ -16,7 +16,7 @@ from confide.devices import moved
 from confide.layers.bayesian import draw_
 from confide.layers.conversion import with_shared_dropout
 from confide.layers.dropout import SharedDropout
-from confide.models.flat import copied, flatten_, named_slices, training_
+from confide.models.flat import copied, flatten_, named_slices, training_, uncompiled
 from confide.models.likelihoods import Likelihood, noise_scale_of
 from confide.models.predictive import Predictive
 from confide.models.programs import named_draws
@@ -215,7 +215,7 @@ class DropoutNetwork(Shown):
     ) -> Self:
         check_size(module, len(tensors["weights"]))
         rate = float(tensors["rate"])
-        network = _with_masks(copied(module), rate)
+        network = _with_masks(uncompiled(module), rate)  # a mask is a seed, and each would be compiled anew
         return cls(network, likelihood, tensors["weights"], int(tensors["passes"]), rate, facts)
 
 

@@ -31,6 +31,7 @@ from torch import nn
 
 from confide.data.preprocessing import Encoder
 from confide.data.schema import Schema
+from confide.devices.default import default_aside
 from confide.errors import Refusal, Unfinished
 from confide.evaluate.metrics import refuse_private
 from confide.models.likelihoods import Likelihood
@@ -150,6 +151,7 @@ def save_posterior(
     return target
 
 
+@default_aside
 def measured_on(posterior: Posterior, test: Any, public: bool = False) -> Evaluation:
     """Predictions for a pair (inputs as the network sees them, labels or values), beside the truth."""
     if not (isinstance(test, tuple | list) and len(test) == 2):
@@ -251,6 +253,7 @@ class SavedRun:
     record: Mapping[str, Any]
 
 
+@default_aside
 def load_run(
     directory: str | os.PathLike[str],
     module: nn.Module | None = None,

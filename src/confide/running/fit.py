@@ -20,6 +20,7 @@ from torch import nn
 
 from confide.data.schema import Schema
 from confide.devices import HOST, computes_for, device_of, on_host
+from confide.devices.default import default_aside
 from confide.errors import Refusal, SpeedWarning, UnsupportedEvents
 from confide.evaluate.mixing import with_mixing
 from confide.layers.programs import program_of
@@ -100,6 +101,7 @@ class Run:
         save_run(self, directory, evaluation=None if test is None else measured_on(self.posterior, test, public))
 
 
+@default_aside
 def fit(
     method: Method,
     module: nn.Module,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from confide.devices.default import default_aside
 from confide.errors import Refusal
 from confide.mechanism.posterior_sampling import PosteriorSampling
 from confide.models.flat import flatten_
@@ -45,6 +46,7 @@ class Sampled:
     privacy: Privacy
 
 
+@default_aside
 def one_posterior_sample(
     data: Source, features: int, mechanism: PosteriorSampling, *, delta: float, draws: int = 1
 ) -> Sampled:
@@ -89,6 +91,7 @@ def _check_delta(delta: float, event: PureEvent, adjacency: Adjacency) -> None:
         )
 
 
+@default_aside
 def hybrid(
     data: Source, features: int, mechanism: PosteriorSampling, method: Any, plan: Plan, *, seed: int | None = None
 ) -> Run:

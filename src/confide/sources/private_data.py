@@ -36,6 +36,7 @@ from confide.data.schema import Schema
 from confide.data.streaming import MappedRecords
 from confide.data.table import Table
 from confide.data.trees import Tree
+from confide.devices.default import default_aside
 from confide.errors import Refusal
 from confide.mechanism.clipping.apart import keep_out
 from confide.mechanism.clipping.statistics import refuse_silent
@@ -98,6 +99,7 @@ class PrivateData:
               outside are moved to the nearer end, and a record whose weight is no number counts for nothing
     """
 
+    @default_aside
     def __init__(
         self,
         x: Any,
@@ -278,6 +280,7 @@ class PrivateData:
         x = trees.scattered(self.__features, self.schema.inputs, FORM)
         return x, torch.zeros((FORM, *self.__targets.shape[1:]), dtype=self.__targets.dtype)
 
+    @default_aside
     def rehearse(self, query: Query) -> None:
         """Try the query on made-up records of the right shape: what cannot work fails here, before any charge."""
         x = trees.made_up(self.__features, self.schema.inputs)
@@ -295,6 +298,7 @@ class PrivateData:
         with trees.about_made_up(self.schema.inputs):
             add_answers(query, (x, y, None), trial, total, rehearsal=True)
 
+    @default_aside
     def answer(
         self, query: Query, mechanism: SampledGaussian, receipt: Receipt | None = None, purpose: str = ""
     ) -> Release:
@@ -386,6 +390,7 @@ class PrivateData:
             return self.crew.blank(query.size, dtype)
         return torch.zeros(query.size, dtype=dtype, device=query.device)
 
+    @default_aside
     def draw(self, mechanism: PosteriorSampling, purpose: str = "") -> Tensor:
         """One draw from the tempered posterior of a linear model: pay, then read all records."""
         check_kind(mechanism, PosteriorSampling)
@@ -406,6 +411,7 @@ class PrivateData:
             self.__book((mechanism.event(),), purpose, None)
             return mechanism.draw(features[self.__valid], self.__targets[self.__valid], self.__noise)
 
+    @default_aside
     def poll(self, mechanism: Votes, teacher: Teacher, inputs: Tree, purpose: str = "") -> VotesAnswers:
         """Votes of teachers on public inputs: try one on made-up records, pay for all queries, then read all records.
 

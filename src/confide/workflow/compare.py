@@ -26,6 +26,7 @@ from confide import methods as known
 from confide import rules
 from confide.data.schema import Task
 from confide.data.table import Table
+from confide.devices.default import default_aside
 from confide.errors import BudgetExceeded, DataError, Refusal, Unfinished
 from confide.mechanism.plan import Plan
 from confide.posteriors.drafts import make_folder, sync
@@ -134,6 +135,7 @@ def utility_of(task: Task) -> str:
     return "accuracy" if task == "classification" else "rmse"
 
 
+@default_aside
 def compare(
     request: Request,
     test: Table,

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from confide.devices import HOST
 from confide.models.additive import smoothed
 
 FAR = 5.0
@@ -28,7 +29,7 @@ def _middle(low: float, high: float) -> float:
 
 
 def _both(above: Sequence[float]) -> Tensor:
-    return torch.tensor([*(-edge for edge in reversed(above)), *above], dtype=torch.float64)
+    return torch.tensor([*(-edge for edge in reversed(above)), *above], dtype=torch.float64, device=HOST)
 
 
 EDGES = _both((0.05, 0.15, 0.3, 0.5, 0.75, 1.25, 1.75, 2.25, 3.0, 3.75, 4.5, 6.5, 10.0, 16.0, 30.0))
@@ -38,12 +39,12 @@ anywhere in one, the difference would be taken for a shift. The far ones are emp
 one of hundreds of columns whose sum nobody could centre. And finer ones about the level: a network that had too few
 steps says the right thing very softly, and a slope of ten is not seen where all odds share a bin."""
 MIDDLES = torch.tensor(
-    [-40.0, *(_middle(low, high) for low, high in pairwise(EDGES.tolist())), 40.0], dtype=torch.float64
+    [-40.0, *(_middle(low, high) for low, high in pairwise(EDGES.tolist())), 40.0], dtype=torch.float64, device=HOST
 )
 """The odds for which bins stand."""
 LAW = torch.cat([EDGES.new_zeros(1), torch.sigmoid(EDGES), EDGES.new_ones(1)]).diff()
 """Shares of the bins, as expected beforehand: odds of a standard logistic law."""
-GROUPS = torch.eye(7, dtype=torch.float64)[torch.bucketize(MIDDLES, _both((0.75, 2.25, 4.5)))]
+GROUPS = torch.eye(7, dtype=torch.float64, device=HOST)[torch.bucketize(MIDDLES, _both((0.75, 2.25, 4.5)))]
 """Which of seven groups a bin belongs to, (bins, groups). A sum over many bins has the noise of all of them, and how
 far odds are off over a whole stretch is what most fits need to know: a record names its group beside its bin."""
 GROUPED = 0.5

@@ -29,6 +29,7 @@ from confide.data.schema import LEARNT
 from confide.data.table import Table
 from confide.data.trees import tree_of
 from confide.devices import named
+from confide.devices.default import default_aside
 from confide.errors import Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.mechanism.plan import Plan
@@ -139,6 +140,7 @@ class Outcome:
     bayesian: BayesianEstimate | None = None
 
 
+@default_aside
 def run_request(request: Request, progress: Progress | None = None) -> Outcome:
     """Settle, plan, rehearse, charge, fit. Whatever can be refused is refused before the first charge."""
     request.check()
@@ -183,6 +185,7 @@ def rehearse_job(job: Job) -> None:
     rehearse(job.method, job.module, records_of(job), job.plan, likelihood=job.likelihood, seed=job.request.seed)
 
 
+@default_aside
 def carry_out(job: Job, progress: Progress | None = None, purse: Purse | None = None) -> Outcome:
     """Rehearse, charge and fit. With a purse the fit takes what was paid for with others', see `sources.ahead`."""
     started = time.perf_counter()

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from confide.data.schema import Task
 from confide.data.trees import rows_of, tree_of
+from confide.devices.default import default_aside
 from confide.errors import DataError, Refusal
 from confide.mechanism.gaussian import SampledGaussian
 from confide.posteriors.base import Posterior
@@ -172,6 +173,7 @@ def prepare_search(request: Request, changes: Sequence[Mapping[str, Any]], coins
     return Trials(request, jobs, score, coins, held_out, outlook)
 
 
+@default_aside
 def run_search(
     trials: Trials, progress: Progress | None = None, jobs: int = 1, reopen: Reopen | None = None
 ) -> Searched:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import confide
 from confide import methods
+from confide.data import Input
 from confide.devices import device_of
 from confide.running.journal import Checkpoints
 from tests.conformance.conftest import Case, case_for, small_plan
@@ -206,3 +207,35 @@ def test_callbacks_see_the_run(device: torch.device) -> None:
     )
     assert seen
     assert device_of(run.posterior.module) == device
+
+
+class CountingOnDefault(nn.Module):
+    """Makes numbers where torch is told to make them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.last = nn.Embedding(20, 4), nn.Embedding(6, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.last((self.words(ids) + self.places(torch.arange(6))).mean(1))
+        return found
+
+
+def test_a_network_may_count_on_the_default_device(device: torch.device) -> None:
+    ids = torch.randint(0, 20, (40, 6), generator=torch.Generator().manual_seed(0))
+    schema = confide.Schema(classes=2, records=40, inputs=Input(vocabulary=20))
+    plan = confide.plan(records=40, batch=10, steps=3, noise_multiplier=1.0, delta=1e-5)
+    torch.manual_seed(0)
+    module: nn.Module = CountingOnDefault()
+    label = (ids[:, 0] > 9).long()
+    here = confide.fit(methods.SGLD(), module, confide.PrivateData(ids, label, schema=schema, seed=7), plan, seed=5)
+    module = on(device, module)
+    torch.set_default_device(device)
+    try:
+        there = confide.fit(
+            methods.SGLD(), module, confide.PrivateData(ids, label, schema=schema, seed=7), plan, seed=5
+        )
+        found = there.posterior.summary(ids).centre
+    finally:
+        torch.set_default_device(None)
+    torch.testing.assert_close(found, here.posterior.summary(ids).centre, atol=CLOSE, rtol=CLOSE)

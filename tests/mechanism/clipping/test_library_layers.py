@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from confide.errors import SpeedWarning
 from confide.mechanism.clipping import clipped_sum
 from confide.mechanism.clipping.reference import reference_clipped_sum
 from confide.mechanism.clipping.rules.explicit import find_explicit
@@ -52,6 +53,31 @@ class Routed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.block(self.first(x)).mean(1))  # type: ignore[no-any-return]
+
+
+class AddedOnto(nn.Module):
+    """What attention gives is written over, as residual connections often do."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.inner, self.first = nn.MultiheadAttention(6, 2, batch_first=first), first
+        self.before, self.past, self.last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.before(x if self.first else x.transpose(0, 1))
+        found = self.inner(given, given, given)[0]
+        found += self.past(given)
+        out: Tensor = self.last(found.mean(1 if self.first else 0))
+        return out
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_attention_that_is_written_over_is_exact_and_isolated(first: bool, recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(0)
+    found, wanted = both(AddedOnto(first), 0.5)
+    assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-9)
+    assert not [one for one in recwarn if one.category is SpeedWarning]
 
 
 @pytest.mark.parametrize("clip", [0.1, 100.0])

@@ -186,7 +186,8 @@ class Tape:
         *path, last = name.split(".")
         owner = layer.get_submodule(".".join(path))
         if not isinstance(owner, DrawnParameters) or last not in owner.drawn_names:
-            return owner.get_parameter(last)
+            found: Tensor = getattr(owner, last)  # or the copy that every record has of it
+            return found
         if (id(owner), last) not in self.drawn:
             self.drawn[id(owner), last] = owner.drawn_value(last)
         return self.drawn[id(owner), last]

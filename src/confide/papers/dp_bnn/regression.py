@@ -58,7 +58,7 @@ TRIALS, TRIAL_SEED = 2, 90_001
 """Simulations of a trial, and the first of their seeds, which no row has."""
 PRIOR = 1.0
 LIKELIHOOD = HeteroscedasticGaussian(smallest=0.1)
-GRID = torch.linspace(-4, 4, 161)
+GRID = torch.linspace(-4, 4, 161, device="cpu")
 
 
 @dataclass(frozen=True)
