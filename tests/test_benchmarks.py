@@ -7,13 +7,26 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import confide
-from benchmarks import _contenders, _harness, _models, _scaling, _tabular, generated, monotone, small, tables, unseen
+from benchmarks import (
+    _contenders,
+    _harness,
+    _models,
+    _scaling,
+    _tabular,
+    generated,
+    monotone,
+    real,
+    small,
+    tables,
+    unseen,
+)
 from benchmarks._harness import Maker, Step
 from confide.data.table import Table
 
@@ -210,6 +223,32 @@ class TestMoreBudget:
     @pytest.mark.parametrize("name", [*tables.MADE_UP, *monotone.ADDED])
     def test_every_table(self, name: str) -> None:
         assert monotone.line(name, monotone.EPSILONS, 3, records=3000)["faults"] == []
+
+
+class TestRealTables:
+    """`benchmarks.real`: facts as of a codebook, and halves that names alone decide."""
+
+    def test_bounds_are_rounded_outwards(self) -> None:
+        assert real.outward(18, 87) == (0.0, 90.0)
+        assert real.outward(-0.031, 0.47) == (-0.1, 0.5)
+        assert real.outward(1911, 1986) == (1910.0, 1990.0)
+
+    def test_a_folder_is_read_into_halves_and_races(self, tmp_path: Path) -> None:
+        folder = tmp_path / "resources" / "rdata" / "csv"
+        folder.mkdir(parents=True)
+        random = np.random.default_rng(0)
+        for name in ("first", "second", "third", "fourth"):
+            rows = [f"{i},{random.normal():.6f},{random.choice(['red', 'green'])}" for i in range(900)]
+            (folder / f"{name}.csv").write_text("\n".join(["rownames,size,colour", *rows]))
+        found = real.sets_of(tmp_path)
+        assert found.keys() <= {"r:first", "r:second", "r:third", "r:fourth"}
+        for name, one in found.items():
+            assert one.half == ("judge" if real.digest("half " + name) % 2 else "dev")
+            assert list(one.frame.columns) == ["size", "colour"], "a running number is no column"
+            race = real.race_of(one, 0)
+            assert (len(race.train.labels), len(race.test.labels)) == (600, 300)
+            nothing = np.full((300, 2), 0.5) if one.classes else np.full(300, race.y.mean())
+            assert real.scores(race, _tabular.Outcome(nothing))["score"] == pytest.approx(1, abs=0.02)
 
 
 class TestOtherShapes:
