@@ -175,7 +175,7 @@ class TestTarget:
     def test_counts_that_cost_more_than_the_target_are_refused_before_the_charge(self) -> None:
         plan = confide.plan(epsilon=0.1, delta=1e-5, records=RECORDS, batch=200, steps=10)
         data = private(seed=None)
-        with pytest.raises(ValueError, match=r"epsilon=0.1: the releases made so far already cost"):
+        with pytest.raises(ValueError, match=r"epsilon=0.1: the releases that share it with this run"):
             confide.fit(methods.SGD(), confide.networks.linear(1), AdaptiveClip(data, count_noise=0.5), plan)
         assert not data.ledger.entries()
 

@@ -116,7 +116,10 @@ def _check_room(
         return
     already = price(spent, delta, adjacency, accountant)
     if already >= epsilon:
-        raise Refusal(f"epsilon={epsilon}: the releases made so far already cost epsilon={already:.4g}; raise epsilon")
+        raise Refusal(
+            f"epsilon={epsilon}: the releases that share it with this run (a count, what a clip adapts to) alone cost "
+            f"epsilon={already:.4g}; raise epsilon, or give them more noise"
+        )
 
 
 def _first_guess(epsilon: float, delta: float, unit: GaussianEvent, adjacency: Adjacency) -> float:
