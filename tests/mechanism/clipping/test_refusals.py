@@ -46,6 +46,26 @@ def test_a_random_slope_is_refused_where_it_draws() -> None:
         run(module, classes, floats(3), labels())
 
 
+def with_slopes(output: Tensor, y: Tensor) -> Tensor:
+    (slope,) = torch.autograd.grad(output.square().sum(), output, create_graph=True)
+    return classes(output, y) + slope.square().sum(1)
+
+
+def with_slopes_of_functions(output: Tensor, y: Tensor) -> Tensor:
+    return classes(output, y) + torch.func.grad(lambda one: one.square().sum())(output).square().sum(1)
+
+
+@pytest.mark.filterwarnings("ignore:.*one by one")
+def test_a_loss_that_asks_autograd_itself_is_told_the_way_out_which_works() -> None:
+    module, x, y = nn.Linear(3, CLASSES).double(), floats(3), labels()
+    with pytest.raises(UnclippableError, match=r"torch\.func\.grad"):
+        run(module, with_slopes, x, y)
+    found = run(module, with_slopes_of_functions, x, y, clip=1e6)
+    loss = (classes(module(x), y) + 4 * module(x).square().sum(1)).sum()
+    wanted = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(module.parameters()))])
+    assert torch.allclose(found, wanted)
+
+
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}])
 def test_lookups_that_depend_on_other_records_are_refused(options: dict[str, Any]) -> None:
     module = nn.Sequential(nn.Embedding(7, CLASSES, **options), nn.Flatten()).double()

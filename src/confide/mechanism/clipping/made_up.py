@@ -47,6 +47,7 @@ class Chosen(NamedTuple):
 Kind: TypeAlias = tuple[str, tuple[int, int], bool | None]  # of numbers, of whole numbers, and of truths
 KINDS = (("normal", 0), ("normal", 1), ("uniform", 0), ("uniform", 1))
 """Where what falls out by chance will not do: a mask may hide all that a record has, or nothing."""
+NO_GRAPH = "does not require grad"  # as torch says it
 
 
 def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: Any, most: int = FEW) -> Chosen:
@@ -71,6 +72,11 @@ def choose_batch(module: nn.Module, anatomy: Anatomy, loss: Loss, x: Inputs, y: 
         if torch.isfinite(losses).all():
             return Chosen(batch, losses, chance)
     # Private records are never tried instead: whether the module likes them would then decide what is raised.
+    if isinstance(failure, RuntimeError) and NO_GRAPH in str(failure):
+        raise UnclippableError(
+            "loss: it or the module asks torch.autograd for a derivative where nothing is recorded (examinations and "
+            "predictions record nothing); take torch.func.grad, which works everywhere"
+        ) from failure
     raise failure or UnclippableError(
         "loss: not finite on any made-up records, so the module cannot be examined; scale its inputs to about [-1, 1]"
     )
