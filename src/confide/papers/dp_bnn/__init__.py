@@ -25,7 +25,7 @@ PAPER = Paper(
             once=True,
         ),
         Experiment("mnist-mlp", "accuracy and calibration of all methods, MLP (tables 2 and 3)", run_mlp, minutes=5.5),
-        Experiment("mnist-printed", "the MLP of the paper's own size (table 2)", run_printed_mlp, minutes=37),
+        Experiment("mnist-printed", "the MLP of the paper's own size (table 2)", run_printed_mlp, minutes=27.5),
         Experiment("mnist-cnn", "accuracy and calibration of all methods, CNN (tables 2 and 4)", run_cnn, minutes=11.5),
         Experiment(
             "effects", "batch size and learning rate in DP-SGD and DP-SGLD (figure 5)", run_effects, minutes=0.5

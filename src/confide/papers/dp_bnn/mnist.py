@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -17,12 +17,14 @@ from confide.papers.dp_bnn.fits import (
     EDGES,
     METHODS,
     PRINTED,
+    SETTINGS,
     Fitted,
     Images,
     MethodName,
     NetworkName,
     PriorName,
     Scored,
+    Setting,
     TableRow,
     langevin_noise_multiplier,
     load,
@@ -228,6 +230,18 @@ def _accuracy_table(name: str, found: Found, images: Images, taken: Protocol | N
     return PaperTable(f"MNIST, {name}, posterior-predictive test accuracy (table 2)", columns, tuple(rows), notes)
 
 
+def _but_for() -> str:
+    """In what the settings of the printed network differ from those of the smaller one."""
+    pairs = [(method, SETTINGS[method, PRINTED], SETTINGS[method, "MLP"]) for method in METHODS]
+    told = [
+        f"{method}'s {field.name.replace('_', ' ')}, {getattr(ours, field.name):g} for {getattr(small, field.name):g}"
+        for method, ours, small in pairs
+        for field in fields(Setting)
+        if getattr(ours, field.name) != getattr(small, field.name)
+    ]
+    return f" but for {'; '.join(told)}" if told else ""
+
+
 def _networks(found: Found, images: Images) -> tuple[str, ...]:
     """What was fitted, counted on the networks themselves."""
     told = []
@@ -240,7 +254,7 @@ def _networks(found: Found, images: Images) -> tuple[str, ...]:
         layers = f"{inputs}-{'-'.join(map(str, widths))}, ReLU; every image normalised by itself (mean 0, norm 8)"
         about = {
             "MLP": layers,
-            PRINTED: f"{layers}; settings are those of the smaller MLP",
+            PRINTED: f"{layers}; settings are those of the smaller MLP{_but_for()}",
             "CNN": DESCRIPTION,
             EDGES: "oriented edge filters that are a public constant and not learnt, then learnt filters of 3 x 3, "
             "ReLU, softmax layer",
