@@ -89,7 +89,7 @@ def test_what_was_spent_before_is_taken_from_the_budget() -> None:
     assert noise > noise_multiplier_for(1.0, 1e-5, 100, 0.01)
     steps = steps_for(1.0, 1e-5, noise, 0.01, spent=spent)
     assert steps == 100
-    with pytest.raises(ValueError, match="already cost"):
+    with pytest.raises(ValueError, match="alone cost"):
         noise_multiplier_for(0.1, 1e-5, 100, 0.01, spent=spent)
 
 
