@@ -175,9 +175,11 @@ def test_the_command_needs_a_file_and_an_epsilon(tmp_path: Path, monkeypatch: py
     for place in ("out/signs", "out/signs-2"):
         result = call("fit", "signs.npz", "--epsilon", 8, "--delta", 1e-4)
         assert result.code == 0, result.err
-        assert "classes 0, 1, 2: learnt privately from the labels" in " ".join(result.out.split())
         kept = json.loads((tmp_path / place / "run.json").read_text())
-        assert kept["schema"]["classes"] == [0, 1, 2]
+        classes = kept["schema"]["classes"]  # the noise is fresh: at either end one fit in forty has an empty one more
+        assert {0, 1, 2} <= set(classes) <= {-1, 0, 1, 2, 3}
+        told = ", ".join(map(str, classes))
+        assert f"classes {told}: learnt privately from the labels" in " ".join(result.out.split())
         assert kept["metrics"]["accuracy"] > 0.8
 
 
